@@ -1,0 +1,115 @@
+# Every command of the project, once. Needs python3, g++ and make; the rest
+# goes into $(VENV). Versions stand in pyproject.toml alone.
+
+PYTHON ?= python3
+VENV ?= .venv
+export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.popsim_torch
+PIP_INSTALL := $(PY) -m pip install --quiet
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+.PHONY: build demo test slow lint format types tutorials bench clean help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- Environment -------------------------------------------------------------
+# One stamp per set of packages. An environment that is already there is used
+# as it is: pip has nothing to do for a requirement that is met.
+
+# Prints one list of requirements of pyproject.toml: `build`, `run`, or the name
+# of an extra.
+define READ_REQUIREMENTS
+import sys
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+with open("pyproject.toml", "rb") as file:
+    data = tomllib.load(file)
+lists = dict(data["project"]["optional-dependencies"])
+lists["build"] = data["build-system"]["requires"]
+lists["run"] = data["project"]["dependencies"]
+print("\n".join(lists[sys.argv[1]]))
+endef
+export READ_REQUIREMENTS
+
+$(STAMPS)/venv:
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# Written anew with pyproject.toml, newer only when the list itself changed.
+.PRECIOUS: $(STAMPS)/%.txt
+$(STAMPS)/%.txt: pyproject.toml Makefile | $(STAMPS)/venv
+	@$(PY) -c "$$READ_REQUIREMENTS" $* > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+.PRECIOUS: $(STAMPS)/%.installed
+$(STAMPS)/%.installed: $(STAMPS)/%.txt
+	@echo "Installing the $* requirements into $(VENV)"
+	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+# --- The extension -----------------------------------------------------------
+# Built in place, so that ninja compiles only what changed; a path file makes
+# the checkout importable from $(VENV). Folders are prerequisites too: their
+# time changes when a file is removed.
+
+SOURCES := $(shell find csrc 2>/dev/null) setup.py pyproject.toml
+ifeq ($(wildcard popsim_torch/_C*.so),)
+.PHONY: $(STAMPS)/extension
+endif
+
+$(STAMPS)/extension: $(SOURCES) | $(STAMPS)/build.installed $(STAMPS)/run.installed
+	$(PY) setup.py --quiet egg_info build_ext --inplace
+	@$(PY) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("purelib"), "popsim_torch.pth"), "w").write(os.getcwd() + "\n")'
+	@touch $@
+
+build: $(STAMPS)/extension ## compile the extension and make the package importable
+
+# --- Use it ------------------------------------------------------------------
+
+demo: build $(STAMPS)/tutorials.installed ## run the gradient-histogram tutorial
+	$(PY) tutorials/observing_tensors/gradient_histogram.py
+
+tutorials: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run every tutorial as a test
+	$(PY) -m pytest -m tutorial
+
+bench: build ## run every benchmark
+	@for script in $(wildcard benchmarks/*.py); do \
+	  echo "$$script"; $(PY) "$$script" || exit 1; \
+	done
+
+# --- Check it ----------------------------------------------------------------
+
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
+
+test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
+	$(PY) -m pytest -m "not slow"
+
+slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests
+	$(PY) -m pytest -m slow
+
+lint: $(STAMPS)/dev.installed ## check style and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(STAMPS)/dev.installed ## rewrite every file in the project's format
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+# mypy reads torch's and numpy's annotations from the environment.
+types: $(STAMPS)/run.installed $(STAMPS)/dev.installed ## check the annotations
+	$(PY) -m mypy
+
+clean: ## remove build products; the environment stays
+	rm -rf build dist *.egg-info popsim_torch/_C*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f $(STAMPS)/extension

@@ -1,0 +1,49 @@
+#include "base/dtype.h"
+
+#include <array>
+#include <utility>
+
+#include "base/check.h"
+
+namespace popsim {
+namespace {
+
+struct Row {
+  DType dtype;
+  std::string_view name;
+  int64_t bytes;
+};
+
+constexpr std::array<Row, 10> kRows{{
+    {DType::kBool, "bool", 1},
+    {DType::kUInt8, "uint8", 1},
+    {DType::kInt8, "int8", 1},
+    {DType::kInt16, "int16", 2},
+    {DType::kInt32, "int32", 4},
+    {DType::kInt64, "int64", 8},
+    {DType::kFloat16, "float16", 2},
+    {DType::kBFloat16, "bfloat16", 2},
+    {DType::kFloat32, "float32", 4},
+    {DType::kFloat64, "float64", 8},
+}};
+
+}  // namespace
+
+int64_t size_in_bytes(DType dtype) {
+  return kRows.at(static_cast<size_t>(dtype)).bytes;
+}
+
+std::string_view name_of(DType dtype) {
+  return kRows.at(static_cast<size_t>(dtype)).name;
+}
+
+DType dtype_from_name(std::string_view name) {
+  for (const Row& row : kRows) {
+    if (row.name == name) return row.dtype;
+  }
+  throw UserError(join("'", name, "' is not an element type of the device"));
+}
+
+bool is_floating(DType dtype) { return dtype >= DType::kFloat16; }
+
+}  // namespace popsim

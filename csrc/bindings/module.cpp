@@ -1,0 +1,155 @@
+// The Python face of the C++ library: converters and one-line forwards.
+#include <torch/extension.h>
+
+#include "base/check.h"
+#include "dense/available.h"
+#include "graph/graph.h"
+#include "ops/op_def.h"
+#include "runtime/executable.h"
+#include "schedule/action.h"
+
+namespace py = pybind11;
+
+namespace popsim::bindings {
+namespace {
+
+using graph::Graph;
+using graph::Op;
+using graph::Tensor;
+using graph::TensorId;
+using runtime::Executable;
+
+void bind_errors(py::module_& m) {
+  py::register_exception<UserError>(m, "UserError", PyExc_RuntimeError);
+  py::register_exception<InternalError>(m, "InternalError", PyExc_RuntimeError);
+}
+
+void bind_graph(py::module_& m) {
+  py::enum_<graph::TensorKind>(m, "TensorKind")
+      .value("INPUT", graph::TensorKind::kInput)
+      .value("CONSTANT", graph::TensorKind::kConstant)
+      .value("VARIABLE", graph::TensorKind::kVariable)
+      .value("VALUE", graph::TensorKind::kValue)
+      .value("VIEW", graph::TensorKind::kView);
+  py::enum_<graph::Phase>(m, "Phase")
+      .value("SETUP", graph::Phase::kSetup)
+      .value("FORWARD", graph::Phase::kForward)
+      .value("BACKWARD", graph::Phase::kBackward)
+      .value("UPDATE", graph::Phase::kUpdate);
+  py::class_<graph::TensorArgument>(m, "TensorArgument")
+      .def(py::init<int64_t>(), py::arg("input"));
+  py::class_<graph::TensorListArgument>(m, "TensorListArgument")
+      .def(py::init<std::vector<int64_t>>(), py::arg("inputs"));
+  py::class_<graph::Arguments>(m, "Arguments")
+      .def(py::init<std::vector<graph::Argument>>(), py::arg("values"));
+  py::class_<Graph>(m, "Graph")
+      .def(py::init<>())
+      .def(
+          "add_tensor",
+          [](Graph& self, std::string name, graph::TensorKind kind,
+             const std::string& dtype, Shape shape, Strides strides,
+             TensorId base, int64_t offset) {
+            return self.add(Tensor{std::move(name), kind,
+                                   dtype_from_name(dtype), std::move(shape),
+                                   std::move(strides), base, offset});
+          },
+          py::arg("name"), py::arg("kind"), py::arg("dtype"), py::arg("shape"),
+          py::arg("strides"), py::arg("base") = graph::kNoTensor,
+          py::arg("offset") = 0)
+      .def(
+          "add_op",
+          [](Graph& self, std::string kind, std::string name,
+             std::vector<TensorId> inputs, std::vector<TensorId> outputs,
+             std::map<std::string, graph::Attribute, std::less<>> attributes,
+             graph::Phase phase, int32_t stage) {
+            self.add(Op{std::move(kind), std::move(name), std::move(inputs),
+                        std::move(outputs), std::move(attributes), phase,
+                        stage});
+          },
+          py::arg("kind"), py::arg("name"), py::arg("inputs"),
+          py::arg("outputs"), py::arg("attributes"), py::arg("phase"),
+          py::arg("stage"))
+      .def("verify", [](const Graph& self) { graph::verify(self); })
+      .def("__str__", [](const Graph& self) { return to_string(self); });
+}
+
+void bind_runtime(py::module_& m) {
+  py::class_<runtime::ReturnSpec>(m, "ReturnSpec")
+      .def(py::init([](Shape shape, const std::string& dtype, bool keep) {
+             return runtime::ReturnSpec{std::move(shape),
+                                        dtype_from_name(dtype), keep};
+           }),
+           py::arg("shape"), py::arg("dtype"), py::arg("keep"));
+  py::class_<runtime::RunConfig>(m, "RunConfig")
+      .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
+                       bool training, std::string schedule) {
+             return runtime::RunConfig{device_iterations, gradient_accumulation,
+                                       training, std::move(schedule)};
+           }),
+           py::arg("device_iterations"), py::arg("gradient_accumulation"),
+           py::arg("training"), py::arg("schedule"));
+  py::class_<Executable>(m, "Executable")
+      .def(py::init<Graph, const runtime::RunConfig&,
+                    std::vector<runtime::ReturnSpec>>(),
+           py::arg("graph"), py::arg("config"), py::arg("returns"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
+      .def("run", &Executable::run, py::arg("inputs"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("write", &Executable::write, py::arg("tensor"), py::arg("value"))
+      .def("read", &Executable::read, py::arg("tensor"))
+      .def("read_kept", &Executable::read_kept, py::arg("index"))
+      .def_property("seed", &Executable::seed, &Executable::set_seed)
+      .def_property("step", &Executable::step, &Executable::set_step)
+      .def_property_readonly("arena_bytes", &Executable::arena_bytes)
+      .def_property_readonly("peak_live_bytes", &Executable::peak_live_bytes)
+      .def_property_readonly("persistent_bytes", &Executable::persistent_bytes)
+      .def("actions",
+           [](const Executable& self) { return to_string(self.actions()); })
+      .def("program",
+           [](const Executable& self) { return to_string(self.graph()); });
+}
+
+void bind_schedule(py::module_& m) {
+  m.def(
+      "schedule_actions",
+      [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
+         bool training) {
+        const schedule::Config config{num_stages, num_micro_batches, training};
+        return to_string(schedule::generate(name, config));
+      },
+      py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
+      py::arg("training"));
+  m.def(
+      "validate_schedule",
+      [](const std::string& actions, int32_t num_stages,
+         int64_t num_micro_batches, bool training) {
+        schedule::validate(schedule::parse(actions),
+                           {num_stages, num_micro_batches, training});
+      },
+      py::arg("actions"), py::arg("num_stages"), py::arg("num_micro_batches"),
+      py::arg("training"));
+}
+
+void bind_ops(py::module_& m) {
+  m.def("op_table", [] {
+    std::vector<std::pair<std::string, std::string>> table;
+    for (const ops::OpDef* op : ops::all_ops()) {
+      table.emplace_back(op->name, op->schema);
+    }
+    return table;
+  });
+  m.def("has_onednn", &dense::available);
+}
+
+}  // namespace
+}  // namespace popsim::bindings
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The simulated IPU of popsim_torch.";
+  popsim::bindings::bind_errors(m);
+  popsim::bindings::bind_graph(m);
+  popsim::bindings::bind_runtime(m);
+  popsim::bindings::bind_schedule(m);
+  popsim::bindings::bind_ops(m);
+}

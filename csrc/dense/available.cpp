@@ -1,0 +1,20 @@
+#include "dense/available.h"
+
+#if defined(POPSIM_HAVE_ONEDNN)
+#include <oneapi/dnnl/dnnl.h>
+#endif
+
+namespace popsim::dense {
+
+bool available() {
+#if defined(POPSIM_HAVE_ONEDNN)
+  // Headers and library of two oneDNNs do not go together.
+  const dnnl_version_t* library = dnnl_version();
+  return library->major == DNNL_VERSION_MAJOR &&
+         library->minor == DNNL_VERSION_MINOR;
+#else
+  return false;
+#endif
+}
+
+}  // namespace popsim::dense

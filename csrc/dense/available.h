@@ -1,0 +1,12 @@
+// Whether this build computes dense math with oneDNN.
+//
+// csrc/dense is the only folder that sees oneDNN. In a build without it every
+// create() here returns null, as it does for a problem that oneDNN has no fast
+// code for; the ops then compute with ATen.
+#pragma once
+
+namespace popsim::dense {
+
+[[nodiscard]] bool available();
+
+}  // namespace popsim::dense

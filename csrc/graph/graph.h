@@ -1,0 +1,110 @@
+// The program as data: named tensors, ops and their attributes.
+//
+// A Graph is built by the bindings from the Python ir, checked by verify() and
+// never changed afterwards.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/shape.h"
+
+namespace popsim::graph {
+
+using TensorId = int32_t;
+inline constexpr TensorId kNoTensor = -1;
+
+// Where a tensor's memory comes from.
+enum class TensorKind : int8_t {
+  kInput,     // bound to the caller's memory, one slice per micro-batch
+  kConstant,  // written once, before the first run
+  kVariable,  // kept between runs: weights, buffers, optimizer state, scalars
+  kValue,     // written by an op, lives in the arena
+  kView,      // another tensor's memory seen with its own shape and strides
+};
+
+struct Tensor {
+  std::string name;
+  TensorKind kind = TensorKind::kValue;
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  Strides strides;
+  TensorId base = kNoTensor;  // kView: the tensor that owns the memory
+  int64_t offset = 0;         // kView: elements from the start of the base
+
+  [[nodiscard]] int64_t numel() const { return num_elements(shape); }
+  [[nodiscard]] int64_t bytes() const { return numel() * size_in_bytes(dtype); }
+  [[nodiscard]] bool contiguous() const {
+    return is_contiguous(shape, strides);
+  }
+};
+
+// When an op runs.
+enum class Phase : int8_t {
+  kSetup,     // once, before the first run: values of constants only
+  kForward,   // every micro-batch
+  kBackward,  // every micro-batch, after its forward
+  kUpdate,    // once per device iteration
+};
+
+// One argument of an ATen operator.
+struct TensorArgument {
+  int64_t input;  // index into Op::inputs
+};
+struct TensorListArgument {
+  std::vector<int64_t> inputs;  // indices into Op::inputs, -1 for None
+};
+using Argument =
+    std::variant<std::monostate, TensorArgument, TensorListArgument, bool,
+                 int64_t, double, std::string, std::vector<bool>,
+                 std::vector<int64_t>, std::vector<double>>;
+
+// All arguments of an ATen operator, in the order of its schema.
+struct Arguments {
+  std::vector<Argument> values;
+};
+
+using Attribute =
+    std::variant<bool, int64_t, double, std::string, std::vector<int64_t>,
+                 std::vector<double>, std::vector<std::string>, Arguments>;
+
+struct Op {
+  std::string kind;  // name in the op registry
+  std::string name;  // of its first output, for messages and printing
+  std::vector<TensorId> inputs;  // kNoTensor: an optional input left out
+  std::vector<TensorId> outputs;  // kNoTensor: a result that nobody reads
+  std::map<std::string, Attribute, std::less<>> attributes;
+  Phase phase = Phase::kForward;
+  int32_t stage = 0;
+};
+
+class Graph {
+ public:
+  TensorId add(Tensor tensor);
+  void add(Op op);
+
+  [[nodiscard]] const Tensor& tensor(TensorId id) const;
+  [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
+  [[nodiscard]] const std::vector<Op>& ops() const { return ops_; }
+  // The tensor whose memory `id` lives in: itself, or the base of a view.
+  [[nodiscard]] TensorId root(TensorId id) const;
+  [[nodiscard]] int32_t num_stages() const;
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::vector<Op> ops_;
+};
+
+// Throws InternalError naming the first op or tensor that breaks a rule:
+// ids in range, views inside their base, values written before they are read.
+void verify(const Graph& graph);
+
+// One line per op, in execution order.
+[[nodiscard]] std::string to_string(const Graph& graph);
+[[nodiscard]] std::string_view name_of(Phase phase);
+
+}  // namespace popsim::graph

@@ -1,0 +1,52 @@
+#include <sstream>
+
+#include "base/check.h"
+#include "graph/graph.h"
+
+namespace popsim::graph {
+namespace {
+
+void print_tensor(std::ostream& out, const Graph& graph, TensorId id) {
+  if (id == kNoTensor) {
+    out << "-";
+    return;
+  }
+  const Tensor& t = graph.tensor(id);
+  out << "%" << id << ":" << popsim::name_of(t.dtype) << popsim::to_string(t.shape);
+}
+
+}  // namespace
+
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::kSetup:
+      return "setup";
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kUpdate:
+      return "update";
+  }
+  throw InternalError("name_of: not a phase");
+}
+
+std::string to_string(const Graph& graph) {
+  std::ostringstream out;
+  for (const Op& op : graph.ops()) {
+    for (size_t i = 0; i < op.outputs.size(); ++i) {
+      if (i > 0) out << ", ";
+      print_tensor(out, graph, op.outputs[i]);
+    }
+    out << " = " << op.kind << "(";
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (i > 0) out << ", ";
+      print_tensor(out, graph, op.inputs[i]);
+    }
+    out << ")  # " << op.name << ", " << name_of(op.phase) << ", stage "
+        << op.stage << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace popsim::graph

@@ -1,0 +1,166 @@
+#include "memory/arena.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace popsim::memory {
+namespace {
+
+using graph::TensorId;
+
+int64_t align(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Tensors that share one place, because each is written over the one before.
+struct Buffer {
+  std::vector<TensorId> tensors;
+  int64_t first = 0;
+  int64_t last = 0;
+  int64_t bytes = 0;  // of all slots
+  int64_t offset = -1;
+};
+
+// The input that the op's first output may overwrite, or kNoTensor.
+TensorId overwritten_input(const graph::Graph& graph, const graph::Op& op,
+                           const std::map<TensorId, const LiveRange*>& live,
+                           int64_t step) {
+  const graph::Tensor& out = graph.tensor(op.outputs[0]);
+  for (const TensorId id : op.inputs) {
+    if (id == graph::kNoTensor) continue;
+    const graph::Tensor& in = graph.tensor(id);
+    const TensorId root = graph.root(id);
+    const auto found = live.find(root);
+    const auto readers = std::count_if(
+        op.inputs.begin(), op.inputs.end(), [&graph, root](TensorId other) {
+          return other != graph::kNoTensor && graph.root(other) == root;
+        });
+    if (found != live.end() && found->second->last == step &&
+        found->second->num_slots == 1 && readers == 1 && in.contiguous() &&
+        in.shape == out.shape && in.dtype == out.dtype &&
+        in.numel() == graph.tensor(root).numel()) {
+      return root;
+    }
+  }
+  return graph::kNoTensor;
+}
+
+std::vector<Buffer> make_buffers(const graph::Graph& graph,
+                                 const std::vector<Block>& blocks,
+                                 const std::vector<LiveRange>& ranges,
+                                 const ReusesInput& reuses_input) {
+  std::map<TensorId, const LiveRange*> live;
+  for (const LiveRange& range : ranges) live[range.tensor] = &range;
+
+  std::vector<Buffer> buffers;
+  std::map<TensorId, size_t> buffer_of;
+  const auto start_buffer = [&](const LiveRange& range) {
+    buffer_of[range.tensor] = buffers.size();
+    buffers.push_back({{range.tensor},
+                       range.first,
+                       range.last,
+                       align(range.bytes) * range.num_slots,
+                       -1});
+  };
+  int64_t step = 0;
+  for (const Block& block : blocks) {
+    for (const int64_t index : block.ops) {
+      const graph::Op& op = graph.ops()[static_cast<size_t>(index)];
+      for (const TensorId id : op.outputs) {
+        if (id == graph::kNoTensor) continue;
+        const TensorId root = graph.root(id);
+        const auto range = live.find(root);
+        if (range == live.end() || buffer_of.contains(root)) continue;
+        const TensorId over =
+            id == op.outputs[0] && range->second->num_slots == 1 &&
+                    reuses_input(op)
+                ? overwritten_input(graph, op, live, step)
+                : graph::kNoTensor;
+        if (over == graph::kNoTensor) {
+          start_buffer(*range->second);
+          continue;
+        }
+        Buffer& shared = buffers[buffer_of.at(over)];
+        shared.tensors.push_back(root);
+        shared.last = std::max(shared.last, range->second->last);
+        buffer_of[root] = buffer_of.at(over);
+      }
+      ++step;
+    }
+  }
+  return buffers;
+}
+
+// Largest first, each at the lowest offset that is free while it lives.
+int64_t place(std::vector<Buffer>& buffers) {
+  std::vector<size_t> order(buffers.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&buffers](size_t a, size_t b) {
+    return buffers[a].bytes > buffers[b].bytes;
+  });
+  int64_t end = 0;
+  std::vector<size_t> placed;  // by offset
+  for (const size_t i : order) {
+    Buffer& buffer = buffers[i];
+    int64_t offset = 0;
+    for (const size_t j : placed) {
+      const Buffer& other = buffers[j];
+      if (other.last < buffer.first || buffer.last < other.first) continue;
+      if (other.offset >= offset + buffer.bytes) break;
+      offset = std::max(offset, other.offset + other.bytes);
+    }
+    buffer.offset = offset;
+    end = std::max(end, offset + buffer.bytes);
+    const auto position = std::upper_bound(
+        placed.begin(), placed.end(), offset,
+        [&buffers](int64_t value, size_t j) {
+          return value < buffers[j].offset;
+        });
+    placed.insert(position, i);
+  }
+  return end;
+}
+
+int64_t peak_bytes(const std::vector<Buffer>& buffers) {
+  std::map<int64_t, int64_t> change;
+  for (const Buffer& buffer : buffers) {
+    change[buffer.first] += buffer.bytes;
+    change[buffer.last + 1] -= buffer.bytes;
+  }
+  int64_t now = 0;
+  int64_t peak = 0;
+  for (const auto& [step, bytes] : change) {
+    now += bytes;
+    peak = std::max(peak, now);
+  }
+  return peak;
+}
+
+}  // namespace
+
+ArenaPlan plan_arena(const graph::Graph& graph,
+                     const std::vector<Block>& blocks,
+                     const std::vector<LiveRange>& ranges,
+                     const ReusesInput& reuses_input) {
+  std::vector<Buffer> buffers =
+      make_buffers(graph, blocks, ranges, reuses_input);
+  ArenaPlan plan;
+  plan.arena_bytes = place(buffers);
+  plan.peak_live_bytes = peak_bytes(buffers);
+  plan.placements.resize(graph.tensors().size());
+  std::map<TensorId, int64_t> slots;
+  for (const LiveRange& range : ranges) slots[range.tensor] = range.num_slots;
+  for (const Buffer& buffer : buffers) {
+    for (const TensorId id : buffer.tensors) {
+      const int64_t num_slots = slots.at(id);
+      plan.placements[static_cast<size_t>(id)] = {
+          buffer.offset, buffer.bytes / num_slots, num_slots};
+    }
+  }
+  return plan;
+}
+
+}  // namespace popsim::memory

@@ -1,0 +1,14 @@
+// The device's element types as ATen's.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "base/dtype.h"
+
+namespace popsim::ops {
+
+[[nodiscard]] at::ScalarType to_scalar_type(DType dtype);
+// Throws UserError for an element type the device does not have.
+[[nodiscard]] DType from_scalar_type(at::ScalarType type);
+
+}  // namespace popsim::ops

@@ -1,0 +1,271 @@
+// Matrix products.
+//
+// Floating types up to 32 bits are computed in float32 by csrc/dense: 16-bit
+// operands are widened on the way in and the result is rounded once, on the way
+// out, as an IPU with float32 partials does. Everything else goes to ATen.
+#include "dense/matmul.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/matmul.h>
+
+#include <optional>
+#include <utility>
+
+#include "ops/entries.h"
+#include "ops/float_operand.h"
+
+namespace popsim::ops {
+namespace {
+
+constexpr size_t kA = 0;
+constexpr size_t kB = 1;
+constexpr size_t kBias = 2;
+
+double number_or_one(const OpView& op, std::string_view name) {
+  return op.has_attribute(name) ? op.attribute<double>(name) : 1.0;
+}
+
+// An operand as a batch of matrices. A repeated batch has size 1.
+struct Matrices {
+  int64_t batch = 1;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  dense::MatrixStrides strides;
+};
+
+// Gives axes of size 1 a stride that a dense matrix would have.
+void normalise(Matrices& m) {
+  if (m.columns == 1) m.strides.column = m.strides.row == 1 ? m.rows : 1;
+  if (m.rows == 1) m.strides.row = m.strides.column == 1 ? m.columns : 1;
+}
+
+Matrices matrices_of(const graph::Tensor& t) {
+  const size_t rank = t.shape.size();
+  Matrices m;
+  m.rows = t.shape[rank - 2];
+  m.columns = t.shape[rank - 1];
+  m.strides.row = t.strides[rank - 2];
+  m.strides.column = t.strides[rank - 1];
+  normalise(m);
+  if (rank == 3 && t.shape[0] != 1 && t.strides[0] != 0) {
+    m.batch = t.shape[0];
+    m.strides.batch = t.strides[0];
+  }
+  return m;
+}
+
+bool is_row_major(const Matrices& m) {
+  return m.strides.column == 1 && m.strides.row >= m.columns;
+}
+
+// One axis has stride 1 and the other steps over it.
+bool is_plain(const Matrices& m) {
+  return is_row_major(m) || (m.strides.row == 1 && m.strides.column >= m.rows);
+}
+
+// A batch of matrices times one matrix is one tall matrix times that matrix.
+void fold_batch(Matrices& a, const Matrices& b) {
+  if (b.batch != 1 || a.strides.batch != a.rows * a.strides.row) return;
+  a.rows *= a.batch;
+  a.batch = 1;
+  a.strides.batch = 0;
+  normalise(a);
+}
+
+// `keep`: strides that oneDNN can work with stay, as far as the type allows.
+FloatInput make_operand(graph::TensorId id, DType dtype, const Matrices& m,
+                        bool keep, Workspace& workspace) {
+  const bool plain = keep && is_plain(m);
+  const bool transposed = plain && !is_row_major(m);
+  const std::vector<size_t> order =
+      transposed ? std::vector<size_t>{0, 2, 1} : std::vector<size_t>{0, 1, 2};
+  return {{id,
+           dtype,
+           {m.batch, m.rows, m.columns},
+           {m.strides.batch, m.strides.row, m.strides.column}},
+          order,
+          plain,
+          workspace};
+}
+
+dense::MatrixStrides strides_of(const FloatInput& operand, const Matrices& m) {
+  const Strides& s = operand.strides();
+  return {m.batch == 1 ? 0 : s[0], s[1], s[2]};
+}
+
+FloatView bias_view(const OpView& op, const Shape& wanted) {
+  const graph::Tensor& bias = op.input(kBias);
+  return {op.input_id(kBias), bias.dtype, wanted,
+          broadcast_strides(bias.shape, bias.strides, wanted)};
+}
+
+class DenseMatmul final : public Kernel {
+ public:
+  // Null when csrc/dense does not have the product.
+  static std::unique_ptr<DenseMatmul> create(const OpView& op, bool keep);
+
+  void run(const RunContext& context) override {
+    char* workspace = workspace_.memory();
+    float* out = out_.buffer(context, workspace);
+    if (initial_) initial_->write(context, out);
+    matmul_->run(a_.load(context, workspace), b_.load(context, workspace),
+                 bias_ ? bias_->load(context, workspace) : nullptr, out,
+                 workspace + matmul_offset_);
+    out_.store(context, workspace);
+  }
+
+ private:
+  DenseMatmul(const OpView& op, const Matrices& a, const Matrices& b, bool keep)
+      : a_(make_operand(op.input_id(kA), op.input(kA).dtype, a, keep,
+                        workspace_)),
+        b_(make_operand(op.input_id(kB), op.input(kB).dtype, b, keep,
+                        workspace_)),
+        out_(op.output_id(0), op.output(0), workspace_) {}
+
+  // A bias per column is added by the product itself. Any other one is what the
+  // output holds before the product is added to it.
+  void plan_bias(const OpView& op, dense::MatmulSpec& spec) {
+    const auto beta = static_cast<float>(number_or_one(op, "beta"));
+    if (!op.has_input(kBias) || beta == 0.0f) return;
+    FloatView view = bias_view(op, op.output(0).shape);
+    bool per_column = true;
+    for (size_t i = 0; i + 1 < view.strides.size(); ++i) {
+      per_column = per_column && view.strides[i] == 0;
+    }
+    if (per_column && beta == 1.0f && spec.alpha == 1.0f) {
+      spec.bias = true;
+      view.shape = {spec.n};
+      view.strides = {view.strides.back()};
+      bias_.emplace(view, std::vector<size_t>{0}, false, workspace_);
+    } else {
+      spec.beta = beta;
+      initial_.emplace(view);
+    }
+  }
+
+  Workspace workspace_;
+  FloatInput a_;
+  FloatInput b_;
+  FloatOutput out_;
+  std::optional<FloatInput> bias_;
+  std::optional<FloatBroadcast> initial_;
+  std::unique_ptr<dense::Matmul> matmul_;
+  size_t matmul_offset_ = 0;
+};
+
+std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op, bool keep) {
+  Matrices a = matrices_of(op.input(kA));
+  const Matrices b = matrices_of(op.input(kB));
+  fold_batch(a, b);
+  auto kernel = std::unique_ptr<DenseMatmul>(new DenseMatmul(op, a, b, keep));
+  dense::MatmulSpec spec{
+      .batch = op.output(0).numel() / (a.rows * b.columns),
+      .m = a.rows,
+      .n = b.columns,
+      .k = a.columns,
+      .a = strides_of(kernel->a_, a),
+      .b = strides_of(kernel->b_, b),
+      .alpha = static_cast<float>(number_or_one(op, "alpha"))};
+  kernel->plan_bias(op, spec);
+  kernel->matmul_ = dense::Matmul::create(spec);
+  if (kernel->matmul_ == nullptr) return nullptr;
+  kernel->matmul_offset_ =
+      kernel->workspace_.add(kernel->matmul_->workspace_bytes());
+  return kernel;
+}
+
+class AtenMatmul final : public Kernel {
+ public:
+  explicit AtenMatmul(const OpView& op)
+      : a_(op.input_id(kA)),
+        b_(op.input_id(kB)),
+        out_(op.output_id(0)),
+        alpha_(number_or_one(op, "alpha")),
+        beta_(number_or_one(op, "beta")),
+        widen_(computes_in_float32(op.output(0).dtype)) {
+    if (op.has_input(kBias) && beta_ != 0.0) bias_ = op.input_id(kBias);
+  }
+
+  std::vector<graph::TensorId> at_tensors() const override {
+    std::vector<graph::TensorId> ids{a_, b_, out_};
+    if (bias_ != graph::kNoTensor) ids.push_back(bias_);
+    return ids;
+  }
+
+  void run(const RunContext& context) override {
+    at::Tensor result = at::matmul(operand(context, a_), operand(context, b_));
+    if (alpha_ != 1.0) result.mul_(alpha_);
+    if (bias_ != graph::kNoTensor) {
+      const at::Tensor bias = operand(context, bias_);
+      result.add_(beta_ == 1.0 ? bias : bias.mul(beta_));
+    }
+    context.tensor(out_).copy_(result);
+  }
+
+ private:
+  at::Tensor operand(const RunContext& context, graph::TensorId id) const {
+    const at::Tensor& tensor = context.tensor(id);
+    return widen_ ? tensor.to(at::kFloat) : tensor;
+  }
+
+  graph::TensorId a_;
+  graph::TensorId b_;
+  graph::TensorId bias_ = graph::kNoTensor;
+  graph::TensorId out_;
+  double alpha_;
+  double beta_;
+  bool widen_;
+};
+
+std::vector<TensorType> product_type(const OpView& op) {
+  const graph::Tensor& a = op.input(kA);
+  const graph::Tensor& b = op.input(kB);
+  const auto check = [&](bool condition, std::string_view rule) {
+    check_internal(condition, "matmul '", op.op().name, "': ", rule, ", got ",
+                   name_of(a.dtype), to_string(a.shape), " and ",
+                   name_of(b.dtype), to_string(b.shape));
+  };
+  const auto is_matrix = [](const graph::Tensor& t) {
+    return t.shape.size() == 2 || t.shape.size() == 3;
+  };
+  check(is_matrix(a) && is_matrix(b), "operands have two or three axes");
+  check(a.dtype == b.dtype, "operands have one element type");
+  check(a.shape.back() == b.shape[b.shape.size() - 2],
+        "the columns of a are as many as the rows of b");
+  Shape shape{a.shape[a.shape.size() - 2], b.shape.back()};
+  if (a.shape.size() == 3 || b.shape.size() == 3) {
+    const int64_t batch_a = a.shape.size() == 3 ? a.shape[0] : 1;
+    const int64_t batch_b = b.shape.size() == 3 ? b.shape[0] : 1;
+    check(batch_a == batch_b || batch_a == 1 || batch_b == 1,
+          "batches are equal or one of them is 1");
+    shape.insert(shape.begin(), batch_a == 1 ? batch_b : batch_a);
+  }
+  if (op.has_input(kBias)) {
+    check(op.input(kBias).dtype == a.dtype, "the bias has the operands' type");
+    bias_view(op, shape);  // throws where it does not broadcast
+  }
+  return {{a.dtype, shape}};
+}
+
+std::unique_ptr<Kernel> prepare(const OpView& op) {
+  const graph::Tensor& out = op.output(0);
+  if (computes_in_float32(out.dtype) && out.numel() > 0 && out.contiguous()) {
+    for (const bool keep : {true, false}) {
+      if (auto kernel = DenseMatmul::create(op, keep)) return kernel;
+    }
+  }
+  return std::make_unique<AtenMatmul>(op);
+}
+
+}  // namespace
+
+const OpDef kMatmul{
+    .name = "matmul",
+    .schema =
+        "matmul(Tensor a, Tensor b, Tensor? bias=None, *, "
+        "float alpha=1, float beta=1) -> Tensor",
+    .shape = product_type,
+    .prepare = prepare,
+};
+
+}  // namespace popsim::ops

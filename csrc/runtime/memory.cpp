@@ -1,0 +1,136 @@
+#include "runtime/memory.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "base/check.h"
+#include "ops/aten_types.h"
+
+namespace popsim::runtime {
+namespace {
+
+using graph::TensorId;
+using graph::TensorKind;
+
+int64_t align(int64_t bytes) {
+  return (bytes + memory::kAlignment - 1) / memory::kAlignment *
+         memory::kAlignment;
+}
+
+// Zeroed, so that a value that is read before it is written is a zero on every
+// run and never another tensor's past.
+char* allocate(int64_t bytes) {
+  const auto size =
+      static_cast<size_t>(std::max(align(bytes), memory::kAlignment));
+  void* memory =
+      std::aligned_alloc(static_cast<size_t>(memory::kAlignment), size);
+  if (memory == nullptr) throw std::bad_alloc();
+  std::memset(memory, 0, size);
+  return static_cast<char*>(memory);
+}
+
+bool is_persistent(const graph::Tensor& tensor,
+                   const memory::Placement& placement) {
+  if (tensor.kind == TensorKind::kConstant ||
+      tensor.kind == TensorKind::kVariable) {
+    return true;
+  }
+  // Values that setup ops write stay for all runs.
+  return tensor.kind == TensorKind::kValue && placement.offset < 0;
+}
+
+}  // namespace
+
+void DeviceMemory::FreeDeleter::operator()(void* memory) const {
+  std::free(memory);
+}
+
+DeviceMemory::DeviceMemory(const graph::Graph& graph,
+                           const memory::ArenaPlan& plan)
+    : graph_(graph),
+      arena_(allocate(plan.arena_bytes)),
+      pointers_(graph.tensors().size(), nullptr),
+      views_(graph.tensors().size()),
+      tensors_(graph.tensors().size()) {
+  for (size_t i = 0; i < graph.tensors().size(); ++i) {
+    const graph::Tensor& t = graph.tensors()[i];
+    if (t.kind != TensorKind::kView) continue;
+    views_[static_cast<size_t>(t.base)].push_back(
+        {static_cast<TensorId>(i), t.offset * size_in_bytes(t.dtype)});
+  }
+  place(plan);
+}
+
+void DeviceMemory::place(const memory::ArenaPlan& plan) {
+  const auto& tensors = graph_.tensors();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (is_persistent(tensors[i], plan.placements[i])) {
+      persistent_bytes_ += align(tensors[i].bytes());
+    }
+  }
+  persistent_.reset(allocate(persistent_bytes_));
+  char* next = persistent_.get();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const memory::Placement& placement = plan.placements[i];
+    if (is_persistent(tensors[i], placement)) {
+      bind(id, next);
+      next += align(tensors[i].bytes());
+    } else if (placement.offset >= 0) {
+      char* start = arena_.get() + placement.offset;
+      bind(id, start);
+      if (placement.num_slots > 1) {
+        stashes_.push_back(
+            {id, start, placement.slot_bytes, placement.num_slots});
+      }
+    }
+  }
+}
+
+void DeviceMemory::bind(TensorId root, void* address) {
+  pointers_[static_cast<size_t>(root)] = address;
+  for (const View& view : views_[static_cast<size_t>(root)]) {
+    pointers_[static_cast<size_t>(view.id)] =
+        static_cast<char*>(address) + view.offset_bytes;
+  }
+  const auto found = storages_.find(root);
+  if (found != storages_.end()) {
+    found->second.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        at::DataPtr(address, at::kCPU));
+  }
+}
+
+void DeviceMemory::select_slots(int64_t micro_batch) {
+  for (const Stash& stash : stashes_) {
+    bind(stash.root,
+         stash.start + micro_batch % stash.num_slots * stash.slot_bytes);
+  }
+}
+
+at::Storage& DeviceMemory::storage(TensorId root) {
+  const auto found = storages_.find(root);
+  if (found != storages_.end()) return found->second;
+  at::Storage storage(at::Storage::use_byte_size_t(),
+                      static_cast<size_t>(graph_.tensor(root).bytes()),
+                      at::DataPtr(pointer(root), at::kCPU),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+  return storages_.emplace(root, std::move(storage)).first->second;
+}
+
+void DeviceMemory::make_tensor(TensorId id) {
+  at::Tensor& face = tensors_[static_cast<size_t>(id)];
+  if (face.defined()) return;
+  const graph::Tensor& t = graph_.tensor(id);
+  face = at::empty({0}, ops::to_scalar_type(t.dtype));
+  at::TensorImpl* impl = face.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(storage(graph_.root(id)));
+  impl->set_storage_offset(t.kind == TensorKind::kView ? t.offset : 0);
+  impl->set_sizes_and_strides(t.shape, t.strides);
+}
+
+}  // namespace popsim::runtime

@@ -1,0 +1,67 @@
+// The memory of one simulated device and the addresses of its tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "graph/graph.h"
+#include "memory/arena.h"
+
+namespace popsim::runtime {
+
+// Owns the arena and the persistent tensors; knows where every tensor is now.
+class DeviceMemory {
+ public:
+  DeviceMemory(const graph::Graph& graph, const memory::ArenaPlan& plan);
+
+  // By TensorId. Inputs are null until bound.
+  [[nodiscard]] void* const* pointers() const { return pointers_.data(); }
+  [[nodiscard]] void* pointer(graph::TensorId id) const {
+    return pointers_[static_cast<size_t>(id)];
+  }
+  // Moves a tensor, its views and their at::Tensor faces to another address.
+  void bind(graph::TensorId root, void* address);
+  // Moves the stashed tensors to the slots that belong to a micro-batch.
+  void select_slots(int64_t micro_batch);
+
+  // Makes tensor(id) available. To be called before the first run.
+  void make_tensor(graph::TensorId id);
+  [[nodiscard]] const at::Tensor& tensor(graph::TensorId id) const {
+    return tensors_[static_cast<size_t>(id)];
+  }
+
+  [[nodiscard]] int64_t persistent_bytes() const { return persistent_bytes_; }
+
+ private:
+  struct View {
+    graph::TensorId id;
+    int64_t offset_bytes;
+  };
+  struct Stash {
+    graph::TensorId root;
+    char* start;
+    int64_t slot_bytes;
+    int64_t num_slots;
+  };
+  struct FreeDeleter {
+    void operator()(void* memory) const;
+  };
+
+  void place(const memory::ArenaPlan& plan);
+  at::Storage& storage(graph::TensorId root);
+
+  const graph::Graph& graph_;
+  std::unique_ptr<char, FreeDeleter> arena_;
+  std::unique_ptr<char, FreeDeleter> persistent_;
+  int64_t persistent_bytes_ = 0;
+  std::vector<void*> pointers_;
+  std::vector<std::vector<View>> views_;  // by root
+  std::vector<Stash> stashes_;
+  std::unordered_map<graph::TensorId, at::Storage> storages_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace popsim::runtime

@@ -1,0 +1,108 @@
+"""PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
+
+from popsim_torch import enums, ops, optim, options
+from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
+from popsim_torch.dataloader import DataLoader
+from popsim_torch.enums import (
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    DataLoaderMode,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MatMulSerializationMode,
+    MeanReductionStrategy,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+    ReductionType,
+    SharingStrategy,
+    SyncPattern,
+    VariableRetrievalMode,
+)
+from popsim_torch.errors import (
+    ConfigFileError,
+    Error,
+    RecoverableError,
+    UnrecoverableError,
+    createPoptorchError,
+)
+from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
+from popsim_torch.ops import (
+    NameScope,
+    identity_loss,
+    ipu_print_tensor,
+    isRunningOnIpu,
+    nop,
+    recomputationCheckpoint,
+    set_available_memory,
+)
+from popsim_torch.options import Options, TensorLocationSettings
+from popsim_torch.stages import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+    module_repr,
+    removeBlocks,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "CommGroupType",
+    "ConfigFileError",
+    "ConnectionType",
+    "DataLoader",
+    "DataLoaderMode",
+    "Error",
+    "HalfFloatCastingBehavior",
+    "ICustomArgParser",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "NameScope",
+    "Options",
+    "OutputMode",
+    "OverlapMode",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "PoplarExecutor",
+    "RecoverableError",
+    "ReductionType",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "SharingStrategy",
+    "Stage",
+    "SyncPattern",
+    "TensorLocationSettings",
+    "UnrecoverableError",
+    "VariableRetrievalMode",
+    "createPoptorchError",
+    "enums",
+    "identity_loss",
+    "inferenceModel",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "module_repr",
+    "nop",
+    "ops",
+    "optim",
+    "options",
+    "recomputationCheckpoint",
+    "registerCustomArgParser",
+    "removeBlocks",
+    "set_available_memory",
+    "trainingModel",
+]

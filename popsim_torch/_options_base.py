@@ -1,0 +1,375 @@
+"""The machinery under ``Options`` and its groups: typed settings that can be frozen.
+
+Package private.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from enum import IntEnum
+from pprint import saferepr
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+from popsim_torch.errors import (
+    UsageAssertionError,
+    UsageAttributeError,
+    UsageValueError,
+    closest_names,
+    not_supported_yet,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+_ABSENT: Any = object()
+
+
+class Setting(Generic[T]):
+    """One stored value of a group, declared in its class body under the name it is stored by.
+
+    Args:
+        default: The value of a new group; it is copied.
+        kind: The class values must have; that of ``default`` if None.
+        enum: The integer enum whose values are stored, if any.
+        setter: The mirrored method that sets it, for messages.
+        feature: What values outside ``supported`` ask for; empty if all values are supported.
+        supported: The values this version carries out; only the default if empty.
+        note: What this version does instead, for messages.
+        advice: What to do instead, for messages; to go back to the default if empty.
+    """
+
+    def __init__(
+        self,
+        default: T,
+        *,
+        kind: type | None = None,
+        enum: type[IntEnum] | None = None,
+        setter: str = "",
+        feature: str = "",
+        supported: Collection[T] = (),
+        note: str = "",
+        advice: str = "",
+    ) -> None:
+        self.default = default
+        self.kind = kind or type(default)
+        self.enum = enum
+        self.setter = setter
+        self.feature = feature
+        self.supported = supported or (default,)
+        self.note = note
+        self.advice = advice
+        self.name = ""
+
+    @classmethod
+    def absent(cls, kind: type[T], setter: str) -> Setting[T]:
+        """Return a setting without a default: it exists once it has been set.
+
+        Args:
+            kind: The class values must have.
+            setter: The mirrored method that sets it, for messages.
+        """
+        return cls(_ABSENT, kind=kind, setter=setter)
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a new group holds a value."""
+        return self.default is not _ABSENT
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, group: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, group: OptionsGroup, owner: type) -> T: ...
+    def __get__(self, group: OptionsGroup | None, owner: type) -> Setting[T] | T:
+        return self if group is None else group(self.name)
+
+    def __set__(self, group: OptionsGroup, value: T) -> None:
+        group.set(**{self.name: value})
+
+    def check(self, path: str, value: object) -> object:
+        """Return a value as it is stored.
+
+        Args:
+            path: The group, for messages.
+            value: What the user gave.
+
+        Raises:
+            UsageAssertionError: It is of the wrong class.
+            UsageValueError: It is no value of the enum.
+            Error: This version does not support it.
+        """
+        if not isinstance(value, self.kind):
+            raise UsageAssertionError(
+                f"{path}.{self.setter or self.name}({value!r}): got a {type(value).__name__}, "
+                f"need a value of type {self.kind.__name__}."
+            )
+        if self.enum is not None and value not in list(self.enum):
+            members = ", ".join(f"{self.enum.__name__}.{member.name}" for member in self.enum)
+            raise UsageValueError(f"{path}.{self.setter or self.name}({value!r}): use {members}.")
+        if self.feature and value not in self.supported:
+            raise not_supported_yet(
+                f"{path}.{self.setter or self.name}({self._show(value)})",
+                self.feature,
+                self.advice or f"Remove the call or set it to {self._show(self.default)}.",
+                self.note,
+            )
+        return int(value) if isinstance(value, IntEnum) else value
+
+    def _show(self, value: Any) -> str:
+        if self.enum is None:
+            return saferepr(value)
+        return f"{self.enum.__name__}.{self.enum(value).name}"
+
+
+class FreezableOptions:
+    """An options object or one of its groups: changeable until it is frozen."""
+
+    _path: ClassVar[str] = "Options"
+    _is_frozen: bool
+
+    def __init__(self) -> None:
+        self.__dict__["_is_frozen"] = False
+
+    def freeze(self) -> Self:
+        """Refuse all later changes, here and in the groups inside.
+
+        Wrapping a model and building a ``DataLoader`` do this to the options they are given. A
+        clone can be changed again.
+
+        Returns:
+            The object itself.
+        """
+        for part in self._parts().values():
+            part.freeze()
+        self.__dict__["_is_frozen"] = True
+        return self
+
+    def checkIsFrozen(self) -> None:
+        """Do nothing, unless the object is frozen.
+
+        Raises:
+            UsageAttributeError: It is.
+        """
+        if self._is_frozen:
+            raise UsageAttributeError(
+                f"{self._path}: can't modify frozen options. They froze when they were passed to "
+                "trainingModel, inferenceModel or DataLoader: set everything before that, or "
+                "change a copy made with options.clone()."
+            )
+
+    def _parts(self) -> dict[str, FreezableOptions]:
+        return {k: v for k, v in self.__dict__.items() if isinstance(v, FreezableOptions)}
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin.__dict__["_is_frozen"] = False
+        return twin
+
+    # Hidden from the type checker, which would take any name for a valid attribute.
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name != "__class__":
+                raise UsageAttributeError(f"{self._path} has no attribute '{name}' to set")
+            object.__setattr__(self, name, value)
+
+
+class OptionsGroup(FreezableOptions):
+    """Named values: read as attributes, set by methods, all checked on the way in.
+
+    The class body declares the values as :class:`Setting` objects; ``createOrSet`` adds others.
+    """
+
+    _values: dict[str, object]
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = self._settings().items()
+        values = {name: copy.deepcopy(s.default) for name, s in settings if s.has_default}
+        self.__dict__["_values"] = values
+
+    @classmethod
+    def _settings(cls) -> dict[str, Setting[Any]]:
+        return {
+            name: member
+            for base in reversed(cls.__mro__)
+            for name, member in vars(base).items()
+            if isinstance(member, Setting)
+        }
+
+    def __call__(self, option: str) -> Any:
+        """Return the stored value of an option, like the attribute of that name.
+
+        Args:
+            option: Its name in snake case.
+
+        Raises:
+            UsageAttributeError: No such value is stored.
+        """
+        if option not in self._values:
+            raise UsageAttributeError(self._unknown(option))
+        return self._values[option]
+
+    def set(self, **values: object) -> Self:
+        """Set values that exist.
+
+        Args:
+            **values: New values by their names in snake case.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The object is frozen.
+            UsageAssertionError: A name does not exist, or a value has another type than before.
+            Error: The value asks for something this version does not support.
+        """
+        self.checkIsFrozen()
+        for name in values:
+            if name not in self._values:
+                raise UsageAssertionError(self._unknown(name))
+        return self.createOrSet(**values)
+
+    def createOrSet(self, **values: object) -> Self:
+        """Set values, adding those that do not exist.
+
+        A name that popsim_torch does not know is kept for the caller and has no effect.
+
+        Args:
+            **values: New values by their names in snake case.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The object is frozen.
+            UsageAssertionError: A value has another type than before.
+            Error: The value asks for something this version does not support.
+        """
+        self.checkIsFrozen()
+        settings = self._settings()
+        checked = {}
+        for name, value in values.items():
+            setting = settings.get(name)
+            if setting is None:
+                setting = Setting(self._values.get(name, value))
+                setting.name = name
+            checked[name] = setting.check(self._path, value)
+        self._values.update(checked)
+        return self
+
+    def update(self, other: Mapping[str, object]) -> Self:
+        """Set all values of a dictionary, as ``createOrSet`` does.
+
+        Args:
+            other: New values by their names in snake case.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The object is frozen.
+            UsageAssertionError: A value has another type than before.
+            Error: A value asks for something this version does not support.
+        """
+        return self.createOrSet(**other)
+
+    def exists(self, name: str) -> bool:
+        """Return whether a value is stored under a name.
+
+        Args:
+            name: The name in snake case.
+        """
+        return name in self._values
+
+    def deleteIfExists(self, name: str) -> Self:
+        """Remove a value; a setting that has a default goes back to it.
+
+        Args:
+            name: The name in snake case.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The object is frozen.
+        """
+        self.checkIsFrozen()
+        self._values.pop(name, None)
+        setting = self._settings().get(name)
+        if setting is not None and setting.has_default:
+            self._values[name] = copy.deepcopy(setting.default)
+        return self
+
+    def toDict(self) -> dict[str, Any]:
+        """Return the stored values by name, as a new dictionary."""
+        return dict(self._values)
+
+    def __repr__(self) -> str:
+        values = ", ".join(self._items())
+        return f"{self._path.rpartition('.')[2]}({values})"
+
+    def _items(self) -> list[str]:
+        """Return ``name=value`` for every stored value, sorted so that equal groups print alike."""
+        return [f"{name}={saferepr(value)}" for name, value in sorted(self._values.items())]
+
+    def _unknown(self, name: str) -> str:
+        """Return the message for a name under which nothing is stored."""
+        if name in self._settings():
+            setter = self._settings()[name].setter
+            return f"{self._path}.{name} has not been set. Call {self._path}.{setter} first."
+        close = closest_names(name, [*self._values, *(n for n in dir(type(self)) if n[0] != "_")])
+        hint = f" Closest name: '{close[0]}'." if close else ""
+        return f"{self._path} has no option '{name}'.{hint}"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise UsageAttributeError(f"{self._path} has no attribute '{name}'")
+            return self(name)
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name.startswith("_") or isinstance(getattr(type(self), name, None), property):
+                super().__setattr__(name, value)
+            else:
+                self.set(**{name: value})
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise the error of a wrong argument unless a condition holds.
+
+    Args:
+        condition: What must be true.
+        message: The text of the error.
+
+    Raises:
+        UsageAssertionError: ``condition`` is false.
+    """
+    if not condition:
+        raise UsageAssertionError(message)
+
+
+def require_enum(call: str, value: object, enum: type[IntEnum]) -> None:
+    """Raise the error of a wrong argument unless a value is a member of an enum.
+
+    Args:
+        call: The setter, for the message.
+        value: What the user gave.
+        enum: The enum it must belong to.
+
+    Raises:
+        UsageAssertionError: ``value`` is something else, a plain int included.
+    """
+    members = ", ".join(f"{enum.__name__}.{member.name}" for member in enum)
+    require(isinstance(value, enum), f"{call}({value!r}): use one of {members}.")

@@ -1,0 +1,381 @@
+"""The groups ``Training``, ``Precision``, ``Jit`` and ``Distributed`` of ``Options``.
+
+Package private.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from popsim_torch._options_base import OptionsGroup, Setting, require, require_enum
+from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
+from popsim_torch.errors import UsageValueError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_logger = logging.getLogger("poptorch::python")
+
+
+class _TrainingOptions(OptionsGroup):
+    """``Options.Training``: what a weight update is made of.
+
+    Must keep its defaults for inference.
+    """
+
+    _path = "Options.Training"
+
+    gradient_accumulation = Setting(1, setter="gradientAccumulation")
+    accumulation_and_replication_reduction_type = Setting(
+        int(ReductionType.Mean),
+        enum=ReductionType,
+        setter="accumulationAndReplicationReductionType",
+    )
+    mean_accumulation_and_replication_reduction_strategy = Setting(
+        int(MeanReductionStrategy.Post),
+        enum=MeanReductionStrategy,
+        setter="setMeanAccumulationAndReplicationReductionStrategy",
+        feature="this deprecated strategy",
+        supported=(MeanReductionStrategy.Post, MeanReductionStrategy.Running),
+    )
+    automatic_loss_scaling = Setting(
+        False, setter="setAutomaticLossScaling", feature="automatic loss scaling"
+    )
+    convolution_dithering = Setting(
+        False, setter="setConvolutionDithering", feature="convolution dithering"
+    )
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> Self:
+        """Set the number of micro-batches that are accumulated for one weight update.
+
+        The input needs that many times more data. The range is checked when the model is compiled.
+
+        Args:
+            gradient_accumulation: Micro-batches per weight update (count); 1 by default.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not an int.
+        """
+        return self.set(gradient_accumulation=gradient_accumulation)
+
+    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
+        """Choose whether the gradients of micro-batches are averaged or added up.
+
+        It has no bearing on the reduction inside the loss.
+
+        Args:
+            reduction_type: ``ReductionType.Mean`` (the default) or ``ReductionType.Sum``.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageValueError: It is something else.
+        """
+        if reduction_type not in (ReductionType.Mean, ReductionType.Sum) or not isinstance(
+            reduction_type, ReductionType
+        ):
+            raise UsageValueError(
+                "Options.Training.accumulationAndReplicationReductionType"
+                f"({reduction_type!r}): use ReductionType.Mean or ReductionType.Sum."
+            )
+        return self.set(accumulation_and_replication_reduction_type=reduction_type)
+
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: MeanReductionStrategy
+    ) -> Self:
+        """Choose when a mean over micro-batches is divided by their number.
+
+        It changes rounding and overflow only.
+
+        Args:
+            mean_reduction_strategy: ``MeanReductionStrategy.Post`` (the default) or ``Running``.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a ``MeanReductionStrategy``.
+            Error: It is the deprecated ``PostAndLoss``, which this version lacks.
+        """
+        require_enum(
+            "Options.Training.setMeanAccumulationAndReplicationReductionStrategy",
+            mean_reduction_strategy,
+            MeanReductionStrategy,
+        )
+        return self.set(
+            mean_accumulation_and_replication_reduction_strategy=mean_reduction_strategy
+        )
+
+    def setAutomaticLossScaling(self, enabled: bool) -> Self:
+        """Let the loss scale follow the size of the gradients; not in this version.
+
+        Args:
+            enabled: Only False, the default.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(automatic_loss_scaling=enabled)
+
+    def setConvolutionDithering(self, enabled: bool) -> Self:
+        """Spread convolutions over the tiles at random offsets; not in this version.
+
+        Args:
+            enabled: Only False, the default.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(convolution_dithering=enabled)
+
+
+class _PrecisionOptions(OptionsGroup):
+    """``Options.Precision``: number formats and rounding."""
+
+    _path = "Options.Precision"
+
+    floating_point_exceptions = Setting(
+        False, setter="enableFloatingPointExceptions", feature="stopping at exceptional values"
+    )
+    stochastic_rounding = Setting(
+        False, setter="enableStochasticRounding", feature="stochastic rounding"
+    )
+    partials_type = Setting(
+        torch.float32,
+        setter="setPartialsType",
+        feature="a choice of the partials type",
+        note="partial sums are float32",
+    )
+
+    def enableFloatingPointExceptions(self, enabled: bool) -> Self:
+        """Stop with an error at overflow, NaN and the like; not in this version.
+
+        Args:
+            enabled: Only False, the default.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(floating_point_exceptions=enabled)
+
+    def enableStochasticRounding(self, enabled: bool) -> Self:
+        """Round float16 results up or down at random; not in this version.
+
+        Args:
+            enabled: Only False, the default.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(stochastic_rounding=enabled)
+
+    def setPartialsType(self, dtype: torch.dtype) -> Self:
+        """Choose the type of partial sums in matrix products and convolutions.
+
+        Args:
+            dtype: Only ``torch.float``, the default, in this version.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageValueError: It is neither ``torch.float`` nor ``torch.half``.
+            Error: It is ``torch.half``.
+        """
+        if dtype not in (torch.float, torch.half):
+            raise UsageValueError(
+                f"Options.Precision.setPartialsType({dtype!r}): use torch.float or torch.half."
+            )
+        return self.set(partials_type=dtype)
+
+    def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
+        """Do nothing but log a warning: mixed operands follow PyTorch's promotion (deprecated).
+
+        Args:
+            half_float_casting: Ignored.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+        """
+        self.checkIsFrozen()
+        _logger.warning(
+            "Options.Precision.halfFloatCasting is deprecated and has no effect: "
+            "operations on float16 and float32 follow PyTorch's type promotion."
+        )
+        return self
+
+    def runningStatisticsAlwaysFloat(self, enabled: bool) -> Self:
+        """Do nothing but log a warning: running statistics keep their own type (deprecated).
+
+        Args:
+            enabled: Ignored.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageValueError: ``enabled`` is not a bool.
+        """
+        self.checkIsFrozen()
+        if not isinstance(enabled, bool):
+            raise UsageValueError(
+                f"Options.Precision.runningStatisticsAlwaysFloat({enabled!r}): pass a bool."
+            )
+        _logger.warning(
+            "Options.Precision.runningStatisticsAlwaysFloat is deprecated and has no effect: "
+            "running statistics keep the type of their buffers."
+        )
+        return self
+
+
+class _JitOptions(OptionsGroup):
+    """``Options.Jit``: nothing is left to choose."""
+
+    _path = "Options.Jit"
+
+    def traceModel(self, trace_model: bool) -> Self:
+        """Do nothing but log a warning (deprecated).
+
+        Args:
+            trace_model: Only False.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageValueError: It is True: models are not traced with ``torch.jit``.
+        """
+        self.checkIsFrozen()
+        _logger.warning("Options.Jit.traceModel is deprecated and has no effect.")
+        if trace_model:
+            raise UsageValueError(
+                "Options.Jit.traceModel(True): tracing with torch.jit is gone. Remove the call."
+            )
+        return self
+
+
+class _DistributedOptions(OptionsGroup):
+    """``Options.Distributed``: which of several host processes this one is.
+
+    This version runs one process. The process id and count come from the environment variables of
+    an MPI launcher if they are set when the options are made, else they are 0 and 1.
+    """
+
+    _path = "Options.Distributed"
+
+    distributed_process_id = Setting(0, setter="configureProcessId")
+    num_distributed_processes = Setting(
+        1,
+        setter="configureProcessId",
+        feature="a program of several processes",
+        note="it runs one process",
+        advice="Start one process: leave out the call, or the MPI launcher.",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    @property
+    def processId(self) -> int:
+        """The number of this process, from 0."""
+        return self.distributed_process_id
+
+    @property
+    def numProcesses(self) -> int:
+        """How many processes run the program (count)."""
+        return self.num_distributed_processes
+
+    def disable(self) -> Self:
+        """Go back to one process, whatever the environment says.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+        """
+        return self.set(distributed_process_id=0, num_distributed_processes=1)
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
+        """Say which process this is.
+
+        Args:
+            process_id: The number of this process, from 0.
+            num_processes: How many processes run the program (count); only 1 in this version.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: An argument is not an int.
+            UsageValueError: ``process_id`` is not in the range of ``num_processes``.
+            Error: There is more than one process.
+        """
+        call = f"Options.Distributed.configureProcessId({process_id!r}, {num_processes!r})"
+        require(
+            isinstance(process_id, int) and isinstance(num_processes, int),
+            f"{call}: pass two ints.",
+        )
+        if not 0 <= process_id < num_processes:
+            raise UsageValueError(f"{call}: need 0 <= process id < number of processes.")
+        return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
+        """Read the number of processes and of this process from the environment, now.
+
+        Args:
+            var_num_processes: The variable with the number of processes; 1 if it is not set.
+            var_process_id: The variable with the number of this process; 0 if it is not set.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageValueError: A variable does not hold an int, or the two do not fit together.
+            Error: There is more than one process.
+        """
+        return self.configureProcessId(
+            _int_from_environment(var_process_id, 0), _int_from_environment(var_num_processes, 1)
+        )
+
+
+def _int_from_environment(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise UsageValueError(
+            f"Options.Distributed: the environment variable {variable} is {text!r}, not an int."
+        ) from None

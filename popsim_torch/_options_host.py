@@ -1,0 +1,391 @@
+"""The settings of ``Options`` that no computed value depends on. Package private.
+
+They say where a model runs and what is reported, logged and kept around its runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import TYPE_CHECKING
+
+from popsim_torch._options_base import OptionsGroup, Setting, require, require_enum
+from popsim_torch.enums import ConnectionType, SyncPattern
+from popsim_torch.errors import UsageAssertionError, not_supported_yet
+from popsim_torch.stages import ExecutionStrategy, PipelinedExecution
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_logger = logging.getLogger("poptorch::python")
+
+_UNLIMITED = 2**64 - 1
+
+
+class HostOptions(OptionsGroup):
+    """Where a model runs, and what is reported, logged and kept around its runs."""
+
+    execution_strategy = Setting[PipelinedExecution](
+        PipelinedExecution(), kind=PipelinedExecution, setter="setExecutionStrategy"
+    )
+    auto_round_num_ipus = Setting(False, setter="autoRoundNumIPUs")
+    available_memory_proportion = Setting[dict[int, float]](
+        {}, setter="setAvailableMemoryProportion"
+    )
+    connection_type = Setting(
+        int(ConnectionType.Always),
+        enum=ConnectionType,
+        setter="connectionType",
+        feature="a model that attaches late or never",
+        note="models attach when they are compiled",
+    )
+    sync_pattern = Setting(int(SyncPattern.Full), enum=SyncPattern, setter="syncPattern")
+    use_ipu_model = Setting.absent(bool, "useIpuModel")
+    ipu_id = Setting.absent(int, "useIpuId")
+    model_name = Setting.absent(str, "modelName")
+    log_cycle_count = Setting(False, setter="logCycleCount", feature="counting cycles")
+    log_dir = Setting(".", setter="logDir")
+    max_repeat_logs = Setting(4, setter="maxRepeatLogs")
+    show_compilation_progress_bar = Setting(True, setter="showCompilationProgressBar")
+    source_location_excludes = Setting(
+        ["lib/python", "site-packages", "popsim_torch/trace"], setter="sourceLocationExcludes"
+    )
+    relax_optimizer_checks = Setting(False, setter="relaxOptimizerAttributesChecks")
+    module_namescope_enabled = Setting(True, setter="disableModuleNamescope")
+
+    def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
+        """Choose how the blocks of a model form stages and when these run; no value changes.
+
+        Args:
+            strategy: A ``PipelinedExecution`` (the default, with ``AutoStage.SameAsIpu``) or a
+                ``ShardedExecution``.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is something else.
+        """
+        return self.set(execution_strategy=strategy)
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
+        """Reserve more IPUs, with a warning, when a model uses a number that is no power of two.
+
+        Args:
+            auto_round_num_ipus: False, as in new options, makes such a model an error.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+        """
+        return self.set(auto_round_num_ipus=auto_round_num_ipus)
+
+    def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> None:
+        """Hint how much of an IPU's memory convolutions and matrix products may use at a time.
+
+        It has no effect on values. The hint is stored for the model of time and memory, which does
+        not read it yet.
+
+        Args:
+            available_memory_proportion: A share of the memory (1.0 is all of it) by IPU, for
+                example ``{"IPU0": 0.3}``. The share is not checked.
+
+        Raises:
+            UsageAssertionError: It is not a dict, or a key is not ``IPU`` and a number.
+        """
+        call = f"Options.setAvailableMemoryProportion({available_memory_proportion!r})"
+        require(isinstance(available_memory_proportion, dict), f"{call}: pass a dict.")
+        shares = {}
+        for key, share in available_memory_proportion.items():
+            match = re.fullmatch(r"IPU(\d+)", key) if isinstance(key, str) else None
+            if match is None:
+                raise UsageAssertionError(f"{call}: the key {key!r} must be like 'IPU0'.")
+            shares[int(match[1])] = share
+        self.set(available_memory_proportion=shares)
+
+    def connectionType(self, connection_type: ConnectionType) -> Self:
+        """Choose when a model attaches to its device.
+
+        Args:
+            connection_type: Only ``ConnectionType.Always``, the default, in this version.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not a ``ConnectionType``.
+            Error: It is another one.
+        """
+        require_enum("Options.connectionType", connection_type, ConnectionType)
+        return self.set(connection_type=connection_type)
+
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
+        """Compile for a machine that is not there; not in this version.
+
+        Args:
+            ipu_version: 1, 2 or 21.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: ``ipu_version`` is none of these.
+            Error: Always otherwise.
+        """
+        self.checkIsFrozen()
+        call = f"Options.useOfflineIpuTarget({ipu_version!r})"
+        require(
+            isinstance(ipu_version, int) and ipu_version in (1, 2, 21), f"{call}: use 1, 2 or 21."
+        )
+        raise not_supported_yet(
+            call,
+            "compiling for a machine that is not there",
+            "Remove the call.",
+            "the simulated machine is always there",
+        )
+
+    def useIpuModel(self, use_model: bool) -> Self:
+        """Choose between hardware and a software model of it.
+
+        It has no effect beyond a log line: both choices run the simulated machine.
+
+        Args:
+            use_model: Whether to use the software model.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a bool.
+        """
+        self.createOrSet(use_ipu_model=use_model)
+        _logger.info(
+            "From the user configuration: Ipu model: %s", "Enabled" if use_model else "Disabled"
+        )
+        return self
+
+    def useIpuId(self, ipu_id: int) -> Self:
+        """Choose a device by its number; no effect, every number is the same simulated machine.
+
+        Args:
+            ipu_id: The number.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not an int.
+        """
+        return self.createOrSet(ipu_id=ipu_id)
+
+    def syncPattern(self, sync_pattern: SyncPattern) -> Self:
+        """Choose which IPUs wait for each other.
+
+        It is stored and has no effect on values; it is meant for the model of time.
+
+        Args:
+            sync_pattern: The pattern; ``SyncPattern.Full`` by default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a ``SyncPattern``.
+        """
+        require_enum("Options.syncPattern", sync_pattern, SyncPattern)
+        return self.set(sync_pattern=sync_pattern)
+
+    def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
+        """Keep compiled programs in a directory; not in this version.
+
+        Args:
+            path: Only None or an empty string, which turn caching off.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is no path.
+            Error: It names a directory.
+        """
+        self.checkIsFrozen()
+        call = f"Options.enableExecutableCaching({path!r})"
+        require(
+            path is None or isinstance(path, (str, os.PathLike)), f"{call}: pass a path or None."
+        )
+        if path is None or not os.fspath(path):
+            return self
+        raise not_supported_yet(
+            call,
+            "a cache of compiled programs",
+            "Remove the call or set it to None, and unset POPTORCH_CACHE_DIR.",
+            "every model is compiled anew",
+        )
+
+    def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
+        """Write profile reports; not in this version.
+
+        Args:
+            profile_dir: The directory to write to; the working directory if None.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: ``profile_dir`` is no path.
+            Error: Always otherwise.
+        """
+        self.checkIsFrozen()
+        shown = "" if profile_dir is None else repr(profile_dir)
+        call = f"Options.enableProfiling({shown})"
+        require(
+            profile_dir is None or isinstance(profile_dir, (str, os.PathLike)),
+            f"{call}: pass a path or None.",
+        )
+        raise not_supported_yet(call, "a profile report", "Remove the call.")
+
+    def modelName(self, name: str) -> Self:
+        """Name the model in reports.
+
+        Args:
+            name: The name; ``training`` or ``inference`` if none is set.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a string.
+        """
+        return self.createOrSet(model_name=name)
+
+    def logCycleCount(self, log_cycle_count: bool) -> Self:
+        """Count the cycles of every run; not in this version.
+
+        Args:
+            log_cycle_count: Only False, the default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(log_cycle_count=log_cycle_count)
+
+    def logDir(self, log_dir: str) -> Self:
+        """Choose where the back end puts its logs; no effect, this one writes none.
+
+        Args:
+            log_dir: The directory; ``"."`` by default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a string.
+        """
+        return self.set(log_dir=log_dir)
+
+    def maxRepeatLogs(self, max_lines: int | None) -> Self:
+        """Limit how often the same log line is repeated.
+
+        Args:
+            max_lines: The limit (count), 4 by default; None for no limit.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is neither an int nor None.
+        """
+        return self.set(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
+
+    def showCompilationProgressBar(self, show: bool = True) -> Self:
+        """Show a progress bar on the standard error stream while a model is compiled.
+
+        ``compilationTime()`` needs it to be on.
+
+        Args:
+            show: Whether to show it; True by default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a bool.
+        """
+        return self.set(show_compilation_progress_bar=show)
+
+    def sourceLocationExcludes(self, excludes: list[str]) -> Self:
+        """Choose the stack frames that are never given as the source of an operation.
+
+        Args:
+            excludes: Pieces of paths; a frame whose path contains one is skipped. Replaces the
+                pieces that name Python's, PyTorch's and our own files.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a list of strings.
+        """
+        require(
+            isinstance(excludes, list) and all(isinstance(piece, str) for piece in excludes),
+            f"Options.sourceLocationExcludes({excludes!r}): pass a list of strings.",
+        )
+        return self.set(source_location_excludes=list(excludes))
+
+    def appendToLocationExcludes(self, *excludes: str) -> Self:
+        """Add to the pieces of paths of ``sourceLocationExcludes``.
+
+        Args:
+            *excludes: Pieces of paths.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: One is not a string.
+        """
+        require(
+            all(isinstance(piece, str) for piece in excludes),
+            f"Options.appendToLocationExcludes{excludes!r}: pass strings.",
+        )
+        return self.set(source_location_excludes=[*self.source_location_excludes, *excludes])
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
+        """Report unknown attributes of an optimizer at level DEBUG instead of WARNING.
+
+        Args:
+            relax: Whether to do so; options that were never told so do not.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a bool.
+        """
+        return self.set(relax_optimizer_checks=relax)
+
+    def disableModuleNamescope(self) -> Self:
+        """Leave the path of the modules out of the names of operations and tensors.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+        """
+        return self.set(module_namescope_enabled=False)

@@ -1,0 +1,249 @@
+"""``Options.TensorLocations``: where the weights and tensors of a model are kept.
+
+Package private.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from popsim_torch._options_base import OptionsGroup, Setting, require
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TensorLocationSettings:
+    """A description of where one kind of tensor is kept, built by chaining its methods.
+
+    Everything in it is a hint about memory and time; no value changes. This version can describe
+    locations but not yet carry them out: see ``Options.TensorLocations``.
+
+    Example:
+        ``TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(1024)``
+    """
+
+    def __init__(self) -> None:
+        self._settings: dict[str, int] = {}
+
+    def minElementsForOffChip(self, min_elements: int) -> Self:
+        """Keep smaller tensors on the chip in any case.
+
+        Args:
+            min_elements: The least number of elements of a tensor kept off the chip (count).
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAssertionError: It is not an int.
+        """
+        return self._set_int("minElementsForOffChip", min_elements)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
+        """Keep smaller tensors whole on every replica.
+
+        Args:
+            min_elements: The least number of elements of a tensor divided among replicas (count).
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAssertionError: It is not an int.
+        """
+        return self._set_int("minElementsForReplicatedTensorSharding", min_elements)
+
+    def useOnChipStorage(self, use: bool | None = True) -> Self:
+        """Choose between the memory on the chip and the one beside it.
+
+        Args:
+            use: Whether to stay on the chip; None removes the choice.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAssertionError: It is neither a bool nor None.
+        """
+        if use is None:
+            self._settings.pop("onChip", None)
+            return self
+        return self._set_bool("onChip", use)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> Self:
+        """Divide the tensor among the replicas.
+
+        Args:
+            use: Whether to do so.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+        """
+        return self._set_bool("useReplicatedTensorSharding", use)
+
+    def useIOTilesToLoad(self, use: bool = True) -> Self:
+        """Load the tensor through the tiles set aside for input and output.
+
+        Args:
+            use: Whether to do so.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+        """
+        return self._set_bool("useIOTilesToLoad", use)
+
+    def useIOTilesToStore(self, use: bool = True) -> Self:
+        """Store the tensor through the tiles set aside for input and output.
+
+        Args:
+            use: Whether to do so.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+        """
+        return self._set_bool("useIOTilesToStore", use)
+
+    def toDict(self) -> dict[str, int]:
+        """Return the settings made, by name, with 0 and 1 for bools, as a new dictionary."""
+        return dict(self._settings)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in sorted(self._settings.items()))
+        return f"TensorLocationSettings({settings})"
+
+    def _set_int(self, name: str, value: int) -> Self:
+        require(isinstance(value, int), f"TensorLocationSettings.{name}({value!r}): pass an int.")
+        self._settings[name] = value
+        return self
+
+    def _set_bool(self, name: str, value: bool) -> Self:
+        require(isinstance(value, bool), f"TensorLocationSettings: {name}={value!r}; pass a bool.")
+        self._settings[name] = int(value)
+        return self
+
+
+def _location(setter: str) -> Setting[dict[str, int]]:
+    return Setting[dict[str, int]](
+        {},
+        setter=setter,
+        feature="a choice of tensor location",
+        note="every tensor stays on the chip",
+        advice="Remove the call.",
+    )
+
+
+class _TensorLocationOptions(OptionsGroup):
+    """``Options.TensorLocations``: hints about memory and time; no value changes.
+
+    This version keeps every tensor on the chip and refuses other settings.
+    """
+
+    _path = "Options.TensorLocations"
+
+    location_activation = _location("setActivationLocation")
+    location_weight = _location("setWeightLocation")
+    location_optimizer = _location("setOptimizerLocation")
+    location_accumulator = _location("setAccumulatorLocation")
+    num_io_tiles = Setting(
+        0,
+        setter="numIOTiles",
+        feature="setting tiles aside for input and output",
+        advice="Remove the call.",
+    )
+
+    def numIOTiles(self, num_tiles: int) -> Self:
+        """Set tiles aside for input and output; not in this version.
+
+        Args:
+            num_tiles: Tiles per IPU (count), even, from 32 to 192.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is no such number.
+            Error: It is; leave the call out.
+        """
+        require(
+            isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0,
+            f"Options.TensorLocations.numIOTiles({num_tiles!r}): pass an even int from 32 to 192.",
+        )
+        return self.set(num_io_tiles=num_tiles)
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> Self:
+        """Choose where activations are kept; only empty settings in this version.
+
+        Args:
+            location: The place.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            Error: It holds a setting.
+        """
+        return self.set(location_activation=_plain("setActivationLocation", location))
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> Self:
+        """Choose where weights are kept; only empty settings in this version.
+
+        Args:
+            location: The place.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            Error: It holds a setting.
+        """
+        return self.set(location_weight=_plain("setWeightLocation", location))
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
+        """Choose where the optimizer's state is kept; only empty settings in this version.
+
+        Args:
+            location: The place.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            Error: It holds a setting.
+        """
+        return self.set(location_optimizer=_plain("setOptimizerLocation", location))
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
+        """Choose where gradient accumulators are kept; only empty settings in this version.
+
+        Args:
+            location: The place.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            Error: It holds a setting.
+        """
+        return self.set(location_accumulator=_plain("setAccumulatorLocation", location))
+
+
+def _plain(setter: str, location: TensorLocationSettings) -> dict[str, int]:
+    require(
+        isinstance(location, TensorLocationSettings),
+        f"Options.TensorLocations.{setter}({location!r}): pass a TensorLocationSettings.",
+    )
+    return location.toDict()

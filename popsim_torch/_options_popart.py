@@ -1,0 +1,182 @@
+"""``Options._Popart``: settings for the back end of the machine we stand in for.
+
+Package private.
+"""
+
+from __future__ import annotations
+
+import logging
+from fnmatch import fnmatchcase
+from pprint import saferepr
+from typing import TYPE_CHECKING, Any
+
+from popsim_torch._options_base import FreezableOptions, require
+from popsim_torch.errors import not_supported_yet
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_logger = logging.getLogger("poptorch::python")
+
+_ACCEPTED = (
+    "aliasZeroCopy",
+    "cachePath",
+    "compilationProgressTotal",
+    "constantWeights",
+    "customCodeletCompileFlags",
+    "customCodelets",
+    "dotChecks",
+    "dotOpNames",
+    "enableEngineCaching",
+    "enableExplicitIR",
+    "enableLoadAndOffloadRNGState",
+    "enableSupportedDataTypeCasting",
+    "engineOptions",
+    "exportPoplar*Graph",
+    "finalDotOp",
+    "firstDotOp",
+    "globalReplica*Offset",
+    "globalReplicationFactor",
+    "groupHostSync",
+    "hardwareInstrumentations",
+    "kahnTieBreaker",
+    "logDir",
+    "opxAliasChecking",
+    "opxModifyChecking",
+    "patterns",
+    "patternsLevel",
+    "reportOptions",
+    "saveInitializersToFile",
+    "strictOpVersions",
+)
+"""Patterns of the settings without effect: they steer tools that a simulator does not have."""
+
+_INITIAL: dict[str, Any] = {
+    "instrumentWithHardwareCycleCounter": False,
+    "rearrangeAnchorsOnHost": False,
+}
+
+_DEFAULTS: dict[str, Any] = {
+    **_INITIAL,
+    "enableFloatingPointChecks": False,
+    "enableStableNorm": False,
+    "enableStochasticRounding": False,
+    "partialsTypeMatMuls": "float",
+    "syntheticDataMode": 0,
+}
+"""Settings that would have an effect, with the one value this version carries out."""
+
+
+class _PopartOptions(FreezableOptions):
+    """Settings by name for the back end of PopTorch.
+
+    popsim_torch has another back end, so each of these is in one of two classes. Those that only
+    steer compiler checks, dumps, caches and reports (``engineOptions``, ``reportOptions``,
+    ``patterns``, ``dotChecks``, ``cachePath``, ``strictOpVersions`` and their like) are stored and
+    have **no effect**. All others are refused unless the value is what popsim_torch does anyway.
+    """
+
+    _path = "Options._Popart"
+    _options: dict[str, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["_options"] = dict(_INITIAL)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings themselves, by name; checked again when the options freeze."""
+        return self._options
+
+    def set(self, key: str, value: Any) -> Self:
+        """Store one setting.
+
+        Args:
+            key: Its name in the back end.
+            value: Its value, which is not looked at where the setting has no effect.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            Error: The setting would have an effect that this version lacks.
+        """
+        self.checkIsFrozen()
+        self._check(key, value)
+        if key == "logDir":
+            _logger.warning("Options._Popart.set('logDir', ...) is ignored. Use Options.logDir.")
+        self._options[key] = value
+        return self
+
+    def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
+        """Store options of the execution engine; they have no effect.
+
+        Args:
+            engine_options: Values by option name, replacing those stored before.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: The argument is not a dictionary.
+        """
+        require(
+            isinstance(engine_options, dict),
+            f"Options._Popart.setEngineOptions({engine_options!r}): pass a dict.",
+        )
+        return self.set("engineOptions", dict(engine_options))
+
+    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> Self:
+        """Store which rewriting patterns the compiler may use; they have no effect.
+
+        Args:
+            patterns: Whether each pattern is on, by name.
+            level: The set of patterns to begin with.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: ``patterns`` is not a dict from str to bool, or ``level`` no int.
+        """
+        call = f"Options._Popart.setPatterns({patterns!r}, {level!r})"
+        require(isinstance(patterns, dict), f"{call}: pass a dict of names to bool.")
+        require(
+            all(isinstance(k, str) and isinstance(v, bool) for k, v in patterns.items()),
+            f"{call}: the names must be strings and the values bool.",
+        )
+        require(isinstance(level, int), f"{call}: the level must be an int.")
+        return self.set("patterns", dict(patterns)).set("patternsLevel", level)
+
+    def freeze(self) -> Self:
+        """Check what was written to ``options`` directly, then refuse all later changes.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            Error: A setting would have an effect that this version lacks.
+        """
+        for key, value in self._options.items():
+            self._check(key, value)
+        return super().freeze()
+
+    def __repr__(self) -> str:
+        items = sorted(self._options.items())
+        return f"_Popart({', '.join(f'{key}={saferepr(value)}' for key, value in items)})"
+
+    @staticmethod
+    def _check(key: str, value: Any) -> None:
+        if any(fnmatchcase(key, pattern) for pattern in _ACCEPTED):
+            return
+        if key not in _DEFAULTS:
+            advice = "Remove the call."
+        elif value == _DEFAULTS[key]:
+            return
+        else:
+            advice = f"Remove the call or set it to {_DEFAULTS[key]!r}."
+        call = f"Options._Popart.set({key!r}, {saferepr(value)})"
+        raise not_supported_yet(call, "this back-end setting", advice)

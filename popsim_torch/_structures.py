@@ -1,0 +1,336 @@
+"""Nested containers of tensors, remembered so that others like them can be read and rebuilt.
+
+``describe`` makes a tree of nodes from a value: one node per container, tensor and constant. Each
+node can ``collect`` the tensors of a value that must be just like the first one, and ``build`` a
+value like the first one around other tensors. Tensors come depth first.
+"""
+
+from __future__ import annotations
+
+import copy
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from popsim_torch.errors import Error
+
+__all__ = [
+    "ConstantNode",
+    "CustomNode",
+    "ICustomArgParser",
+    "MappingNode",
+    "Node",
+    "SequenceNode",
+    "TensorNode",
+    "describe",
+    "registerCustomArgParser",
+    "walk",
+]
+
+
+class ICustomArgParser(ABC):
+    """How to find the tensors in objects of one type, and how to build such objects again."""
+
+    @abstractmethod
+    def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
+        """Yield the tensors of an object, always in the same order.
+
+        Args:
+            struct: An object of the registered type.
+        """
+
+    @abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
+        """Return a new object like the original around other tensors.
+
+        Args:
+            original_structure: The object passed when the model was compiled.
+            tensor_iterator: Gives the new tensors in the order of ``yieldTensors``.
+        """
+
+
+_parsers: dict[type[Any], ICustomArgParser] = {}
+
+
+def registerCustomArgParser(custom_type: type[Any], parser: ICustomArgParser | None) -> None:
+    """Let models take and return objects of a type of the user's own.
+
+    Also serves types derived from it, unless they have a parser themselves.
+
+    Args:
+        custom_type: The type; a parser it had before is replaced.
+        parser: What to do with its objects; ``None`` to forget the type.
+
+    Raises:
+        Error: ``custom_type`` is no type, or ``parser`` no :class:`ICustomArgParser`.
+    """
+    if not isinstance(custom_type, type):
+        raise Error(f"registerCustomArgParser: {custom_type!r} is not a type.")
+    if parser is None:
+        _parsers.pop(custom_type, None)
+    elif isinstance(parser, ICustomArgParser):
+        _parsers[custom_type] = parser
+    else:
+        raise Error(
+            f"registerCustomArgParser: the parser for {custom_type.__name__} must be an instance "
+            f"of a class derived from ICustomArgParser, got {parser!r}."
+        )
+
+
+def _find_parser(kind: type[Any]) -> ICustomArgParser | None:
+    if kind in _parsers:
+        return _parsers[kind]
+    return next((parser for base, parser in _parsers.items() if issubclass(kind, base)), None)
+
+
+class Node(ABC):
+    """One place in a structure.
+
+    Args:
+        name: The place as the user would write it, such as ``x[0]['a']``.
+        value: What was there when the model was compiled.
+
+    Attributes:
+        name: As given.
+        kind: The exact type of the value.
+        children: The nodes inside, in order.
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.kind: type[Any] = type(value)
+        self.children: list[Node] = []
+
+    @abstractmethod
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        """Append the tensors of another value.
+
+        Args:
+            value: What is at this place now.
+            tensors: Grows by the tensors of ``value``.
+
+        Raises:
+            Error: ``value`` is not just like the first one.
+        """
+
+    @abstractmethod
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        """Return a value like the first one.
+
+        Args:
+            tensors: Gives the tensors to put into it.
+        """
+
+    def check_kind(self, value: Any) -> None:
+        """Raise an error if the value has not exactly the type of the first one."""
+        if type(value) is not self.kind:
+            raise self.changed(f"a {self.kind.__name__}", _show(value))
+
+    def changed(self, expected: str, actual: str) -> Error:
+        """Return the error for a value that differs from the first one."""
+        return Error(
+            f"Input {self.name} differs from the one the model was compiled for: expected "
+            f"{expected}, got {actual}. A compiled model is never compiled again by itself: call "
+            "destroy() on it, after which the next call compiles anew, or make a new wrapper for "
+            "this kind of input."
+        )
+
+
+class TensorNode(Node):
+    """A tensor, to be replaced by others of its type, dtype and shape."""
+
+    def __init__(self, name: str, value: torch.Tensor) -> None:
+        super().__init__(name, value)
+        self.dtype = value.dtype
+        self.shape = value.shape
+
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        self.check_kind(value)
+        if value.dtype is not self.dtype:
+            raise self.changed(f"dtype {self.dtype}", f"dtype {value.dtype}")
+        if value.is_nested:
+            raise self.changed(f"shape {tuple(self.shape)}", "a nested tensor")
+        if value.shape != self.shape:
+            raise self.changed(f"shape {tuple(self.shape)}", f"shape {tuple(value.shape)}")
+        tensors.append(value)
+
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        return next(tensors)
+
+
+class ConstantNode(Node):
+    """A value fixed at compilation.
+
+    Args:
+        name: See :class:`Node`.
+        value: The value, of any type.
+        snapshot: Compare with a copy, so that a change in place shows. Types that compare by
+            identity, and values that cannot be copied, are compared with the value itself.
+    """
+
+    def __init__(self, name: str, value: Any, *, snapshot: bool) -> None:
+        super().__init__(name, value)
+        self.value = value
+        self.expected = value
+        compares: Any = self.kind.__eq__
+        if snapshot and compares is not object.__eq__:
+            try:
+                self.expected = copy.deepcopy(value)
+            except Exception:  # a user's class may raise anything
+                self.expected = value
+
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        if type(value) is not self.kind or not self._equals(value):
+            raise self.changed(_show(self.expected), _show(value))
+
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        return self.value
+
+    def _equals(self, value: Any) -> bool:
+        expected = self.expected
+        if value is expected:
+            return True
+        try:
+            if isinstance(value, numpy.ndarray):
+                numeric = value.dtype.kind in "fc"
+                return bool(
+                    value.dtype == expected.dtype
+                    and numpy.array_equal(value, expected, equal_nan=numeric)
+                )
+            if isinstance(value, (float, complex, numpy.generic)) and value != value:
+                return bool(expected != expected)  # NaN, a constant like any other
+            return bool(value == expected)
+        except Exception:  # a user's class may raise anything, say with tensors inside
+            return value is self.value
+
+
+class SequenceNode(Node):
+    """A list, tuple or namedtuple, or an object of a type derived from one."""
+
+    def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
+        super().__init__(name, value)
+        fields = getattr(value, "_fields", None)
+        suffixes = (
+            [f"[{i}]" for i in range(len(value))] if fields is None else [f".{f}" for f in fields]
+        )
+        self.children = [
+            describe(name + suffix, element, leaf)
+            for suffix, element in zip(suffixes, value, strict=True)
+        ]
+        # Keeps what a derived type holds besides its elements, but none of its tensors.
+        self._template = copy.copy(value) if isinstance(value, list) else None
+        if self._template is not None:
+            self._template[:] = [None] * len(value)
+
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        self.check_kind(value)
+        if len(value) != len(self.children):
+            raise self.changed(f"length {len(self.children)}", f"length {len(value)}")
+        for child, element in zip(self.children, value, strict=True):
+            child.collect(element, tensors)
+
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        elements = [child.build(tensors) for child in self.children]
+        if self._template is not None:
+            result = copy.copy(self._template)
+            result[:] = elements
+            return result
+        make: Callable[[Iterable[Any]], Any] = getattr(self.kind, "_make", self.kind)
+        return make(elements)
+
+
+class MappingNode(Node):
+    """A dict or an object of a type derived from it; keeps the order its keys had at first."""
+
+    def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
+        super().__init__(name, value)
+        self.keys = list(value)
+        self.children = [describe(f"{name}[{key!r}]", value[key], leaf) for key in self.keys]
+        # Keeps what a derived type holds besides its items, but none of its tensors.
+        self._template = copy.copy(value)
+        for key in self.keys:
+            self._template[key] = None
+
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        self.check_kind(value)
+        if len(value) != len(self.keys) or any(key not in value for key in self.keys):
+            raise self.changed(f"the keys {self.keys}", f"the keys {list(value)}")
+        for key, child in zip(self.keys, self.children, strict=True):
+            child.collect(value[key], tensors)
+
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        result = copy.copy(self._template)
+        for key, child in zip(self.keys, self.children, strict=True):
+            result[key] = child.build(tensors)
+        return result
+
+
+class CustomNode(Node):
+    """An object of a type with a registered parser."""
+
+    def __init__(
+        self, name: str, value: Any, parser: ICustomArgParser, leaf: Callable[[str, Any], Node]
+    ) -> None:
+        super().__init__(name, value)
+        self._original = value
+        self._parser = parser
+        self.children = [
+            leaf(f"{name}.yieldTensors()[{i}]", tensor)
+            for i, tensor in enumerate(parser.yieldTensors(value))
+        ]
+
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        self.check_kind(value)
+        found = list(self._parser.yieldTensors(value))
+        if len(found) != len(self.children):
+            raise self.changed(f"{len(self.children)} tensors", f"{len(found)} tensors")
+        for child, tensor in zip(self.children, found, strict=True):
+            child.collect(tensor, tensors)
+
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        # Only tensors of the device come from the iterator; the parser takes others from the
+        # original.
+        mine = [child.build(tensors) for child in self.children if isinstance(child, TensorNode)]
+        return self._parser.reconstruct(self._original, iter(mine))
+
+
+def describe(name: str, value: Any, leaf: Callable[[str, Any], Node]) -> Node:
+    """Return the tree of nodes of a value.
+
+    Args:
+        name: What the user calls the value.
+        value: A tensor, a container, an object with a registered parser, or anything else.
+        leaf: Makes the node of everything that is not a container, from its name and value.
+    """
+    if isinstance(value, torch.Tensor):
+        return leaf(name, value)
+    parser = _find_parser(type(value))
+    if parser is not None:
+        return CustomNode(name, value, parser, leaf)
+    if isinstance(value, (list, tuple)):
+        return SequenceNode(name, value, leaf)
+    if isinstance(value, dict):
+        return MappingNode(name, value, leaf)
+    return leaf(name, value)
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield every node of some trees, each before those inside it.
+
+    Args:
+        nodes: The roots.
+    """
+    for node in nodes:
+        yield node
+        yield from walk(node.children)
+
+
+def _show(value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, (torch.Tensor, list, tuple, dict)):
+        return f"a {name}"
+    return "None" if value is None else f"the {name} {reprlib.repr(value)}"

@@ -1,0 +1,248 @@
+"""What PopTorch's optimizers have in common: variable attributes, and state on a device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, overload
+
+import torch
+
+from popsim_torch.errors import UsageAssertionError, UsageRuntimeError, UsageValueError
+
+__all__ = ["AccumulationType", "DeviceLink", "Optimizer", "VariableAttributes", "accumulation_type"]
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+_ACCUM_TYPES = (torch.float16, torch.float32)
+_ACCUM_TYPES_MESSAGE = "Accumulation types must be either torch.float32 or torch.float16"
+
+
+class DeviceLink(Protocol):
+    """What an optimizer needs of the executor that runs its updates."""
+
+    def read_state(self) -> Tensors:
+        """Return the state tensors (``Accl___w``, ``Step___w``, ...) on the CPU, by name."""
+
+    def read_parameters(self) -> Tensors:
+        """Return the variable scalars in their derived form on the CPU, by name."""
+
+    def write_state(self, tensors: Tensors) -> None:
+        """Take states and scalars over, by name, no later than the next run.
+
+        Names that the program does not have are ignored. States that the program has and that are
+        missing here keep their value; the link says so in a warning.
+        """
+
+
+class VariableAttributes:
+    """Which hyper-parameters of an optimizer can change after compilation.
+
+    Args:
+        variable_attributes: Names of the variable ones.
+        allowed_attributes: Every name there is.
+    """
+
+    def __init__(
+        self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]
+    ) -> None:
+        self._variable = set(variable_attributes)
+        self._allowed = set(allowed_attributes)
+
+    def isConstant(self, attr: str) -> bool:
+        """Tell whether an attribute is part of the compiled program.
+
+        Args:
+            attr: Name of a hyper-parameter.
+
+        Raises:
+            AssertionError: The optimizer has no such attribute.
+        """
+        self._check(attr)
+        return attr not in self._variable
+
+    def markAsConstant(self, attr: str) -> None:
+        """Make an attribute part of the program. To be called before compilation.
+
+        Args:
+            attr: Name of a hyper-parameter.
+
+        Raises:
+            AssertionError: The optimizer has no such attribute.
+        """
+        self._check(attr)
+        self._variable.discard(attr)
+
+    def markAsVariable(self, attr: str) -> None:
+        """Let an attribute change after compilation. To be called before compilation.
+
+        Args:
+            attr: Name of a hyper-parameter.
+
+        Raises:
+            AssertionError: The optimizer has no such attribute.
+        """
+        self._check(attr)
+        self._variable.add(attr)
+
+    def _check(self, attr: str) -> None:
+        if attr not in self._allowed:
+            raise UsageAssertionError(
+                f"Unknown attribute {attr!r}. This optimizer has {sorted(self._allowed)}."
+            )
+
+
+class AccumulationType:
+    """An element type of a state: float16 or float32."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> AccumulationType: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> torch.dtype: ...
+    def __get__(self, instance: object | None, owner: type) -> torch.dtype | AccumulationType:
+        if instance is None:
+            return self
+        value: torch.dtype = getattr(instance, self._name)
+        return value
+
+    def __set__(self, instance: object, value: torch.dtype) -> None:
+        if value not in _ACCUM_TYPES:
+            raise UsageValueError(f"{_ACCUM_TYPES_MESSAGE}, got {value}.")
+        setattr(instance, self._name, value)
+
+
+def accumulation_type(name: str, value: torch.dtype | None) -> torch.dtype:
+    """Return a constructor's element type, or the default."""
+    if value is None:
+        return torch.float32
+    if value not in _ACCUM_TYPES:
+        raise UsageAssertionError(f"{_ACCUM_TYPES_MESSAGE}, got {value} for {name}.")
+    return value
+
+
+class Optimizer(torch.optim.Optimizer):
+    """What all poptorch optimizers have in common; a mix-in before a torch optimizer.
+
+    Attributes:
+        variable_attrs: Which hyper-parameters can change after compilation.
+        loss_scaling: Multiplies the loss before the backward pass; the update divides by it.
+    """
+
+    variable_attrs: VariableAttributes
+    loss_scaling: float
+
+    _device: DeviceLink | None = None
+    # What state_dict() returns while no device is linked. None: never compiled.
+    _ipu_state: Tensors | None = None
+    _ipu_param: Tensors | None = None
+    # What the next device has to take over.
+    _pending: Tensors | None = None
+
+    def _set_common(self, variable: Iterable[str], loss_scaling: float | None) -> None:
+        """Set the common attributes; to be called after torch's constructor.
+
+        Args:
+            variable: Names of the hyper-parameters that were given explicitly.
+            loss_scaling: As given to the constructor.
+        """
+        allowed = {*self.defaults, "loss_scaling"}
+        names = {*variable, *(["loss_scaling"] if loss_scaling is not None else [])}
+        self.variable_attrs = VariableAttributes(names, allowed)
+        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
+
+    def _link(self, device: DeviceLink) -> None:
+        """Connect to the executor that runs the updates, and hand over loaded state, if any."""
+        self._device = device
+        if self._pending is not None:
+            device.write_state(self._pending)
+            self._pending = None
+
+    def _unlink(self) -> None:
+        """Read the state back from the executor, and forget the executor.
+
+        The next executor takes the state over, but not the scalars: by then the attributes may have
+        other values.
+        """
+        if self._device is None:
+            return
+        self._read_back()
+        self._device = None
+        self._pending = self._ipu_state or None
+
+    def _has_pending_state(self) -> bool:
+        """Tell whether the next executor has something to take over."""
+        return self._pending is not None
+
+    def _read_back(self) -> None:
+        if self._device is not None:
+            self._ipu_state = self._device.read_state()
+            self._ipu_param = self._device.read_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's dictionary, and the state of the device.
+
+        Returns:
+            ``state`` and ``param_groups`` as in torch; ``ipu_state``: CPU tensors by name, such as
+            ``Accl1___fc.weight``; ``ipu_param``: the variable hyper-parameters as the device has
+            them, by name. The last two are None before the first compilation.
+        """
+        self._read_back()
+        return {
+            "ipu_state": _copied(self._ipu_state),
+            "ipu_param": _copied(self._ipu_param),
+            **super().state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned, before or after compilation.
+
+        The groups change at once, the device's tensors no later than the next run.
+
+        Args:
+            state_dict: A dictionary from ``state_dict`` of the same class of optimizer.
+
+        Raises:
+            RuntimeError: It is empty, or from a torch optimizer.
+            ValueError: Its groups are not those of this optimizer.
+        """
+        if not state_dict:
+            raise UsageRuntimeError(
+                "Cannot load optimizer state dictionary because it is empty. Pass what "
+                "state_dict() of a poptorch optimizer returned."
+            )
+        if not {"ipu_state", "ipu_param"} <= set(state_dict):
+            raise UsageRuntimeError(
+                "Only IPU optimizer states can be loaded: the keys 'ipu_state' and 'ipu_param' are "
+                "missing. Pass what state_dict() of a poptorch optimizer returned."
+            )
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self._ipu_state = _copied(state_dict["ipu_state"])
+        self._ipu_param = _copied(state_dict["ipu_param"])
+        tensors = {**(self._ipu_state or {}), **(self._ipu_param or {})}
+        if not tensors:
+            return
+        if self._device is None:
+            self._pending = tensors
+        else:
+            self._device.write_state(tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._read_back()
+        # torch keeps its own three entries and makes its hooks anew; a scheduler's wrapper around
+        # step() belongs to this object.
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_device", "step") and not name.startswith("_optimizer_")
+        }
+        own["variable_attrs"] = copy.deepcopy(self.variable_attrs)
+        if self._device is not None:
+            own["_pending"] = self._ipu_state or None
+        return {**own, **super().__getstate__()}
+
+
+def _copied(tensors: Mapping[str, torch.Tensor] | None) -> Tensors | None:
+    return None if tensors is None else {name: t.clone() for name, t in tensors.items()}

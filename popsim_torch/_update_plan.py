@@ -1,0 +1,208 @@
+"""From an optimizer object to the plan of a model's weight update.
+
+    settings = read_optimizer(optimizer)  # when the model is wrapped, and by setOptimizer
+    plan = plan_updates(settings, parameters, ...)  # when it is compiled, and by setOptimizer
+
+The two are apart because an optimizer's values count when it is given to a model, not when the
+model is compiled. ``_update_reading`` does the first, ``_update_types`` says what a plan is and how
+it becomes ir, ``_update_rules`` has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from popsim_torch._update_reading import (
+    AttributeRecord,
+    GroupSettings,
+    OptimizerSettings,
+    read_optimizer,
+)
+from popsim_torch._update_rules import AccumulationMode, Rule, Target, update_rule
+from popsim_torch._update_types import (
+    Accumulation,
+    AttributeValue,
+    GradientInput,
+    HyperParameter,
+    OptimizerPlan,
+    ParameterUpdate,
+    Scalar,
+    State,
+)
+from popsim_torch.enums import ReductionType
+from popsim_torch.errors import Error
+
+__all__ = [
+    "Accumulation",
+    "AttributeRecord",
+    "AttributeValue",
+    "GradientInput",
+    "GroupSettings",
+    "HyperParameter",
+    "OptimizerPlan",
+    "OptimizerSettings",
+    "ParameterUpdate",
+    "Scalar",
+    "State",
+    "plan_updates",
+    "read_optimizer",
+]
+
+
+def plan_updates(
+    optimizer: torch.optim.Optimizer | OptimizerSettings,
+    parameters: Mapping[str, torch.nn.Parameter],
+    *,
+    gradient_accumulation: int = 1,
+    replicas: int = 1,
+    reduction: ReductionType = ReductionType.Mean,
+    running_mean: bool = False,
+    relax_checks: bool = False,
+    all_parameters: Mapping[str, torch.nn.Parameter] | None = None,
+) -> OptimizerPlan:
+    """Plan the weight update of a traced model.
+
+    A parameter in no group of the optimizer is trained with the optimizer's ``defaults``. A
+    parameter of the optimizer that is not in ``parameters`` (frozen, or without influence on the
+    loss) is left alone.
+
+    Args:
+        optimizer: An optimizer, or what ``read_optimizer`` returned for one.
+        parameters: The parameters that have a gradient, by canonical name; the optimizer's groups
+            are found by the identity of these objects.
+        gradient_accumulation: Micro-batches per weight update.
+        replicas: Replicas of the model, in all processes.
+        reduction: Sum or mean over micro-batches and replicas.
+        running_mean: Accumulators hold the mean so far (strategy Running); with Mean only.
+        relax_checks: As in ``read_optimizer``.
+        all_parameters: Every parameter of the model by canonical name, also those without a
+            gradient; None: do not check whether the optimizer's parameters belong to the model.
+
+    Raises:
+        AssertionError: The optimizer cannot be converted.
+        Error: A value is out of range, or a parameter of the optimizer is not in the model.
+    """
+    if isinstance(optimizer, OptimizerSettings):
+        settings = optimizer
+    else:
+        settings = read_optimizer(optimizer, relax_checks=relax_checks)
+    rule = settings.rule
+    mean = reduction == ReductionType.Mean
+    mode = AccumulationMode(
+        gradient_accumulation, replicas, mean, running_mean and mean and not rule.combined
+    )
+    _check_range(settings)
+    known = {**(all_parameters or {}), **parameters}
+    if all_parameters is not None:
+        _check_in_model(settings, known)
+    group_of = {
+        id(parameter): index
+        for index, group in enumerate(settings.groups)
+        for parameter in group.parameters
+    }
+    updates = []
+    for name, parameter in parameters.items():
+        group_index = group_of.get(id(parameter))
+        in_group = group_index is not None
+        values = settings.defaults if group_index is None else settings.groups[group_index].values
+        values = {**values, "loss_scaling": settings.loss_scaling}
+        target = Target(name, _device_type(parameter.dtype), values, in_group)
+        updates.append(update_rule(rule, target, mode))
+    return OptimizerPlan(
+        type_name=rule.type_name,
+        updates=tuple(updates),
+        loss_scaling=Scalar(
+            "lossScaling_FLOAT", settings.loss_scaling.value, settings.loss_scaling.constant
+        ),
+        max_grad_norm=rule.max_grad_norm,
+        norm_attributes={"divisor": float(mode.divisor)},
+        groups=_group_names(settings, known),
+        defaults=settings.defaults,
+        group_values=tuple(group.values for group in settings.groups),
+        modes=_modes(rule),
+    )
+
+
+def _device_type(dtype: torch.dtype) -> torch.dtype:
+    """Return a parameter's element type on the device, which has no float64."""
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
+def _group_names(
+    settings: OptimizerSettings, known: Mapping[str, torch.nn.Parameter]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each group's parameters; those that are not known are left out."""
+    name_of = {id(parameter): name for name, parameter in list(known.items())[::-1]}
+    return tuple(
+        tuple(name_of[id(p)] for p in group.parameters if id(p) in name_of)
+        for group in settings.groups
+    )
+
+
+def _check_in_model(settings: OptimizerSettings, known: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raise ``Error`` for a parameter of the optimizer that the model does not have."""
+    in_model = {id(parameter) for parameter in known.values()}
+    for index, group in enumerate(settings.groups):
+        for position, parameter in enumerate(group.parameters):
+            if id(parameter) not in in_model:
+                raise Error(
+                    f"Parameter {position} of optimizer group {index}, of shape "
+                    f"{list(parameter.shape)}, is not in the model. Make the optimizer from the "
+                    "parameters of the wrapped model, and do not replace them afterwards."
+                )
+
+
+def _modes(rule: Rule) -> dict[str, object]:
+    """Return what ``OptimizerPlan.modes`` holds."""
+    match rule.type_name:
+        case "SGD1" | "SGD2":
+            return {
+                "Optimizer types": "SGD",
+                "SGD accumulator and velocity modes": "combined" if rule.combined else "separate",
+                "SGD accumulation types": rule.accum_type,
+                "SGD velocity accumulation types": rule.velocity_accum_type,
+                "Maximum gradient norms": rule.max_grad_norm,
+            }
+        case "RMSPROP":
+            return {
+                "Optimizer types": "RMSprop",
+                "Adaptive modes": "centered RMSprop" if rule.centered else "RMSprop",
+            }
+        case _:
+            bias = "" if rule.bias_correction else " without bias correction"
+            return {
+                "Optimizer types": "Adam",
+                "Adam modes": ("LAMB" if rule.type_name == "LAMB" else "Adam") + bias,
+                "Weight decay modes": "L2" if rule.type_name == "ADAM" else "decoupled",
+                "Maximum gradient norms": rule.max_grad_norm,
+            }
+
+
+def _check_range(settings: OptimizerSettings) -> None:
+    """Raise ``Error`` for values with which no update can be computed."""
+    if settings.loss_scaling.value == 0:
+        raise Error("Loss scaling cannot be 0.")
+    _check_values(settings.defaults, "the defaults")
+    for index, group in enumerate(settings.groups):
+        _check_values(group.values, f"group {index}")
+
+
+def _check_values(values: Mapping[str, HyperParameter], where: str) -> None:
+    def refuse(name: str, rule: str) -> Error:
+        return Error(f"Optimizer value '{name}' in {where} is {values[name].value}; {rule}.")
+
+    for name, hyper in values.items():
+        # Written so that NaN is refused too.
+        if name in ("eps", "velocity_scaling"):
+            if not hyper.value > 0:
+                raise refuse(name, "it must be greater than 0")
+        elif not hyper.value >= 0:
+            raise refuse(name, "it must not be negative")
+        elif name in ("beta1", "beta2") and hyper.value >= 1:
+            raise refuse(name, "it must be less than 1")
+    if values["lr"].constant and values["lr"].value == 0:
+        raise refuse("lr", "a constant learning rate must not be 0; pass it to the constructor")
+    if "nesterov" in values and values["nesterov"].value and values["dampening"].value > 0:
+        raise refuse("dampening", "Nesterov momentum needs a dampening of 0")

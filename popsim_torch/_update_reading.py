@@ -1,0 +1,323 @@
+"""Copies an optimizer's values: what it says about the weight update at one moment.
+
+A model reads its optimizer when it is wrapped and by ``setOptimizer``; what happens to the object
+in between does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from popsim_torch import optim
+from popsim_torch._update_rules import Rule
+from popsim_torch._update_types import HyperParameter
+from popsim_torch.errors import Error, UsageAssertionError, UsageValueError
+
+__all__ = ["AttributeRecord", "GroupSettings", "OptimizerSettings", "read_optimizer"]
+
+_logger = logging.getLogger("poptorch::python")
+
+# Hyper-parameters per optimizer type, as they are called in the groups. ``betas`` is read as
+# ``beta1`` and ``beta2``.
+_ADAM_NAMES = ("lr", "betas", "eps", "weight_decay")
+_SGD_NAMES = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+_NAMES = {
+    "SGD1": (*_SGD_NAMES, "velocity_scaling"),
+    "SGD2": _SGD_NAMES,
+    "ADAM": _ADAM_NAMES,
+    "ADAMW": _ADAM_NAMES,
+    "LAMB": (*_ADAM_NAMES, "max_weight_norm"),
+    "RMSPROP": ("lr", "alpha", "eps", "weight_decay", "momentum"),
+}
+_STRUCTURAL = ("nesterov",)
+
+# torch.optim: an attribute with this value in all groups is constant; None: always constant.
+_TORCH_CONSTANT_AT: Mapping[str, float | None] = {
+    "betas": None,
+    "alpha": None,
+    "nesterov": None,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "eps": 1e-8,
+}
+_ADAMW_WEIGHT_DECAY = 0.01
+
+_KNOWN_CLASSES = {
+    *(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB),
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttributeRecord:
+    """Names of an optimizer's attributes, to notice those that appear later.
+
+    Attributes:
+        object_names: Attributes of the object.
+        default_names: Keys of its ``defaults``.
+        group_names: Keys of each group.
+    """
+
+    object_names: frozenset[str]
+    default_names: frozenset[str]
+    group_names: tuple[frozenset[str], ...]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> AttributeRecord:
+        """Record the attributes that ``optimizer`` has now."""
+        # Private names are torch's; a method on the object is a scheduler's wrapper.
+        visible = (
+            name
+            for name, value in vars(optimizer).items()
+            if not name.startswith("_") and not callable(value)
+        )
+        return cls(
+            frozenset(visible),
+            frozenset(optimizer.defaults),
+            tuple(frozenset(group) for group in optimizer.param_groups),
+        )
+
+    def joined(
+        self, later: AttributeRecord, type_name: str, *, relax_checks: bool
+    ) -> AttributeRecord:
+        """Report names that are new in a later record, and return both together.
+
+        Args:
+            later: A record of the same optimizer, or of the one that replaces it.
+            type_name: Optimizer type, for the message.
+            relax_checks: Report on level DEBUG instead of WARNING.
+        """
+        pairs = [
+            ("optimizer attribute", self.object_names, later.object_names),
+            ("default group variable", self.default_names, later.default_names),
+        ]
+        known_groups = list(self.group_names[: len(later.group_names)])
+        known_groups += list(later.group_names[len(known_groups) :])
+        for index, (known, names) in enumerate(zip(known_groups, later.group_names, strict=True)):
+            pairs.append((f"group {index} attribute", known, names))
+        for kind, known, names in pairs:
+            if unexpected := sorted(names - known):
+                _logger.log(
+                    logging.DEBUG if relax_checks else logging.WARNING,
+                    "Ignoring unexpected %s in %s optimizer: %s",
+                    *(kind, type_name, unexpected),
+                )
+        groups = zip(known_groups, later.group_names, strict=True)
+        return AttributeRecord(
+            self.object_names | later.object_names,
+            self.default_names | later.default_names,
+            tuple(known | names for known, names in groups),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSettings:
+    """A parameter group as it was when the optimizer was read.
+
+    Attributes:
+        parameters: Its parameters; what counts is which objects they are.
+        values: Its hyper-parameters, by attribute name.
+    """
+
+    parameters: tuple[torch.Tensor, ...]
+    values: Mapping[str, HyperParameter]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """A copy of everything that a model needs to know of an optimizer.
+
+    Attributes:
+        rule: Structure of the optimizer.
+        loss_scaling: Factor of the loss.
+        defaults: Hyper-parameters of parameters in no group, by attribute name.
+        groups: The parameter groups.
+        attributes: Names of the optimizer's attributes, for the next ``read_optimizer``.
+    """
+
+    rule: Rule
+    loss_scaling: HyperParameter
+    defaults: Mapping[str, HyperParameter]
+    groups: tuple[GroupSettings, ...]
+    attributes: AttributeRecord
+
+    @property
+    def forces_running_mean(self) -> bool:
+        """Half-precision accumulators overflow in a sum, so they hold the running mean.
+
+        A model with Mean reduction that has no explicit strategy changes to Running for them; one
+        that is already compiled must refuse such an optimizer.
+        """
+        return not self.rule.combined and self.rule.accum_type == torch.float16
+
+
+def read_optimizer(
+    optimizer: torch.optim.Optimizer,
+    *,
+    automatic_loss_scaling: bool = False,
+    relax_checks: bool = False,
+    known_attributes: AttributeRecord | None = None,
+) -> OptimizerSettings:
+    """Copy an optimizer's values.
+
+    Args:
+        optimizer: Of ``poptorch.optim``, or a SGD, Adam, AdamW or RMSprop of ``torch.optim``.
+        automatic_loss_scaling: The loss scale changes while the program runs.
+        relax_checks: Report unexpected attributes on level DEBUG instead of WARNING.
+        known_attributes: ``attributes`` of the settings that these will replace; None for the
+            first optimizer of a model.
+
+    Raises:
+        AssertionError: The type is not supported, or a value is not a number.
+        ValueError: The optimizer is an amsgrad one.
+    """
+    rule = _read_rule(optimizer)
+    if known_attributes is None:
+        _warn_of_ignored(optimizer, rule.type_name)
+    attributes = AttributeRecord.of(optimizer)
+    if known_attributes is not None:
+        attributes = known_attributes.joined(attributes, rule.type_name, relax_checks=relax_checks)
+    loss_scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
+    scale_is_constant = not isinstance(
+        optimizer, optim.Optimizer
+    ) or optimizer.variable_attrs.isConstant("loss_scaling")
+    reader = _ValueReader(optimizer, rule.type_name)
+    return OptimizerSettings(
+        rule,
+        HyperParameter(loss_scaling, scale_is_constant and not automatic_loss_scaling),
+        reader.values(optimizer.defaults),
+        tuple(
+            GroupSettings(tuple(group["params"]), reader.values({**optimizer.defaults, **group}))
+            for group in optimizer.param_groups
+        ),
+        attributes,
+    )
+
+
+class _ValueReader:
+    """Reads the hyper-parameters of an optimizer's groups; what is constant is so for all."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, type_name: str) -> None:
+        self._optimizer = optimizer
+        self._type_name = type_name
+        self._constant = {name: self._is_constant(name) for name in _NAMES[type_name]}
+
+    def values(self, group: Mapping[str, Any]) -> dict[str, HyperParameter]:
+        """Return the hyper-parameters of a group, complete with the defaults."""
+        found = {}
+        for name, constant in self._constant.items():
+            value = group[name]
+            if name != "betas":
+                found[name] = HyperParameter(_number(name, value), constant)
+                continue
+            if not isinstance(value, tuple | list) or len(value) != 2:
+                raise UsageAssertionError(f"Expected a pair of numbers for betas, got {value!r}.")
+            for index, beta in enumerate(value, start=1):
+                found[f"beta{index}"] = HyperParameter(_number("betas", beta), constant)
+        return found
+
+    def _is_constant(self, name: str) -> bool:
+        if isinstance(self._optimizer, optim.Optimizer):
+            return name in _STRUCTURAL or self._optimizer.variable_attrs.isConstant(name)
+        if name not in _TORCH_CONSTANT_AT:
+            return False
+        constant_at = _TORCH_CONSTANT_AT[name]
+        if name == "weight_decay" and isinstance(self._optimizer, torch.optim.AdamW):
+            constant_at = _ADAMW_WEIGHT_DECAY
+        groups = (self._optimizer.defaults, *self._optimizer.param_groups)
+        return constant_at is None or all(group.get(name) == constant_at for group in groups)
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, numbers.Real):
+        raise UsageAssertionError(
+            f"Expected a number for {name}, got {value!r} of type {type(value).__name__}."
+        )
+    return float(value)
+
+
+def _type_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the optimizer type, as messages spell it.
+
+    Raises:
+        AssertionError: The type is not supported.
+    """
+    # AdamW is a subclass of Adam, in torch.
+    if isinstance(optimizer, torch.optim.AdamW):
+        return "ADAMW"
+    if isinstance(optimizer, torch.optim.Adam):
+        return "ADAMW" if optimizer.defaults.get("decoupled_weight_decay") else "ADAM"
+    if isinstance(optimizer, torch.optim.SGD):
+        return "SGD1" if getattr(optimizer, "use_combined_accum", False) else "SGD2"
+    if isinstance(optimizer, torch.optim.RMSprop):
+        return "RMSPROP"
+    if isinstance(optimizer, optim.LAMB):
+        return "LAMB"
+    raise UsageAssertionError(
+        f"Unsupported optimizer type {type(optimizer).__name__}. Supported are SGD, Adam, AdamW, "
+        "RMSprop and LAMB of poptorch.optim, and SGD, Adam, AdamW and RMSprop of torch.optim."
+    )
+
+
+def _read_rule(optimizer: torch.optim.Optimizer) -> Rule:
+    type_name = _type_name(optimizer)
+    if any(group.get("amsgrad") for group in (optimizer.defaults, *optimizer.param_groups)):
+        raise UsageValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
+    centered = {bool(group.get("centered")) for group in optimizer.param_groups}
+    if len(centered) > 1:
+        raise UsageAssertionError("All parameter groups must have the same value of centered.")
+    combined = type_name == "SGD1"
+
+    def element_type(name: str) -> torch.dtype:
+        dtype = getattr(optimizer, name, torch.float32)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    return Rule(
+        type_name,
+        None if combined else element_type("accum_type"),
+        None if combined else element_type("velocity_accum_type"),
+        element_type("first_order_momentum_accum_type"),
+        element_type("second_order_momentum_accum_type"),
+        _max_grad_norm(optimizer),
+        bool(getattr(optimizer, "bias_correction", True)),
+        centered.pop(),
+        bool(getattr(optimizer, "use_tf_variant", False)),
+    )
+
+
+def _max_grad_norm(optimizer: torch.optim.Optimizer) -> float | None:
+    value = getattr(optimizer, "max_grad_norm", None)
+    if value is None:
+        return None
+    norm = _number("max_grad_norm", value)
+    if math.isnan(norm) or norm < 0:
+        raise Error(f"max_grad_norm must be a number of at least 0, got {norm}.")
+    return None if math.isinf(norm) else norm
+
+
+def _warn_of_ignored(optimizer: torch.optim.Optimizer, type_name: str) -> None:
+    """Warn of what the user wrote and the device does not do."""
+    if type(optimizer) not in _KNOWN_CLASSES:
+        _logger.warning(
+            "%s is a subclass of a supported optimizer; its Python code is not run on the device, "
+            "which updates the weights as %s does.",
+            *(type(optimizer).__name__, type_name),
+        )
+    if any("loss_scaling" in group for group in optimizer.param_groups):
+        _logger.warning(
+            "loss_scaling in a parameter group is ignored; there is one loss scaling per model. "
+            "Pass it to the optimizer."
+        )
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        _logger.warning(
+            "maximize=True is ignored on the device, which always minimises. Negate the loss."
+        )

@@ -1,0 +1,404 @@
+"""From the values of an optimizer to the update op of one parameter.
+
+Names and formulas of the scalars are those of PopART's optimizer tensors; programs read and anchor
+them. ``lr``, ``dp`` (dampening), ``wd`` (weight decay), ``mm`` (momentum), ``ls`` (loss scaling)
+and ``vs`` (velocity scaling) stand for the values of the parameter's group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+
+from popsim_torch._update_types import (
+    Accumulation,
+    AttributeValue,
+    GradientInput,
+    HyperParameter,
+    ParameterUpdate,
+    Scalar,
+    State,
+)
+
+__all__ = ["AccumulationMode", "Rule", "Target", "update_rule"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The structure of an optimizer, the same for all parameters.
+
+    Attributes:
+        type_name: ``SGD1``, ``SGD2``, ``ADAM``, ``ADAMW``, ``LAMB`` or ``RMSPROP``.
+        accum_type: Element type of ``Accum___w``; None: the weight's.
+        velocity_accum_type: Of ``Accl___w``; None: the weight's.
+        first_type: Of ``Accl1___w``, and RMSprop's ``Accl3___w``.
+        second_type: Of Adam's and LAMB's ``Accl2___w``.
+        max_grad_norm: The largest global gradient norm; None: no clipping.
+        bias_correction: Adam and LAMB: divide the moments by ``1 - beta ** step``.
+        centered: RMSprop: subtract the squared mean of the gradients.
+        tf_variant: RMSprop as TensorFlow defines it.
+    """
+
+    type_name: str
+    accum_type: torch.dtype | None = torch.float32
+    velocity_accum_type: torch.dtype | None = torch.float32
+    first_type: torch.dtype = torch.float32
+    second_type: torch.dtype = torch.float32
+    max_grad_norm: float | None = None
+    bias_correction: bool = True
+    centered: bool = False
+    tf_variant: bool = False
+
+    @property
+    def combined(self) -> bool:
+        """One tensor is both accumulator and velocity."""
+        return self.type_name == "SGD1"
+
+
+@dataclasses.dataclass(frozen=True)
+class AccumulationMode:
+    """How many gradients an update combines, and how.
+
+    Attributes:
+        steps: Micro-batches per weight update and replica.
+        replicas: Replicas, in all processes.
+        mean: Average them; else add them up.
+        running: With ``mean``: accumulators hold the mean so far, instead of a sum.
+    """
+
+    steps: int = 1
+    replicas: int = 1
+    mean: bool = True
+    running: bool = False
+
+    @property
+    def needed(self) -> bool:
+        """More than one gradient is combined."""
+        return self.steps * self.replicas > 1
+
+    @property
+    def divisor(self) -> int:
+        """What the accumulated gradient is divided by in the update (``af * rf``)."""
+        return self.steps * self.replicas if self.mean and not self.running else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The parameter an update is made for.
+
+    Attributes:
+        name: Canonical name.
+        dtype: Element type on the device.
+        values: Hyper-parameters of its group, ``loss_scaling`` among them, by attribute name.
+        in_group: False: it has the optimizer's defaults.
+    """
+
+    name: str
+    dtype: torch.dtype
+    values: Mapping[str, HyperParameter]
+    in_group: bool
+
+    def state(
+        self,
+        kind: str,
+        dtype: torch.dtype | None,
+        *,
+        initial: float = 0.0,
+        initial_per_weight: float = 0.0,
+        scale: float = 1.0,
+    ) -> State:
+        """Make a state of this parameter, with its shape; dtype None: and its element type."""
+        return State(
+            f"{kind}___{self.name}",
+            kind,
+            dtype or self.dtype,
+            initial=initial,
+            initial_per_weight=initial_per_weight,
+            scale=scale,
+        )
+
+    def scalar(self, prefix: str, formula: Callable[..., float], *ingredients: str) -> Scalar:
+        """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``."""
+        values = [self.values[ingredient] for ingredient in ingredients]
+        return Scalar(
+            self._scalar_name(prefix),
+            float(formula(*(value.value for value in values))),
+            all(value.constant for value in values),
+        )
+
+    def _scalar_name(self, prefix: str) -> str:
+        if self.in_group:
+            return f"{prefix}___specific___{self.name}"
+        follows_weight = prefix.startswith(("weightDecayScaleFactor", "scaledMomentum", "sgdMom"))
+        half = follows_weight and self.dtype == torch.float16
+        return f"{prefix}___default___{'FLOAT16' if half else 'FLOAT'}"
+
+
+def update_rule(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
+    """Return the update of one parameter.
+
+    Args:
+        rule: Structure of the optimizer.
+        target: The parameter and its values.
+        mode: How gradients are combined. ``running`` has no meaning for a combined velocity.
+    """
+    if rule.combined:
+        mode = dataclasses.replace(mode, running=False)
+    match rule.type_name:
+        case "SGD1" | "SGD2":
+            momentum = target.values["momentum"]
+            if momentum.constant and momentum.value == 0:
+                return _plain_sgd(rule, target, mode)
+            if rule.combined:
+                return _combined_sgd(rule, target, mode)
+            return _momentum_sgd(rule, target, mode)
+        case "ADAM" | "ADAMW" | "LAMB":
+            return _adam(rule, target, mode)
+        case "RMSPROP":
+            return _rmsprop(rule, target, mode)
+    raise ValueError(f"no update rule for optimizers of type {rule.type_name}")
+
+
+def _clip_attributes(rule: Rule) -> dict[str, AttributeValue]:
+    return {} if rule.max_grad_norm is None else {"max_grad_norm": float(rule.max_grad_norm)}
+
+
+def _separate_accumulation(
+    rule: Rule, target: Target, mode: AccumulationMode
+) -> tuple[GradientInput, tuple[Accumulation, ...]]:
+    """Return where the update's gradient comes from, and the op that puts it there."""
+    if not mode.needed:
+        return GradientInput.GRADIENT, ()
+    state = target.state("Accum", rule.accum_type)
+    running = mode.running and mode.mean
+    accumulation = Accumulation(
+        "accumulate", state, f"UpdatedVar___{state.name}", attributes={"running": running}
+    )
+    return GradientInput.ACCUMULATOR, (accumulation,)
+
+
+def _plain_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
+    """``w = w * (1 - lr*(1-dp)*wd) - lr*(1-dp)*g/den``."""
+    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    decay = target.scalar(
+        "weightDecayScaleFactor0",
+        lambda lr, dp, wd: 1 - lr * (1 - dp) * wd,
+        *("lr", "dampening", "weight_decay"),
+    )
+    rate = target.scalar(
+        "scaledLearningRate0",
+        lambda lr, dp, ls: lr * (1 - dp) / (ls * mode.divisor),
+        *("lr", "dampening", "loss_scaling"),
+    )
+    return ParameterUpdate(
+        target.name,
+        "sgd_update",
+        gradient,
+        states=(),
+        scalars=(decay, rate),
+        attributes=_clip_attributes(rule),
+        accumulations=accumulations,
+        clipped=rule.max_grad_norm is not None,
+    )
+
+
+def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
+    """``v = mm*v + (1-dp)*(g/den + wd*w)``, ``w -= lr*v``; the velocity is stored times ``ls``."""
+    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    nesterov = bool(target.values["nesterov"].value)
+    scalars = [
+        target.scalar("scaledMomentum2", lambda mm: mm, "momentum"),
+        target.scalar(
+            "dampeningScaleFactor2",
+            lambda dp, _ls: (1 - dp) / mode.divisor,  # the velocity's scale cancels the gradient's
+            *("dampening", "loss_scaling"),
+        ),
+        target.scalar(
+            "scaledWeightDecay1",
+            lambda dp, wd, ls: (1 - dp) * wd * ls,
+            *("dampening", "weight_decay", "loss_scaling"),
+        ),
+        target.scalar("scaledLearningRate2", lambda lr, ls: lr / ls, "lr", "loss_scaling"),
+    ]
+    if nesterov:
+        scalars += _nesterov_scalars(target, 2, "loss_scaling", 1, mode.divisor)
+    loss_scaling = target.values["loss_scaling"].value
+    return ParameterUpdate(
+        target.name,
+        "sgd_momentum_update",
+        gradient,
+        states=(target.state("Accl", rule.velocity_accum_type, scale=loss_scaling),),
+        scalars=tuple(scalars),
+        attributes={"nesterov": nesterov, **_clip_attributes(rule)},
+        accumulations=accumulations,
+        clipped=rule.max_grad_norm is not None,
+    )
+
+
+def _nesterov_scalars(
+    target: Target, version: int, velocity_scale: str, copies: int, divisor: int
+) -> list[Scalar]:
+    """Return the factors of the step ``scale * (g/den + wd*w) + mm*v``.
+
+    Args:
+        target: The parameter.
+        version: 1 for combined SGD, 2 for separate velocity.
+        velocity_scale: Name of the value that stored velocities are multiplied by.
+        copies: How often the stored velocity contains the true one at the update.
+        divisor: ``af * rf``.
+
+    Source:
+        The names are PopART's; which factor stands under which name is ours.
+    """
+    return [
+        target.scalar(f"nesterovGradScaleFactor{version}", lambda s: s * copies, velocity_scale),
+        target.scalar(
+            f"nesterovDampeningScaleFactor{version}", lambda ls: 1 / (ls * divisor), "loss_scaling"
+        ),
+        target.scalar("sgdMomentum", lambda mm: mm, "momentum"),
+        target.scalar("sgdWeightDecay", lambda wd: wd, "weight_decay"),
+    ]
+
+
+def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
+    """Return SGD whose velocity is also the accumulator.
+
+    On an IPU every replica adds its gradients to its own copy of the velocity, and the copies are
+    added up before the update; PopART's scalars divide by their number again. Here the replicas
+    share one velocity, which the first gradient of a device iteration therefore multiplies by that
+    number (``copies``).
+
+    Clipping and Nesterov momentum need the whole gradient by itself, so with them it is accumulated
+    separately, and the update op adds it to the velocity.
+    """
+    nesterov = bool(target.values["nesterov"].value)
+    separate = nesterov or rule.max_grad_norm is not None
+    copies = mode.replicas if mode.steps > 1 else 1
+    weight_decay = target.scalar(
+        "scaledWeightDecay1",
+        lambda dp, wd, vs: (1 - dp) * wd * vs,
+        *("dampening", "weight_decay", "velocity_scaling"),
+    )
+    velocity = target.state(
+        "Accl",
+        None,
+        initial_per_weight=weight_decay.value,
+        scale=target.values["velocity_scaling"].value,
+    )
+    # copies / mode.divisor is rc / af of PopART: 1/GA or 1/R with Mean, R or 1 with Sum.
+    dampening = target.scalar(
+        "dampeningScaleFactor1",
+        lambda dp, vs, ls: (1 - dp) * vs * copies / (ls * mode.divisor),
+        *("dampening", "velocity_scaling", "loss_scaling"),
+    )
+    scalars = [
+        target.scalar("scaledMomentum1", lambda mm: mm / copies, "momentum"),
+        weight_decay,
+        target.scalar(
+            "scaledLearningRate1", lambda lr, vs: lr / (vs * copies), "lr", "velocity_scaling"
+        ),
+    ]
+    if separate:
+        gradient, accumulations = _separate_accumulation(rule, target, mode)
+        scalars.append(dampening)
+        if nesterov:
+            scalars += _nesterov_scalars(target, 1, "velocity_scaling", copies, mode.divisor)
+    else:
+        gradient = GradientInput.NONE
+        accumulations = (
+            Accumulation(
+                "sgd_combined_accumulate",
+                velocity,
+                f"AcclIntoReduce___{target.name}",
+                (dampening,),
+                {"initial_scale": float(copies)},
+            ),
+        )
+    return ParameterUpdate(
+        target.name,
+        "sgd_combined_update",
+        gradient,
+        states=(velocity,),
+        scalars=tuple(scalars),
+        attributes={
+            "initial_scale": float(copies),
+            "nesterov": nesterov,
+            **_clip_attributes(rule),
+        },
+        accumulations=accumulations,
+        clipped=rule.max_grad_norm is not None,
+    )
+
+
+def _gradient_scaling(target: Target, prefix: str, mode: AccumulationMode) -> Scalar:
+    return target.scalar(prefix, lambda ls: ls * mode.divisor, "loss_scaling")
+
+
+def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
+    """Return Adam, AdamW (decoupled weight decay) or LAMB."""
+    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    lamb = rule.type_name == "LAMB"
+    states = [
+        target.state("Accl1", rule.first_type),
+        target.state("Accl2", rule.second_type),
+    ]
+    if rule.bias_correction:
+        states.append(State(f"Step___{target.name}", "Step", torch.float32, per_element=False))
+    scalars = [
+        target.scalar("learningRate", lambda lr: lr, "lr"),
+        target.scalar("weightDecay", lambda wd: wd, "weight_decay"),
+        target.scalar("adamBeta1", lambda beta: beta, "beta1"),
+        target.scalar("adamBeta2", lambda beta: beta, "beta2"),
+        target.scalar("adamEps", lambda eps: eps, "eps"),
+        _gradient_scaling(target, "adamGradientScaling", mode),
+    ]
+    attributes: dict[str, AttributeValue] = {"bias_correction": rule.bias_correction}
+    if lamb:
+        scalars.append(target.scalar("maxWeightNorm", lambda norm: norm, "max_weight_norm"))
+    else:
+        attributes["decoupled_weight_decay"] = rule.type_name == "ADAMW"
+        attributes |= _clip_attributes(rule)
+    return ParameterUpdate(
+        target.name,
+        "lamb_update" if lamb else "adam_update",
+        gradient,
+        states=tuple(states),
+        scalars=tuple(scalars),
+        attributes=attributes,
+        accumulations=accumulations,
+        clipped=not lamb and rule.max_grad_norm is not None,
+    )
+
+
+def _rmsprop(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
+    """Return RMSprop; a momentum that is the constant 0 needs no buffer."""
+    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    momentum = target.values["momentum"]
+    has_momentum = not (momentum.constant and momentum.value == 0)
+    states = [target.state("Accl1", rule.first_type, initial=1.0 if rule.tf_variant else 0.0)]
+    if has_momentum:
+        states.append(target.state("Accl2", torch.float32))
+    if rule.centered:
+        states.append(target.state("Accl3", rule.first_type))
+    return ParameterUpdate(
+        target.name,
+        "rmsprop_update",
+        gradient,
+        states=tuple(states),
+        scalars=(
+            target.scalar("learningRate", lambda lr: lr, "lr"),
+            target.scalar("weightDecay", lambda wd: wd, "weight_decay"),
+            target.scalar("adaptiveAlpha", lambda alpha: alpha, "alpha"),
+            target.scalar("adaptiveMomentum", lambda mm: mm, "momentum"),
+            target.scalar("adaptiveEps", lambda eps: eps, "eps"),
+            _gradient_scaling(target, "adaptiveGradientScaling", mode),
+        ),
+        attributes={
+            "momentum": has_momentum,
+            "centered": rule.centered,
+            "tf_variant": rule.tf_variant,
+        },
+        accumulations=accumulations,
+    )

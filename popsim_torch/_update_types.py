@@ -1,0 +1,351 @@
+"""The weight update of a model as data: what an optimizer means on the device.
+
+How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of parameter ``w``:
+
+1. Every micro-batch (backward phase), for every ``a`` in ``u.accumulations``: op ``a.kind`` with
+   inputs ``[Gradient___w, a.state, *a.scalars]`` and one output, a view of the whole of
+   ``a.state`` named ``a.output``.
+2. Once, after all micro-batches (update phase), when ``plan.max_grad_norm`` is not None: op
+   ``gradient_norm`` with inputs ``[*gradients, plan.loss_scaling]``, where the gradients are the
+   second inputs of all update ops, the attributes ``plan.norm_attributes``, and one float32 output
+   of shape ``()``, ``GlobalNorm___0``.
+3. Once (update phase): op ``u.kind`` with inputs ``[w, gradient, *u.states, *u.scalars]``,
+   followed by the output of ``gradient_norm`` when ``u.clipped``. ``gradient`` is what
+   ``u.gradient`` says: the gradient itself, the accumulator, or nothing (an empty input slot).
+   Outputs: a view of the whole of ``w`` named ``u.updated_name``, then one view per state, in the
+   order of ``u.states``, named ``u.updated_state_names``.
+
+An accumulator adds up the gradients of all micro-batches *and* replicas of a device iteration, so
+``Cursor.accumulation_step`` must count both: it is 0 for exactly one (micro-batch, replica).
+
+Scalars are float32 tensors of shape ``()``. Those that are not constant are device variables and
+keep their name; constant ones can be unnamed constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from popsim_torch.errors import Error
+
+__all__ = [
+    "Accumulation",
+    "AttributeValue",
+    "GradientInput",
+    "HyperParameter",
+    "OptimizerPlan",
+    "ParameterUpdate",
+    "Scalar",
+    "State",
+]
+
+AttributeValue = bool | int | float | str
+
+
+class GradientInput(enum.Enum):
+    """Where the gradient of an update op comes from."""
+
+    GRADIENT = "gradient"
+    """``Gradient___w`` of the only micro-batch."""
+    ACCUMULATOR = "accumulator"
+    """``Accum___w``, after the last micro-batch."""
+    NONE = "none"
+    """The op has no gradient: the velocity already contains it (combined SGD)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HyperParameter:
+    """A value of the optimizer object, before it is derived into scalars."""
+
+    value: float
+    constant: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """A hyper-parameter on the device: a float32 tensor of shape ``()``.
+
+    Attributes:
+        name: Tensor name, e.g. ``scaledLearningRate0___specific___fc1.weight``. Parameters outside
+            of all groups share ``...___default___FLOAT``, so a name may occur in several updates.
+        value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
+        constant: Part of the program: never uploaded again, and no tensor name to list.
+        dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``.
+    """
+
+    name: str
+    value: float
+    constant: bool
+    dtype: torch.dtype = torch.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A tensor that an update keeps from one device iteration to the next.
+
+    Attributes:
+        name: Tensor name, ``<kind>___<parameter>``.
+        kind: ``Accum``, ``Accl``, ``Accl1``, ``Accl2``, ``Accl3`` or ``Step``.
+        dtype: Element type.
+        per_element: True: the shape of the parameter. False: shape ``(1,)``.
+        initial: Value before the first update.
+        initial_per_weight: This times the initial weight is added to ``initial``.
+        scale: The tensor holds this times the true value.
+    """
+
+    name: str
+    kind: str
+    dtype: torch.dtype
+    per_element: bool = True
+    initial: float = 0.0
+    initial_per_weight: float = 0.0
+    scale: float = 1.0
+
+    def initial_value(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the state before the first update.
+
+        Args:
+            weight: The parameter's value, any shape.
+
+        Returns:
+            A new CPU tensor of the state's dtype, shaped like ``weight`` or ``(1,)``.
+        """
+        shape = weight.shape if self.per_element else (1,)
+        value = torch.full(shape, self.initial, dtype=torch.float32)
+        if self.initial_per_weight:
+            value += self.initial_per_weight * weight.detach().to("cpu", torch.float32)
+        return value.to(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """An op that runs for every micro-batch and adds its gradient to a state.
+
+    Inputs of the op: ``[Gradient___w, state, *scalars]``; output: a view of the whole of ``state``.
+
+    Attributes:
+        kind: Op name: ``accumulate`` or ``sgd_combined_accumulate``.
+        state: What is added to: ``Accum___w``, or ``Accl___w`` for combined SGD (then ``state``
+            is also one of the update's states).
+        output: Name of the op's output, e.g. ``UpdatedVar___Accum___w``.
+        scalars: Further inputs.
+        attributes: Attributes of the op.
+    """
+
+    kind: str
+    state: State
+    output: str
+    scalars: tuple[Scalar, ...] = ()
+    attributes: Mapping[str, AttributeValue] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterUpdate:
+    """The op that updates one parameter, once per device iteration.
+
+    Inputs of the op: ``[w, gradient, *states, *scalars]`` and then, when ``clipped``, the output of
+    ``gradient_norm``. Outputs: ``[updated_name, *updated_state_names]``, each a view of the whole
+    of the tensor that it updates. The orders of states and scalars are those of the op's schema
+    (``csrc/ops/update_*.cpp``).
+
+    Attributes:
+        parameter: Canonical name of the parameter, ``w``.
+        kind: Op name: ``sgd_update``, ``sgd_momentum_update``, ``sgd_combined_update``,
+            ``adam_update``, ``lamb_update`` or ``rmsprop_update``.
+        gradient: What the second input is.
+        states: Tensors the op reads and writes, besides the parameter.
+        scalars: Hyper-parameters the op reads.
+        attributes: Attributes of the op.
+        accumulations: Ops that run before, for every micro-batch.
+        clipped: The op takes the global gradient norm as its last input.
+    """
+
+    parameter: str
+    kind: str
+    gradient: GradientInput
+    states: tuple[State, ...]
+    scalars: tuple[Scalar, ...]
+    attributes: Mapping[str, AttributeValue] = dataclasses.field(default_factory=dict)
+    accumulations: tuple[Accumulation, ...] = ()
+    clipped: bool = False
+
+    @property
+    def updated_name(self) -> str:
+        """Name of the op's first output."""
+        return f"UpdatedVar___{self.parameter}"
+
+    @property
+    def updated_state_names(self) -> tuple[str, ...]:
+        """Names of the op's other outputs, one per state."""
+        if self.kind == "sgd_combined_update":
+            return tuple(f"AcclOutOfAcclUpdate___{self.parameter}" for _ in self.states)
+        return tuple(f"UpdatedVar___{state.name}" for state in self.states)
+
+    @property
+    def accumulator(self) -> State | None:
+        """``Accum___w``, or None when there is no separate accumulator."""
+        for accumulation in self.accumulations:
+            if accumulation.state.kind == "Accum":
+                return accumulation.state
+        return None
+
+    @property
+    def all_states(self) -> tuple[State, ...]:
+        """Every state of this parameter, once: the accumulator, if any, and ``states``."""
+        accumulator = self.accumulator
+        return self.states if accumulator is None else (accumulator, *self.states)
+
+    @property
+    def all_scalars(self) -> tuple[Scalar, ...]:
+        """The scalars of the update and of its accumulations."""
+        return (*self.scalars, *(s for a in self.accumulations for s in a.scalars))
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerPlan:
+    """Everything a compiled program needs to know of an optimizer.
+
+    Attributes:
+        type_name: ``SGD1`` (combined), ``SGD2``, ``ADAM``, ``ADAMW``, ``LAMB`` or ``RMSPROP``.
+        updates: One per trained parameter, in the order of the model's parameters.
+        loss_scaling: ``lossScaling_FLOAT``: the seed of the backward pass.
+        max_grad_norm: The largest global norm a gradient may have; None: no clipping.
+        norm_attributes: Attributes of the ``gradient_norm`` op.
+        groups: Per group of the optimizer, the names of its parameters in the model.
+        defaults: Hyper-parameters of parameters in no group, by attribute name.
+        group_values: Hyper-parameters per group, by attribute name.
+        modes: What cannot change after compilation, by its name in error messages (a plural).
+    """
+
+    type_name: str
+    updates: tuple[ParameterUpdate, ...]
+    loss_scaling: Scalar
+    max_grad_norm: float | None
+    norm_attributes: Mapping[str, AttributeValue]
+    groups: tuple[tuple[str, ...], ...]
+    defaults: Mapping[str, HyperParameter]
+    group_values: tuple[Mapping[str, HyperParameter], ...]
+    modes: Mapping[str, object]
+
+    def scalars(self) -> dict[str, Scalar]:
+        """Return every scalar of the plan once, by name, constant ones included."""
+        found = {self.loss_scaling.name: self.loss_scaling}
+        for update in self.updates:
+            for scalar in update.all_scalars:
+                found.setdefault(scalar.name, scalar)
+        return found
+
+    def variable_scalars(self) -> dict[str, Scalar]:
+        """Return the scalars that are tensors of the device, by name: ``ipu_param``."""
+        return {name: scalar for name, scalar in self.scalars().items() if not scalar.constant}
+
+    def states(self) -> dict[str, State]:
+        """Return every state of the plan by name, accumulators included."""
+        return {state.name: state for update in self.updates for state in update.all_states}
+
+    def saved_states(self) -> dict[str, State]:
+        """Return the states that belong to ``ipu_state``: all but the accumulators."""
+        return {name: state for name, state in self.states().items() if state.kind != "Accum"}
+
+    def check_replaceable(self, new: OptimizerPlan) -> None:
+        """Check that a program compiled with this plan can go on with another one.
+
+        Args:
+            new: Plan for the same parameters and the same accumulation settings.
+
+        Raises:
+            Error: The new plan needs another program.
+
+        Source:
+            PopTorch's behaviour: dampening, Adam's accumulator types and the TensorFlow variant of
+            RMSprop are not looked at; the compiled structure stays.
+        """
+        for name, mode in self.modes.items():
+            if name not in new.modes or new.modes[name] != mode:
+                raise Error(
+                    f"{name} do not match: the model was compiled with {mode}, the new optimizer "
+                    f"has {new.modes.get(name)}. Compile a new model for it."
+                )
+        if self.groups != new.groups:
+            raise Error(_group_difference(self.groups, new.groups))
+        old_scale = HyperParameter(self.loss_scaling.value, self.loss_scaling.constant)
+        new_scale = HyperParameter(new.loss_scaling.value, new.loss_scaling.constant)
+        _check_values("the optimizer", {"loss_scaling": old_scale}, {"loss_scaling": new_scale})
+        _check_values("the defaults", self.defaults, new.defaults)
+        for index, (old, values) in enumerate(
+            zip(self.group_values, new.group_values, strict=True)
+        ):
+            _check_values(f"group {index}", old, values)
+
+    def compatible_with(self, new: OptimizerPlan) -> bool:
+        """Tell whether ``check_replaceable(new)`` would pass."""
+        try:
+            self.check_replaceable(new)
+        except Error:
+            return False
+        return True
+
+    def changed_scalars(self, new: OptimizerPlan) -> Iterator[Scalar]:
+        """Yield the variable scalars of this plan, as ``new`` has them, whose value differs."""
+        replacements = new.scalars()
+        for name, scalar in self.variable_scalars().items():
+            replacement = replacements.get(name)
+            if replacement is not None and replacement.value != scalar.value:
+                yield replacement
+
+    def state_ratios(self, new: OptimizerPlan) -> dict[str, float]:
+        """Return by which factors states must be multiplied when ``new`` replaces this plan.
+
+        Stored velocities are scaled: by the loss scale (separate momentum) or by the velocity scale
+        (combined). When that scale changes, the true velocity must not.
+
+        Returns:
+            State name to factor, only for factors other than 1.
+        """
+        replacements = new.states()
+        ratios = {}
+        for name, state in self.states().items():
+            replacement = replacements.get(name)
+            if replacement is not None and replacement.scale != state.scale:
+                ratios[name] = replacement.scale / state.scale
+        return ratios
+
+
+def _group_difference(old: tuple[tuple[str, ...], ...], new: tuple[tuple[str, ...], ...]) -> str:
+    """Return the error text for parameter groups that differ."""
+    advice = "The groups and their parameters must stay as they were when the model was compiled."
+    if len(old) != len(new):
+        return f"Number of optimizer groups do not match: {len(old)} and {len(new)}. {advice}"
+    index = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+    return (
+        f"Optimizer groups do not match: group {index} had {list(old[index])}, "
+        f"now {list(new[index])}. {advice}"
+    )
+
+
+def _check_values(
+    where: str, old: Mapping[str, HyperParameter], new: Mapping[str, HyperParameter]
+) -> None:
+    """Raise ``Error`` when constants differ, or variables have become constants."""
+    for name, before in old.items():
+        after = new.get(name)
+        if after is None:
+            raise Error(f"Optimizer attribute '{name}' is missing in {where} of the new optimizer.")
+        if before.constant != after.constant:
+            kinds = ("constant", "non constant")
+            was, becomes = kinds if before.constant else kinds[::-1]
+            raise Error(
+                f"Can not replace a {was} value with a {becomes} value: '{name}' in {where}. "
+                "A poptorch optimizer's values are variable when they are passed to its "
+                "constructor, or marked so by variable_attrs before the model is compiled."
+            )
+        if before.constant and before.value != after.value:
+            raise Error(
+                f"Values are constant but do not match: '{name}' in {where} was {before.value} "
+                f"when the model was compiled, now {after.value}. To change it later, pass it "
+                "explicitly to the constructor of a poptorch optimizer."
+            )

@@ -1,0 +1,133 @@
+"""Anchors: requests to return an internal tensor of the graph, and how much of it comes back.
+
+The rules for how many values a mode returns hold for model outputs too, so ``model`` uses them for
+both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from popsim_torch.enums import OutputMode
+from popsim_torch.errors import Error, InternalError
+
+__all__ = ["AnchorRequest", "check_return_mode", "num_returned", "resolve"]
+
+
+@dataclass(frozen=True)
+class AnchorRequest:
+    """One call of ``Options.anchorTensor``.
+
+    Attributes:
+        short_name: The name the program will fetch the tensor by.
+        long_name: The name of the tensor in the graph.
+        output_mode: Which micro-batches are returned; ``Default`` while ``uses_default`` holds.
+        period: The return period of ``EveryN`` (device iterations); 1 in the other modes.
+        uses_default: Whether mode and period are still to be taken from the model.
+    """
+
+    short_name: str
+    long_name: str
+    output_mode: OutputMode
+    period: int
+    uses_default: bool
+
+
+def resolve(request: AnchorRequest, model_mode: OutputMode, model_period: int) -> AnchorRequest:
+    """Return the request with a mode of its own; one that has a mode already is returned as it is.
+
+    Args:
+        request: What the user registered.
+        model_mode: The output mode of the model, not ``Default``.
+        model_period: The output return period of the model (device iterations).
+
+    Raises:
+        InternalError: ``model_mode`` is ``Default``: the model has to choose before its anchors
+            can.
+    """
+    if not request.uses_default:
+        return request
+    if model_mode == OutputMode.Default:
+        raise InternalError(
+            f"anchors.resolve: anchor '{request.short_name}' takes the mode of a model that has "
+            "none"
+        )
+    return replace(
+        request,
+        output_mode=OutputMode(model_mode),
+        period=model_period if model_mode == OutputMode.EveryN else 1,
+        uses_default=False,
+    )
+
+
+def check_return_mode(
+    mode: OutputMode,
+    period: int,
+    device_iterations: int,
+    *,
+    pipelined: bool = False,
+    where: str = "Options.outputMode",
+) -> None:
+    """Check that a mode can return something in a run; only ``EveryN`` may be refused.
+
+    Args:
+        mode: The mode asked for.
+        period: The return period (device iterations); looked at for ``EveryN`` only.
+        device_iterations: How often the device repeats the step per call (count).
+        pipelined: Whether the model runs as a pipeline of more than one stage.
+        where: The setter at fault, for the message.
+
+    Raises:
+        Error: ``mode`` is ``EveryN`` and the model is pipelined, or the period is not a divisor of
+            ``device_iterations`` from 1 to ``device_iterations``.
+    """
+    if mode != OutputMode.EveryN:
+        return
+    if pipelined:
+        raise Error(
+            f"{where}: EVERYN is not valid for pipelined models. "
+            "Use OutputMode.All and pick the entries you need, or run with ShardedExecution."
+        )
+    if not 1 <= period <= device_iterations or device_iterations % period != 0:
+        raise Error(
+            f"{where}: the return period {period} of OutputMode.EveryN does not divide the "
+            f"{device_iterations} device iteration(s) of one call. "
+            f"Choose a period from 1 to {device_iterations} that divides {device_iterations}, "
+            "or change Options.deviceIterations."
+        )
+
+
+def num_returned(
+    mode: OutputMode,
+    period: int,
+    device_iterations: int,
+    gradient_accumulation: int,
+    replicas: int,
+    *,
+    where: str = "Options.outputMode",
+) -> int:
+    """Return how many micro-batch values of a tensor one call gives back.
+
+    A tensor of shape ``[d0, ...]`` comes back as ``[d0 * K, ...]`` and a scalar as ``[]`` if the
+    result K is 1, else as ``[K]``.
+
+    Args:
+        mode: Which micro-batches are returned, not ``Default``.
+        period: The return period of ``EveryN`` (device iterations).
+        device_iterations: How often the device repeats the step per call (count).
+        gradient_accumulation: Micro-batches per weight update (count); 1 for inference.
+        replicas: Copies of the model (count).
+        where: The setter at fault, for the message of an error.
+
+    Raises:
+        Error: The period of ``EveryN`` does not fit, see :func:`check_return_mode`.
+        InternalError: ``mode`` is ``Default``.
+    """
+    check_return_mode(mode, period, device_iterations, where=where)
+    if mode in (OutputMode.Final, OutputMode.Sum):
+        return replicas
+    if mode == OutputMode.All:
+        return device_iterations * gradient_accumulation * replicas
+    if mode == OutputMode.EveryN:
+        return device_iterations // period * gradient_accumulation * replicas
+    raise InternalError(f"anchors.num_returned: {mode!r} says nothing about what to return")

@@ -1,0 +1,377 @@
+"""The user's arguments and results as flat lists of tensors, and back.
+
+An ``ArgumentSpec`` is made from the call that compiles a model. It remembers the whole structure of
+the arguments, turns later calls into the same list of tensors, and refuses a call that differs,
+since a compiled program cannot change. An ``OutputSpec`` does the same for results. Whatever is not
+a tensor or a container of one is a constant, fixed when the model is compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from popsim_torch._structures import (
+    ConstantNode,
+    ICustomArgParser,
+    MappingNode,
+    Node,
+    TensorNode,
+    describe,
+    registerCustomArgParser,
+    walk,
+)
+from popsim_torch.errors import Error, UsageAssertionError
+
+__all__ = [
+    "ArgumentSpec",
+    "ICustomArgParser",
+    "OutputSpec",
+    "micro_batch_shape",
+    "narrow_dtype",
+    "registerCustomArgParser",
+]
+
+_logger = logging.getLogger("poptorch::python")
+
+_NARROWED = {
+    torch.int64: torch.int32,
+    torch.float64: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+_NATIVE = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.float16,
+    torch.float32,
+    torch.bool,
+)
+_NO_KEYWORDS: Mapping[str, Any] = {}
+
+
+def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which the device holds and returns a tensor of the given type.
+
+    Args:
+        dtype: Any type. int64 gives int32, float64 and bfloat16 give float32, others themselves.
+    """
+    return _NARROWED.get(dtype, dtype)
+
+
+def micro_batch_shape(
+    shape: Sequence[int], factor: int, *, argument: str, D: int, GA: int, R: int, g: int
+) -> tuple[int, ...]:
+    """Return the shape that ``forward`` sees of one input tensor.
+
+    Args:
+        shape: Shape of the whole tensor as passed by the user; ``()`` counts as one sample.
+        factor: ``F = D * GA * (R // g)``, micro-batches per call.
+        argument: The argument's name, for the error.
+        D: Device iterations.
+        GA: Gradient accumulation.
+        R: Replicas.
+        g: Replicas that share one input.
+
+    Raises:
+        UsageAssertionError: The first size is not a multiple of ``factor``.
+    """
+    num_samples = shape[0] if len(shape) else 1
+    if num_samples % factor:
+        raise UsageAssertionError(
+            f"Input {argument} of shape {tuple(shape)}: the size of its first dimension, "
+            f"{num_samples}, is not a multiple of the combined factor F={factor}, which is "
+            f"deviceIterations (D={D}) x gradientAccumulation (GA={GA}) x replicationFactor (R={R})"
+            f" / replicas that share an input (g={g}). Pass whole micro-batches, for example with "
+            "poptorch.DataLoader."
+        )
+    return (num_samples // factor, *shape[1:]) if len(shape) else ()
+
+
+class ArgumentSpec:
+    """The arguments of the call that compiled a model, and what later calls must look like.
+
+    Tensors are flattened depth first, in the order of the signature, dicts in the order their keys
+    have here. Tensors that are defaults of the signature count as inputs.
+
+    Args:
+        signature: Signature of ``forward``, without ``self``.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        warned: The warnings already given, to be shared by all specs of one executor, so that each
+            is given once.
+
+    Attributes:
+        names: Name of each tensor, such as ``x[0]['a']``.
+        dtypes: Type of each tensor as passed by the user; see :func:`narrow_dtype`.
+        shapes: Shape of each whole tensor; see :func:`micro_batch_shape`.
+
+    Raises:
+        UsageAssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
+        Error: A required argument is missing, or a tensor is of a kind no device takes.
+    """
+
+    def __init__(
+        self,
+        signature: inspect.Signature,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+        *,
+        warned: set[str] | None = None,
+    ) -> None:
+        self._warned = set() if warned is None else warned
+        self._parameters = tuple(signature.parameters.values())
+        values = self._bind(args, kwargs)
+        self._nodes = [
+            describe(parameter.name, value, _input_leaf)
+            for parameter, value in zip(self._parameters, values, strict=True)
+        ]
+        self._warn_of_dicts()
+        leaves = [node for node in walk(self._nodes) if isinstance(node, TensorNode)]
+        self.names = tuple(leaf.name for leaf in leaves)
+        self.dtypes = tuple(leaf.dtype for leaf in leaves)
+        self.shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+        # Most models take nothing but tensors, most calls pass them in order.
+        self._plain: list[tuple[torch.dtype, torch.Size]] | None = None
+        if (
+            leaves == self._nodes
+            and all(leaf.kind is torch.Tensor for leaf in leaves)
+            and all(p.kind is not p.KEYWORD_ONLY for p in self._parameters)
+        ):
+            self._plain = [(leaf.dtype, leaf.shape) for leaf in leaves]
+
+    def flatten(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] = _NO_KEYWORDS
+    ) -> list[torch.Tensor]:
+        """Return the tensors of a call, ready for the device.
+
+        They are detached, contiguous, and of the caller's dtype. One that was contiguous shares its
+        memory with the caller's tensor; others are copies.
+
+        Args:
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+
+        Raises:
+            UsageAssertionError: As for the class.
+            Error: The call is not just like the one that compiled the model.
+        """
+        plain = self._plain
+        if plain is not None and not kwargs and len(args) == len(plain):
+            for value, (dtype, shape) in zip(args, plain, strict=True):
+                if (
+                    type(value) is not torch.Tensor
+                    or value.dtype is not dtype
+                    or not _is_ready(value)
+                    or value.shape != shape
+                ):
+                    break
+            else:
+                return list(args)
+        return self._flatten_any(args, kwargs)
+
+    def unflatten(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments for ``forward`` like those of the first call, around other tensors.
+
+        Args:
+            tensors: As many tensors as ``names``, in that order, of any shape and type.
+
+        Returns:
+            The positional and the keyword arguments. Only parameters that can be given by keyword
+            alone, and extra keywords, are among the latter.
+        """
+        source = iter(tensors)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter, node in zip(self._parameters, self._nodes, strict=True):
+            value = node.build(source)
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                args.extend(value)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                kwargs.update(value)
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return tuple(args), kwargs
+
+    def _flatten_any(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
+        for node, value in zip(self._nodes, self._bind(args, kwargs), strict=True):
+            node.collect(value, tensors)
+        for i, tensor in enumerate(tensors):
+            if type(tensor) is not torch.Tensor or not _is_ready(tensor):
+                tensors[i] = self._prepare(self.names[i], tensor)
+        return tensors
+
+    def _prepare(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        _check_input(name, tensor)
+        if tensor.requires_grad:
+            self._warn(
+                "requires_grad",
+                f"Input {name} has requires_grad=True: it is detached, no gradient reaches it.",
+            )
+        tensor = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
+        if not tensor.is_contiguous():
+            self._warn(
+                "non-contiguous",
+                f"Input {name} is not contiguous in memory: it is copied, here and at every such "
+                "call. Passing input.contiguous() makes the copy visible.",
+            )
+            tensor = tensor.contiguous()
+        return tensor
+
+    def _warn_of_dicts(self) -> None:
+        for parameter, root in zip(self._parameters, self._nodes, strict=True):
+            # Extra keywords come as a dict of our own making.
+            roots = root.children if parameter.kind is parameter.VAR_KEYWORD else [root]
+            for node in walk(roots):
+                if isinstance(node, MappingNode):
+                    self._warn(
+                        "dict",
+                        f"Input {node.name} is a dict: its tensors are passed in the order its "
+                        "keys have now, whatever their order in later calls.",
+                    )
+
+    def _warn(self, topic: str, text: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            _logger.warning(text)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return one value per parameter of the signature."""
+        values: list[Any] = []
+        left = dict(kwargs)
+        num_used = 0
+        for parameter in self._parameters:
+            name, kind = parameter.name, parameter.kind
+            by_name = name in left and kind is not parameter.POSITIONAL_ONLY
+            if kind is parameter.VAR_POSITIONAL:
+                values.append(tuple(args[num_used:]))
+                num_used = len(args)
+            elif kind is parameter.VAR_KEYWORD:
+                values.append(left)
+                left = {}
+            elif kind is not parameter.KEYWORD_ONLY and num_used < len(args):
+                if by_name:
+                    raise UsageAssertionError(
+                        f"Argument {name} was given twice: by position and by keyword."
+                    )
+                values.append(args[num_used])
+                num_used += 1
+            elif by_name:
+                values.append(left.pop(name))
+            elif parameter.default is not parameter.empty:
+                values.append(parameter.default)
+            else:
+                raise Error(
+                    f"Argument {name} of the model is missing: forward takes {self._signature()}."
+                )
+        if num_used < len(args):
+            raise UsageAssertionError(
+                f"Too many arguments: got {len(args)} by position, but forward takes "
+                f"{self._signature()}."
+            )
+        if left:
+            raise UsageAssertionError(
+                f"Unknown keyword {', '.join(left)}: forward takes {self._signature()}."
+            )
+        return values
+
+    def _signature(self) -> str:
+        shown = [parameter.replace(annotation=parameter.empty) for parameter in self._parameters]
+        return str(inspect.Signature(shown))
+
+
+class OutputSpec:
+    """What ``forward`` returned when the model was compiled.
+
+    Args:
+        value: The result, of any structure.
+        on_device: Tells for each tensor in it whether the device computes it. Others are returned
+            as they are here, like everything that is not a tensor.
+
+    Attributes:
+        names: Name of each tensor of the device, such as ``output[0]``.
+    """
+
+    def __init__(
+        self, value: Any, on_device: Callable[[torch.Tensor], bool] = lambda tensor: True
+    ) -> None:
+        def leaf(name: str, value: Any) -> Node:
+            if isinstance(value, torch.Tensor):
+                if on_device(value):
+                    return TensorNode(name, value)
+                _logger.warning(
+                    "The tensor %s of the model does not come from the device: every call returns "
+                    "the value it has now.",
+                    name,
+                )
+            return ConstantNode(name, value, snapshot=False)
+
+        self._node = describe("output", value, leaf)
+        self.names = tuple(n.name for n in walk([self._node]) if isinstance(n, TensorNode))
+
+    def flatten(self, value: Any) -> list[torch.Tensor]:
+        """Return the tensors of the device in a result, which is usually the one given first.
+
+        Args:
+            value: A result of the same structure.
+        """
+        tensors: list[torch.Tensor] = []
+        self._node.collect(value, tensors)
+        return tensors
+
+    def unflatten(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """Return a result around other tensors, converted as :func:`narrow_dtype` says.
+
+        Args:
+            tensors: As many tensors as ``names``, in that order, of any shape.
+        """
+        return self._node.build(iter([_narrow(tensor) for tensor in tensors]))
+
+
+def _narrow(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = _NARROWED.get(tensor.dtype)
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def _input_leaf(name: str, value: Any) -> Node:
+    if isinstance(value, torch.Tensor):
+        _check_input(name, value)
+        return TensorNode(name, value)
+    return ConstantNode(name, value, snapshot=True)
+
+
+def _is_ready(tensor: torch.Tensor) -> bool:
+    """Return whether the device can read a plain tensor of a fitting dtype as it is."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.is_nested
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+        and tensor.is_contiguous()
+    )
+
+
+def _check_input(name: str, tensor: torch.Tensor) -> None:
+    """Raise an error for a tensor that no device takes."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested" if tensor.is_nested else f"a sparse ({tensor.layout})"
+        raise Error(f"Input {name} is {kind} tensor. Only dense tensors are supported.")
+    if tensor.is_quantized or (tensor.dtype not in _NATIVE and tensor.dtype not in _NARROWED):
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in (*_NATIVE, *_NARROWED))
+        raise Error(f"Input {name} has dtype {tensor.dtype}. Supported are: {names}.")
+    if not tensor.is_cpu:
+        raise Error(f"Input {name} is on device {tensor.device}. Pass it on the CPU: input.cpu().")
+    if 0 in tensor.shape:
+        raise Error(
+            f"Input {name} has the shape {tuple(tensor.shape)}. Tensors with a dimension of size "
+            "zero are not supported."
+        )

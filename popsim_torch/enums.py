@@ -1,0 +1,198 @@
+"""The enumerations of the mirrored API, with the values PopTorch programs rely on.
+
+Nothing here has behaviour. Options keep enum values as plain integers (``options.output_mode``),
+which compare equal to the members of the integer enums below.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+__all__ = [
+    "AutoStage",
+    "CommGroupType",
+    "ConnectionType",
+    "DataLoaderMode",
+    "HalfFloatCastingBehavior",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "OutputMode",
+    "OverlapMode",
+    "ReductionType",
+    "SharingStrategy",
+    "SyncPattern",
+    "VariableRetrievalMode",
+]
+
+
+class OutputMode(IntEnum):
+    """Which of the micro-batches of one call are returned to the host."""
+
+    Final = 0
+    """Only the last micro-batch of the last device iteration."""
+    EveryN = 1
+    """All micro-batches of every N-th device iteration."""
+    All = 2
+    """Every micro-batch."""
+    Sum = 3
+    """The element-wise sum over all micro-batches."""
+    Default = 4
+    """Not chosen: training models use ``Final``, inference models ``All``."""
+
+
+class DataLoaderMode(IntEnum):
+    """Where a ``DataLoader`` assembles its batches."""
+
+    Sync = 0
+    """In the calling process, as PyTorch's own loader."""
+    Async = 1
+    """In a worker process that fills a ring buffer."""
+    AsyncRebatched = 2
+    """As ``Async``; the workers' batches are cut anew to exact combined batches."""
+
+
+class SharingStrategy(IntEnum):
+    """How a dataset reaches the worker process of an asynchronous loader."""
+
+    SharedMemory = 0
+    """A spawned process; the dataset travels through memory."""
+    FileSystem = 1
+    """A spawned process; the dataset travels through a temporary file."""
+    Fork = 2
+    """A forked process; nothing is copied."""
+    ForkServer = 3
+    """A process forked from a clean server process."""
+
+
+class ReductionType(IntEnum):
+    """How the gradients of micro-batches and replicas are combined."""
+
+    Sum = 0
+    """Added up."""
+    Mean = 1
+    """Averaged."""
+    NoReduction = 2
+    """Left alone."""
+
+
+class MeanReductionStrategy(IntEnum):
+    """When a mean over accumulated gradients is divided by their number."""
+
+    Running = 0
+    """The accumulator always holds the mean of what it has seen."""
+    Post = 1
+    """Once, after the last micro-batch."""
+    PostAndLoss = 2
+    """By the replicas before the backward pass, by the micro-batches after it (deprecated)."""
+
+
+class ConnectionType(IntEnum):
+    """When a model attaches to its device."""
+
+    Always = 0
+    """When it is compiled."""
+    OnDemand = 1
+    """After compilation, when it has to run."""
+    Never = 2
+    """Not at all: the model can only be compiled."""
+
+
+class SyncPattern(IntEnum):
+    """Which IPUs of a machine wait for each other before they exchange data."""
+
+    Full = 0
+    """All of them."""
+    SinglePipeline = 1
+    """Those of one replica."""
+    ReplicaAndLadder = 2
+    """Odd and even IPUs separately."""
+
+
+class HalfFloatCastingBehavior(IntEnum):
+    """Deprecated: operations on float16 and float32 follow PyTorch's promotion rules."""
+
+    FloatDowncastToHalf = 0
+    """The float32 operand is narrowed."""
+    HalfUpcastToFloat = 1
+    """The float16 operand is widened."""
+    Default = 2
+    """Not chosen."""
+
+
+class AutoStage(IntEnum):
+    """How blocks that no explicit ``Stage`` names are given a stage."""
+
+    SameAsIpu = 0
+    """The stage is the block's ``ipu_id``."""
+    AutoIncrement = 1
+    """Every new block opens the next stage: 1, 2, 3, ..."""
+
+
+class Liveness(IntEnum):
+    """How long the tensors of a phase stay on the chip in a phased execution."""
+
+    AlwaysLive = 0
+    """For the whole program."""
+    OffChipAfterFwd = 1
+    """Until the forward phases are done."""
+    OffChipAfterFwdNoOverlap = 2
+    """As ``OffChipAfterFwd``, without overlap of loading and computing."""
+    OffChipAfterEachPhase = 3
+    """Until the phase is done."""
+
+
+class OverlapMode(Enum):
+    """Which loop hides the transfer of an input or output behind computation."""
+
+    NoOverlap = "no_overlap"
+    """None."""
+    OverlapAccumulationLoop = "overlap_accumulation_loop"
+    """The loop over the micro-batches of one weight update."""
+    OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
+    """The loop over device iterations."""
+
+
+class MatMulSerializationMode(Enum):
+    """Which dimension of a matrix product is computed piece by piece."""
+
+    InputChannels = "input_channels"
+    """The rows of the left operand."""
+    ReducingDim = "reducing_dim"
+    """The dimension summed over."""
+    OutputChannels = "output_channels"
+    """The columns of the right operand."""
+    Disabled = "none"
+    """None: the product is computed at once."""
+
+
+class MultiConvPlanType(IntEnum):
+    """How the convolutions of a ``MultiConv`` share the chip."""
+
+    Parallel = 0
+    """Side by side on different tiles."""
+    Serial = 1
+    """One after another on all tiles."""
+
+
+class CommGroupType(IntEnum):
+    """How replicas are divided into groups."""
+
+    All = 0
+    """One group of all replicas."""
+    Consecutive = 1
+    """Groups of neighbours: replica ``r`` is in group ``r // size``."""
+    Orthogonal = 2
+    """Groups of replicas a fixed distance apart: replica ``r`` is in group ``r % number``."""
+    NoGrouping = 3
+    """Every replica is a group of its own."""
+
+
+class VariableRetrievalMode(IntEnum):
+    """Which replicas' values of a weight are read back to the host."""
+
+    OnePerGroup = 0
+    """Those of the first replica of each group."""
+    AllReplicas = 2
+    """Those of every replica."""

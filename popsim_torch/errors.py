@@ -1,0 +1,191 @@
+"""The exception classes of popsim_torch, and the few helpers that keep their wording alike.
+
+A program that catches ``Error`` catches every mistake this package reports. Where PopTorch raises
+one of Python's own exceptions instead, the class is a subclass of both (``UsageValueError`` is an
+``Error`` and a ``ValueError``), so either ``except`` clause works.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "ConfigFileError",
+    "Error",
+    "InternalError",
+    "PopsimError",
+    "RecoverableError",
+    "UnrecoverableError",
+    "UsageAssertionError",
+    "UsageAttributeError",
+    "UsageError",
+    "UsageKeyError",
+    "UsageRuntimeError",
+    "UsageTypeError",
+    "UsageValueError",
+    "closest_names",
+    "createPoptorchError",
+    "not_supported_yet",
+]
+
+PYTHON_ERROR_TYPE = "poptorch_py_error"
+
+
+class Error(Exception):
+    """The base class of everything popsim_torch raises on purpose.
+
+    Args:
+        message: What happened, without context.
+        error_type: Which part of the system raised it.
+        location: The calls that led here, innermost first, or an empty string.
+
+    Attributes:
+        message: As given.
+        type: The ``error_type`` given.
+        location: As given.
+    """
+
+    message: str
+    type: str
+    location: str
+
+    def __init__(
+        self, message: str = "", *, error_type: str = PYTHON_ERROR_TYPE, location: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.type = error_type
+        self.location = location
+
+    def __str__(self) -> str:
+        return self._with_location(f"'{self.type}': {self.message}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message,), self.__dict__.copy()
+
+    def _with_location(self, text: str) -> str:
+        return f"{text}\nError raised in:\n{self.location}" if self.location else text
+
+
+PopsimError = Error
+"""The package's own name for :class:`Error`."""
+
+
+class RecoverableError(Error):
+    """The (simulated) machine failed in a way that a reset cures.
+
+    Args:
+        message: What happened, without context.
+        recovery_action: ``IPU_RESET``, ``LINK_RESET``, ``PARTITION_RESET`` or ``FULL_RESET``.
+        error_type: Which part of the system raised it.
+        location: The calls that led here, innermost first, or an empty string.
+
+    Attributes:
+        recovery_action: As given.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        recovery_action: str = "",
+        *,
+        error_type: str = PYTHON_ERROR_TYPE,
+        location: str = "",
+    ) -> None:
+        super().__init__(message, error_type=error_type, location=location)
+        self.recovery_action = recovery_action
+
+    def __str__(self) -> str:
+        text = f"'{self.type}': {self.message}"
+        if self.recovery_action:
+            text += f"\nRecovery action: {self.recovery_action}"
+        return self._with_location(text)
+
+
+class UnrecoverableError(Error):
+    """The (simulated) machine failed in a way that no reset cures."""
+
+
+class InternalError(Error):
+    """A bug of popsim_torch itself, never a mistake of the program that met it."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}\nThis is a bug in popsim_torch, not in your program. "
+            "Please report it, with this text and the smallest program that shows it."
+        )
+
+
+class ConfigFileError(Exception):
+    """A line of an options file is not a setting; see ``Options.loadFromFile``."""
+
+
+class UsageError(Error):
+    """The base of the errors that are also one of Python's own; prints the message alone."""
+
+    def __str__(self) -> str:
+        return self._with_location(self.message)
+
+
+class UsageAssertionError(UsageError, AssertionError):
+    """A mistake for which PopTorch raises ``AssertionError``."""
+
+
+class UsageAttributeError(UsageError, AttributeError):
+    """A mistake for which PopTorch raises ``AttributeError``."""
+
+
+class UsageKeyError(UsageError, KeyError):
+    """A mistake for which PopTorch raises ``KeyError``; prints its message unquoted."""
+
+
+class UsageRuntimeError(UsageError, RuntimeError):
+    """A mistake for which PopTorch raises ``RuntimeError``."""
+
+
+class UsageTypeError(UsageError, TypeError):
+    """A mistake for which PopTorch raises ``TypeError``."""
+
+
+class UsageValueError(UsageError, ValueError):
+    """A mistake for which PopTorch raises ``ValueError``."""
+
+
+def createPoptorchError(msg: str) -> Error:
+    """Return (not raise) an :class:`Error` of the Python side.
+
+    Args:
+        msg: What happened.
+    """
+    return Error(msg)
+
+
+def closest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the names that look most like a misspelt one, best first.
+
+    Args:
+        name: The name that was not found.
+        candidates: The names that exist.
+        limit: The most names to return; at least 1.
+
+    Raises:
+        ValueError: ``limit`` is below 1.
+    """
+    return difflib.get_close_matches(name, list(candidates), n=limit)
+
+
+def not_supported_yet(call: str, feature: str, advice: str, note: str = "") -> Error:
+    """Return the error for a part of PopTorch's API that this version does not carry out yet.
+
+    Args:
+        call: The call as the user wrote it, for example ``Options.replicationFactor(2)``.
+        feature: What was asked for, as a singular noun.
+        advice: What to do instead, as a sentence.
+        note: What this version does, as a clause for brackets, or an empty string.
+    """
+    bracket = f" ({note})" if note else ""
+    return Error(
+        f"{call}: {feature} is not supported by this version of popsim_torch yet{bracket}. {advice}"
+    )

@@ -1,0 +1,230 @@
+"""Tensors, ops and the graph that holds them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+NO_TENSOR = -1
+"""In ``Op.inputs``: an optional input that is left out. In ``Op.outputs``: nobody reads it."""
+
+
+class TensorKind(enum.Enum):
+    """Where a tensor's memory comes from."""
+
+    INPUT = "input"
+    """The caller's memory, one slice per micro-batch."""
+    CONSTANT = "constant"
+    """Written once, before the first run; ``Tensor.value`` holds the data."""
+    VARIABLE = "variable"
+    """Kept between runs: weights, buffers, optimizer state, hyper-parameters."""
+    VALUE = "value"
+    """Written by an op."""
+    VIEW = "view"
+    """Another tensor's memory, seen with its own shape and strides."""
+
+
+class Phase(enum.IntEnum):
+    """When an op runs."""
+
+    SETUP = 0
+    """Once, before the first run: what depends on constants only."""
+    FORWARD = 1
+    """Every micro-batch."""
+    BACKWARD = 2
+    """Every micro-batch, after its forward."""
+    UPDATE = 3
+    """Once per device iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """An argument of an ATen operator: the op's input at this position."""
+
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorListArgument:
+    """A list argument of an ATen operator: positions of inputs, -1 for None."""
+
+    inputs: tuple[int, ...]
+
+
+Argument = (
+    None
+    | TensorArgument
+    | TensorListArgument
+    | bool
+    | int
+    | float
+    | str
+    | list[bool]
+    | list[int]
+    | list[float]
+)
+Attribute = bool | int | float | str | list[int] | list[float] | list[str] | list[Argument]
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A tensor of the program.
+
+    Attributes:
+        id: Position in ``Graph.tensors``.
+        kind: Where its memory comes from.
+        dtype: Element type on the device.
+        shape: Sizes, of one micro-batch for inputs and values.
+        strides: In elements. Tensors that own memory are contiguous.
+        base: For views: the id of the tensor that owns the memory.
+        offset: For views: elements from the start of ``base``.
+        value: For constants: the data, on the CPU.
+        name: The first name it was given, for messages.
+    """
+
+    id: int
+    kind: TensorKind
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    base: int = NO_TENSOR
+    offset: int = 0
+    value: torch.Tensor | None = None
+    name: str = ""
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements follow each other in memory, last dimension fastest."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        kind: Name in the device's op registry.
+        inputs: Tensor ids, ``NO_TENSOR`` for an optional input left out.
+        outputs: Tensor ids, ``NO_TENSOR`` for results nobody reads.
+        attributes: Whatever the registry entry asks for.
+        phase: When it runs.
+        stage: The pipeline stage it runs on.
+        name: For messages and printing.
+    """
+
+    kind: str
+    inputs: list[int]
+    outputs: list[int]
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    phase: Phase = Phase.FORWARD
+    stage: int = 0
+    name: str = ""
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides (elements) of a dense tensor of this shape, last dimension fastest."""
+    strides = []
+    stride = 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= size
+    return tuple(reversed(strides))
+
+
+class Graph:
+    """A program: tensors, ops in execution order within their phase, and the tensors' names.
+
+    One tensor may have several names (a gradient that is handed on unchanged has that of every
+    tensor it is the gradient of).
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.ops: list[Op] = []
+        self.names: dict[str, int] = {}
+
+    def add_tensor(
+        self,
+        kind: TensorKind,
+        dtype: torch.dtype,
+        shape: Iterable[int],
+        *,
+        name: str = "",
+        value: torch.Tensor | None = None,
+    ) -> Tensor:
+        """Add a tensor that owns its memory and give it ``name``, if any."""
+        sizes = tuple(int(size) for size in shape)
+        tensor = Tensor(
+            len(self.tensors), kind, dtype, sizes, contiguous_strides(sizes), value=value
+        )
+        self.tensors.append(tensor)
+        if name:
+            self.set_name(tensor, name)
+        return tensor
+
+    def add_view(
+        self, source: Tensor, shape: Iterable[int], strides: Iterable[int], offset: int
+    ) -> Tensor:
+        """Add a tensor in the memory that ``source`` lives in.
+
+        Args:
+            source: The tensor looked at; may be a view itself.
+            shape: Sizes of the view.
+            strides: Strides of the view, in elements.
+            offset: Elements from the start of the memory (not of ``source``).
+        """
+        root = self.root(source)
+        tensor = Tensor(
+            len(self.tensors),
+            TensorKind.VIEW,
+            source.dtype,
+            tuple(int(size) for size in shape),
+            tuple(int(stride) for stride in strides),
+            base=root.id,
+            offset=int(offset),
+            name=source.name,
+        )
+        self.tensors.append(tensor)
+        return tensor
+
+    def add_op(
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        phase: Phase,
+        stage: int = 0,
+        name: str = "",
+    ) -> Op:
+        """Append an op; None stands for an input left out or a result nobody reads."""
+        op = Op(
+            kind,
+            [NO_TENSOR if tensor is None else tensor.id for tensor in inputs],
+            [NO_TENSOR if tensor is None else tensor.id for tensor in outputs],
+            dict(attributes or {}),
+            phase,
+            stage,
+            name,
+        )
+        self.ops.append(op)
+        return op
+
+    def root(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that owns the memory: ``tensor`` itself or a view's base."""
+        return tensor if tensor.kind != TensorKind.VIEW else self.tensors[tensor.base]
+
+    def set_name(self, tensor: Tensor, name: str) -> None:
+        """Add a name to a tensor. The first one is the one that messages use."""
+        self.names[name] = tensor.id
+        if not tensor.name or tensor.kind == TensorKind.VIEW:
+            tensor.name = name

@@ -1,0 +1,203 @@
+"""The long tail: any ATen operator, called through PyTorch's dispatcher on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error
+from popsim_torch.ir import Argument, Tensor, TensorArgument, TensorListArgument
+from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.elementwise import cast
+
+# Numbers of torch's enums, as operator schemas take them.
+_SCALAR_TYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+_STRIDED = 0
+
+# Only move elements: float16 stays as it is. Everything else computes in float32 and rounds once.
+_MOVES_DATA = frozenset(
+    {
+        torch.ops.aten.cat.default,
+        torch.ops.aten.constant_pad_nd.default,
+        torch.ops.aten.embedding.default,
+        torch.ops.aten.flip.default,
+        torch.ops.aten.gather.default,
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten.index_select.default,
+        torch.ops.aten.roll.default,
+        torch.ops.aten.scatter.src,
+        torch.ops.aten.scatter.value,
+        torch.ops.aten.select_backward.default,
+        torch.ops.aten.select_scatter.default,
+        torch.ops.aten.slice_backward.default,
+        torch.ops.aten.slice_scatter.default,
+    }
+)
+
+
+@functools.cache
+def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Return the form of an operator that writes into given tensors, if it has one."""
+    packet = target._overloadpacket
+    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    for name in packet.overloads():
+        candidate: torch._ops.OpOverload = getattr(packet, name)
+        arguments = candidate._schema.arguments
+        given = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+        outs = [a for a in arguments if a.is_out]
+        if outs and len(outs) == len(target._schema.returns) and given == wanted:
+            return candidate
+    return None
+
+
+class _Boxer:
+    """Turns a node's arguments into what the ``aten`` op takes."""
+
+    def __init__(self, builder: Builder, place: Place, *, widen: bool) -> None:
+        self._builder = builder
+        self._place = place
+        self._widen = widen
+        self.inputs: list[Tensor] = []
+
+    def __call__(self, value: Any) -> Argument:
+        if isinstance(value, torch.fx.Node):
+            return TensorArgument(self._position(value))
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(item, torch.fx.Node) for item in value
+        ):
+            return TensorListArgument(
+                tuple(-1 if item is None else self._position(item) for item in value)
+            )
+        if isinstance(value, (list, tuple)):
+            items = [self._plain(item) for item in value]
+            has_float = any(isinstance(item, float) for item in items)
+            return [float(item) for item in items] if has_float else items
+        return self._plain(value)
+
+    def computed(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the element type that a result of the given type is computed in."""
+        return torch.float32 if self._widen and dtype == torch.float16 else dtype
+
+    def _position(self, node: torch.fx.Node) -> int:
+        tensor = self._builder.tensor(node)
+        if self._widen and tensor.dtype == torch.float16:
+            tensor = cast(self._builder, tensor, torch.float32, self._place)
+        self.inputs.append(tensor)
+        return len(self.inputs) - 1
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype) and value in _SCALAR_TYPES:
+            return _SCALAR_TYPES[self.computed(value)]
+        if isinstance(value, torch.device):
+            return "cpu"
+        if isinstance(value, torch.layout):
+            return _STRIDED
+        if isinstance(value, torch.memory_format):
+            return _MEMORY_FORMATS[value]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise Error(
+            f"Unsupported ops found in compiled model: '{self._place.name}' has an argument of "
+            f"type {type(value).__name__} ({value!r}), which the device does not know."
+        )
+
+
+def _bound(node: torch.fx.Node, target: torch._ops.OpOverload) -> list[Any]:
+    """Return the node's arguments in the order of the schema, defaults filled in."""
+    values = []
+    for position, argument in enumerate(a for a in target._schema.arguments if not a.is_out):
+        if position < len(node.args) and not argument.kwarg_only:
+            values.append(node.args[position])
+        elif argument.name in node.kwargs:
+            values.append(node.kwargs[argument.name])
+        else:
+            values.append(argument.default_value if argument.has_default_value() else None)
+    return values
+
+
+def lower_aten(
+    builder: Builder,
+    node: torch.fx.Node,
+    place: Place,
+    *,
+    target: torch._ops.OpOverload | None = None,
+    random: bool = False,
+) -> Value:
+    """Add the ``aten`` op for a node.
+
+    Args:
+        builder: The graph under construction.
+        node: Its ``meta["val"]`` gives shapes and element types.
+        place: Where it belongs.
+        target: The operator to call, where it is not the node's own.
+        random: The operator draws random numbers, so it runs for every micro-batch.
+
+    Raises:
+        Error: An argument or a result that the device does not know.
+    """
+    operator: Any = target or node.target
+    boxer = _Boxer(builder, place, widen=operator not in _MOVES_DATA)
+    arguments = [boxer(value) for value in _bound(node, operator)]
+    results = node.meta["val"]
+    single = isinstance(results, torch.Tensor)
+    flat = [results] if single else list(results)
+    _check_results(operator, flat, place)
+    out = None
+    if all(result is not None for result in flat) and not _returns_list(operator):
+        out = out_overload(operator)
+    outputs = [None if r is None else builder.value(boxer.computed(r.dtype), r.shape) for r in flat]
+    schema = (out or operator)._schema
+    builder.op(
+        "aten",
+        boxer.inputs,
+        outputs,
+        {
+            "operator": schema.name,
+            "overload": schema.overload_name,
+            "arguments": arguments,
+            "out": out is not None,
+        },
+        place=place,
+        fixed_phase=random,
+    )
+    narrowed = [
+        tensor if tensor is None else cast(builder, tensor, result.dtype, place)
+        for tensor, result in zip(outputs, flat, strict=True)
+    ]
+    return narrowed[0] if single else narrowed
+
+
+def _check_results(operator: torch._ops.OpOverload, results: list[Any], place: Place) -> None:
+    for result in results:
+        if result is not None and (
+            not isinstance(result, torch.Tensor) or result.dtype not in _SCALAR_TYPES
+        ):
+            raise Error(
+                f"Unsupported ops found in compiled model: [{operator._schema.name}] in "
+                f"'{place.name}' gives {getattr(result, 'dtype', type(result).__name__)}, which "
+                "the device does not know."
+            )
+
+
+def _returns_list(operator: torch._ops.OpOverload) -> bool:
+    return any("[]" in str(r.type) or "List" in str(r.type) for r in operator._schema.returns)

@@ -1,0 +1,140 @@
+"""The graph under construction and the pieces that every lowering rule uses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.ir import Attribute, Graph, Phase, Tensor, TensorKind
+from popsim_torch.trace.origin import origin_of
+
+Value = Tensor | None | list["Tensor | None"]
+"""What a node became: a tensor, nothing (an absent result), or several."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """When and where ops run, and the name they go by in messages."""
+
+    phase: Phase
+    stage: int
+    name: str
+
+
+class Builder:
+    """Adds tensors and ops to a graph, keeping track of when each tensor is available.
+
+    Args:
+        graph: The graph to add to.
+        needed: The nodes that are lowered; results that only others read do not count as read.
+    """
+
+    def __init__(self, graph: Graph, needed: Collection[torch.fx.Node]) -> None:
+        self.graph = graph
+        self._needed = needed
+        self.values: dict[torch.fx.Node, Value] = {}
+        # Phase and stage in which the tensor's memory is written; nothing for what exists before.
+        self._written: dict[int, tuple[Phase, int]] = {}
+        self._contiguous: dict[tuple[int, Phase], Tensor] = {}
+
+    def tensor(self, node: torch.fx.Node) -> Tensor:
+        """Return the tensor that a node became."""
+        value = self.values.get(node)
+        if not isinstance(value, Tensor):
+            raise InternalError(
+                f"lowering: node {node.name} ({node.target}) is not a single tensor"
+            )
+        return value
+
+    def used_results(self, node: torch.fx.Node) -> set[int]:
+        """Return which results of a node with several are read."""
+        return {int(u.args[1]) for u in node.users if u in self._needed}  # type: ignore[arg-type]
+
+    def place_of(self, node: torch.fx.Node, name: str) -> Place:
+        """Return where a node's ops belong by its origin."""
+        origin = origin_of(node)
+        return Place(Phase.BACKWARD if origin.backward else Phase.FORWARD, origin.stage, name)
+
+    def is_setup(self, tensor: Tensor) -> bool:
+        """Whether the tensor's value depends on constants only."""
+        root = self.graph.root(tensor)
+        if root.kind == TensorKind.CONSTANT:
+            return True
+        return self._written.get(root.id, (Phase.FORWARD, 0))[0] == Phase.SETUP
+
+    def value(self, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:
+        """Add a tensor for an op to write."""
+        return self.graph.add_tensor(TensorKind.VALUE, dtype, shape)
+
+    def constant(self, value: torch.Tensor) -> Tensor:
+        """Add a tensor with fixed data."""
+        return self.graph.add_tensor(TensorKind.CONSTANT, value.dtype, value.shape, value=value)
+
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        place: Place,
+        fixed_phase: bool = False,
+    ) -> None:
+        """Add an op.
+
+        Args:
+            kind: Name in the op registry.
+            inputs: What it reads.
+            outputs: What it writes.
+            attributes: As the registry entry asks for.
+            place: Where it belongs. An op on constants alone moves to the setup phase; a backward
+                op moves to the earliest stage among its backward inputs.
+            fixed_phase: Keep the phase even if the inputs are constants (random ops, prints).
+
+        Raises:
+            Error: A forward op reads a tensor of a later pipeline stage.
+        """
+        phase, stage = place.phase, place.stage
+        present = [tensor for tensor in inputs if tensor is not None]
+        writes_variable = any(
+            out is not None and self.graph.root(out).kind != TensorKind.VALUE for out in outputs
+        )
+        if not fixed_phase and not writes_variable and all(map(self.is_setup, present)):
+            phase, stage = Phase.SETUP, 0
+        for tensor in present:
+            written = self._written.get(self.graph.root(tensor).id)
+            if written is None or written[0] != phase:
+                continue
+            if phase == Phase.BACKWARD:
+                stage = min(stage, written[1])
+            elif phase == Phase.FORWARD and written[1] > stage:
+                raise Error(
+                    f"Pipeline stages must not decrease along the data flow: '{place.name}' on "
+                    f"stage {stage} reads '{tensor.name or 'a tensor'}' of stage {written[1]}. "
+                    "Assign it to the same or a later stage."
+                )
+        for tensor in outputs:
+            if tensor is not None:
+                self._written[self.graph.root(tensor).id] = (phase, stage)
+        self.graph.add_op(
+            kind, inputs, outputs, attributes, phase=phase, stage=stage, name=place.name
+        )
+
+    def written_in(self, tensor: Tensor) -> tuple[Phase, int] | None:
+        """Return phase and stage of the op that wrote the tensor's memory last, if one did."""
+        return self._written.get(self.graph.root(tensor).id)
+
+    def contiguous(self, tensor: Tensor, place: Place) -> Tensor:
+        """Return the tensor, copied if its elements do not follow each other in memory."""
+        if tensor.is_contiguous:
+            return tensor
+        key = (tensor.id, place.phase)
+        if key not in self._contiguous:
+            copy = self.value(tensor.dtype, tensor.shape)
+            self.op("copy", [tensor], [copy], place=place)
+            self._contiguous[key] = copy
+        return self._contiguous[key]

@@ -1,0 +1,137 @@
+"""Tensors that come out of nothing: filled with one value, or with random numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error
+from popsim_torch.lowering.aten import lower_aten
+from popsim_torch.lowering.builder import Builder, Place, Value
+
+aten = torch.ops.aten
+
+# What each operator fills its result with; None: the argument that says so.
+_FILLS: dict[Any, float | None] = {
+    aten.empty.memory_format: 0,
+    aten.empty_like.default: 0,
+    aten.empty_permuted.default: 0,
+    aten.empty_strided.default: 0,
+    aten.full.default: None,
+    aten.full_like.default: None,
+    aten.new_empty.default: 0,
+    aten.new_empty_strided.default: 0,
+    aten.new_full.default: None,
+    aten.new_ones.default: 1,
+    aten.new_zeros.default: 0,
+    aten.ones.default: 1,
+    aten.ones_like.default: 1,
+    aten.scalar_tensor.default: None,
+    aten.zeros.default: 0,
+    aten.zeros_like.default: 0,
+}
+_FILL_ARGUMENT = {
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.new_full.default: 2,
+    aten.scalar_tensor.default: 0,
+}
+
+_WITH_GENERATOR = {
+    aten.randint.default: aten.randint.generator,
+    aten.randint.low: aten.randint.low_generator,
+    aten.randint_like.default: aten.randint_like.generator,
+    aten.randint_like.low_dtype: aten.randint_like.low_generator_dtype,
+    aten.randperm.default: aten.randperm.generator,
+}
+
+
+def is_filled(node: torch.fx.Node) -> bool:
+    """Whether a node makes a tensor with one value everywhere."""
+    return node.target in _FILLS
+
+
+def lower_filled(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add the op that fills a tensor, once, before the first run."""
+    fill: Any = _FILLS[node.target]
+    if fill is None:
+        position = _FILL_ARGUMENT[node.target]
+        name = "s" if node.target is aten.scalar_tensor.default else "fill_value"
+        fill = node.args[position] if len(node.args) > position else node.kwargs[name]
+    value: torch.Tensor = node.meta["val"]
+    return builder.constant(torch.full(value.shape, fill, dtype=value.dtype))
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+        and not (node.target is aten.native_dropout.default and node.args[2] is False)
+    )
+
+
+def lower_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add an op whose numbers depend on seed, op and micro-batch only.
+
+    Raises:
+        Error: PyTorch's operator takes its numbers from a hidden generator.
+    """
+    native = _native_random(builder, node, place)
+    if native is not None:
+        return native
+    target: Any = node.target
+    replacement = _WITH_GENERATOR.get(target, target)
+    if not any(argument.name == "generator" for argument in replacement._schema.arguments):
+        raise Error(
+            f"Unsupported ops found in compiled model: [{target._schema.name}] in '{place.name}' "
+            "draws random numbers that cannot be reproduced. Use torch.rand, torch.randn or "
+            "torch.bernoulli and compute from them."
+        )
+    return lower_aten(builder, node, place, target=replacement, random=True)
+
+
+def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    val: Any = node.meta["val"]
+    if not isinstance(val, torch.Tensor) or val.dtype not in (torch.float32, torch.float16, torch.bool):
+        return None
+    attributes = _distribution(node)
+    if attributes is None or val.numel() == 0:
+        return None
+    inputs = []
+    if node.target is aten.bernoulli.default:
+        inputs = [builder.tensor(node.args[0])]  # type: ignore[arg-type]
+    out = builder.value(val.dtype, val.shape)
+    attributes["shape"] = [int(size) for size in val.shape]
+    attributes["dtype"] = str(val.dtype).removeprefix("torch.")
+    builder.op("random", inputs, [out], attributes, place=place, fixed_phase=True)
+    return out
+
+
+def _distribution(node: torch.fx.Node) -> dict[str, Any] | None:
+    target, args = node.target, node.args
+    kwargs = node.kwargs
+
+    def number(position: int, name: str, default: float) -> float:
+        value: Any = args[position] if len(args) > position else kwargs.get(name, default)
+        return float(value)
+
+    if target is aten.bernoulli.default:
+        return {"distribution": "bernoulli"}
+    if target is aten.bernoulli.p:
+        return {"distribution": "bernoulli", "p": number(1, "p", 0.5)}
+    if target in (aten.rand.default, aten.rand_like.default):
+        return {"distribution": "uniform", "from": 0.0, "to": 1.0}
+    if target is aten.uniform.default:
+        low, high = number(1, "from", 0.0), number(2, "to", 1.0)
+        return {"distribution": "uniform", "from": low, "to": high}
+    if target in (aten.randn.default, aten.randn_like.default):
+        return {"distribution": "normal", "mean": 0.0, "std": 1.0}
+    if target is aten.normal_functional.default:
+        mean, std = number(1, "mean", 0.0), number(2, "std", 1.0)
+        if math.isfinite(mean) and math.isfinite(std):
+            return {"distribution": "normal", "mean": mean, "std": std}
+    return None

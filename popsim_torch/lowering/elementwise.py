@@ -1,0 +1,385 @@
+"""Elementwise operators as programs of the ``map`` op.
+
+A program is a list of instructions on numbered values: the op's inputs, then its constants, then
+the results of the instructions (``csrc/ops/map.cpp``). Everything is computed in float32; results
+of float16 operators are rounded to float16 after every operator, as PyTorch does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.ir import Tensor
+from popsim_torch.lowering.builder import Builder, Place, Value
+
+aten = torch.ops.aten
+
+_COMPUTED = frozenset({torch.float32, torch.float16, torch.bool})
+_CAST_FROM = _COMPUTED | {torch.uint8, torch.int32, torch.int64, torch.bfloat16}
+
+
+class Code:
+    """The instructions of one ``map`` op.
+
+    Values are negative while the numbers of inputs and constants are not known yet; ``finish``
+    numbers them as the op wants them.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self._input_index: dict[int, int] = {}
+        self._constants: list[float] = []
+        self._lines: list[tuple[str, tuple[tuple[str, int], ...]]] = []
+
+    def operand(self, value: Tensor | float | tuple[str, int]) -> tuple[str, int]:
+        """Return the operand for a tensor, a number, or an operand."""
+        if isinstance(value, tuple):
+            return value
+        if isinstance(value, Tensor):
+            if value.id not in self._input_index:
+                self._input_index[value.id] = len(self.inputs)
+                self.inputs.append(value)
+            return ("input", self._input_index[value.id])
+        number = float(value)
+        for index, constant in enumerate(self._constants):
+            same_sign = math.copysign(1.0, constant) == math.copysign(1.0, number)
+            if constant == number and same_sign:
+                return ("constant", index)
+        self._constants.append(number)
+        return ("constant", len(self._constants) - 1)
+
+    def __call__(self, name: str, *operands: Tensor | float | tuple[str, int]) -> tuple[str, int]:
+        """Append an instruction and return its result."""
+        self._lines.append((name, tuple(self.operand(value) for value in operands)))
+        return ("line", len(self._lines) - 1)
+
+    def attributes(self, results: list[tuple[str, int]]) -> dict[str, Any]:
+        """Return the op's attributes ``code``, ``constants`` and ``results``."""
+        first = {
+            "input": 0,
+            "constant": len(self.inputs),
+            "line": len(self.inputs) + len(self._constants),
+        }
+
+        def number(operand: tuple[str, int]) -> int:
+            return first[operand[0]] + operand[1]
+
+        return {
+            "code": [
+                " ".join([name, *(str(number(operand)) for operand in operands)])
+                for name, operands in self._lines
+            ],
+            "constants": self._constants,
+            "results": [number(result) for result in results],
+        }
+
+
+Operand = tuple[str, int]
+Rule = Callable[..., Operand]
+
+
+def _unary(name: str) -> Rule:
+    return lambda code, x: code(name, x)
+
+
+def _binary(name: str) -> Rule:
+    return lambda code, a, b: code(name, a, b)
+
+
+def _add(code: Code, a: Any, b: Any, alpha: float = 1) -> Operand:
+    return code("add", a, b if alpha == 1 else code("mul", b, alpha))
+
+
+def _sub(code: Code, a: Any, b: Any, alpha: float = 1) -> Operand:
+    return code("sub", a, b if alpha == 1 else code("mul", b, alpha))
+
+
+def _rsub(code: Code, a: Any, b: Any, alpha: float = 1) -> Operand:
+    return _sub(code, b, a, alpha)
+
+
+def _pow_scalar(code: Code, x: Any, exponent: float) -> Operand:
+    if exponent == 2:
+        return code("mul", x, x)
+    if exponent == 3:
+        return code("mul", code("mul", x, x), x)
+    if exponent == 0.5:
+        return code("sqrt", x)
+    if exponent == -0.5:
+        return code("rsqrt", x)
+    if exponent == -1:
+        return code("reciprocal", x)
+    return code("pow", x, exponent)
+
+
+def _clamp(code: Code, x: Any, low: float | None = None, high: float | None = None) -> Operand:
+    result = code.operand(x)
+    if low is not None:
+        result = code("max", result, low)
+    if high is not None:
+        result = code("min", result, high)
+    return result
+
+
+def _hardtanh(code: Code, x: Any, low: float = -1, high: float = 1) -> Operand:
+    return _clamp(code, x, low, high)
+
+
+def _hardtanh_backward(code: Code, gradient: Any, x: Any, low: float, high: float) -> Operand:
+    outside = code("or", code("le", x, low), code("ge", x, high))
+    return code("where", outside, 0.0, gradient)
+
+
+def _threshold(code: Code, x: Any, threshold: float, value: float) -> Operand:
+    return code("where", code("le", x, threshold), value, x)
+
+
+def _threshold_backward(code: Code, gradient: Any, x: Any, threshold: float) -> Operand:
+    return code("where", code("le", x, threshold), 0.0, gradient)
+
+
+def _sigmoid_backward(code: Code, gradient: Any, y: Any) -> Operand:
+    return code("mul", gradient, code("mul", code("sub", 1.0, y), y))
+
+
+def _tanh_backward(code: Code, gradient: Any, y: Any) -> Operand:
+    return code("mul", gradient, code("sub", 1.0, code("mul", y, y)))
+
+
+def _leaky_relu(code: Code, x: Any, slope: float = 0.01) -> Operand:
+    return code("where", code("gt", x, 0.0), x, code("mul", x, slope))
+
+
+def _leaky_relu_backward(
+    code: Code, gradient: Any, x: Any, slope: float, _self_is_result: bool
+) -> Operand:
+    return code("where", code("gt", x, 0.0), gradient, code("mul", gradient, slope))
+
+
+def _silu(code: Code, x: Any) -> Operand:
+    return code("div", x, code("add", 1.0, code("exp", code("neg", x))))
+
+
+def _silu_backward(code: Code, gradient: Any, x: Any) -> Operand:
+    sigmoid = code("div", 1.0, code("add", 1.0, code("exp", code("neg", x))))
+    inner = code("add", 1.0, code("mul", x, code("sub", 1.0, sigmoid)))
+    return code("mul", code("mul", gradient, sigmoid), inner)
+
+
+def _gelu(code: Code, x: Any, approximate: str = "none") -> Operand:
+    if approximate == "tanh":
+        return code(
+            "mul", code("mul", 0.5, x), code("add", 1.0, code("tanh", _gelu_inner(code, x)))
+        )
+    cdf = code("add", 1.0, code("erf", code("mul", x, math.sqrt(0.5))))
+    return code("mul", code("mul", x, 0.5), cdf)
+
+
+def _gelu_inner(code: Code, x: Any) -> Operand:
+    cube = code("mul", code("mul", x, x), x)
+    return code("mul", math.sqrt(2 / math.pi), code("add", x, code("mul", 0.044715, cube)))
+
+
+def _gelu_backward(code: Code, gradient: Any, x: Any, approximate: str = "none") -> Operand:
+    if approximate == "tanh":
+        tanh = code("tanh", _gelu_inner(code, x))
+        left = code("mul", 0.5, code("add", 1.0, tanh))
+        slope = code(
+            "mul",
+            math.sqrt(2 / math.pi),
+            code("add", 1.0, code("mul", 3 * 0.044715, code("mul", x, x))),
+        )
+        right = code(
+            "mul",
+            code("mul", 0.5, x),
+            code("mul", code("sub", 1.0, code("mul", tanh, tanh)), slope),
+        )
+        return code("mul", gradient, code("add", left, right))
+    cdf = code("mul", 0.5, code("add", 1.0, code("erf", code("mul", x, math.sqrt(0.5)))))
+    density = code(
+        "mul", code("exp", code("mul", code("mul", x, x), -0.5)), 1 / math.sqrt(2 * math.pi)
+    )
+    return code("mul", gradient, code("add", cdf, code("mul", x, density)))
+
+
+def _where(code: Code, condition: Any, a: Any, b: Any) -> Operand:
+    return code("where", condition, a, b)
+
+
+def _masked_fill(code: Code, x: Any, mask: Any, value: Any) -> Operand:
+    return code("where", mask, value, x)
+
+
+def _addcmul(code: Code, x: Any, a: Any, b: Any, value: float = 1) -> Operand:
+    product = code("mul", a if value == 1 else code("mul", a, value), b)
+    return code("add", x, product)
+
+
+def _addcdiv(code: Code, x: Any, a: Any, b: Any, value: float = 1) -> Operand:
+    return code("add", x, code("div", a if value == 1 else code("mul", a, value), b))
+
+
+def _source(code: Code, _target: Any, source: Any, _non_blocking: bool = False) -> Operand:
+    return code.operand(source)
+
+
+def _cast(code: Code, x: Any, **_options: Any) -> Operand:
+    return code.operand(x)
+
+
+def _fill(code: Code, _x: Any, value: Any) -> Operand:
+    return code.operand(value)
+
+
+_COMPARISONS = {name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+RULES: dict[Any, Rule] = {
+    aten._to_copy.default: _cast,
+    aten.add.Scalar: _add,
+    aten.add.Tensor: _add,
+    aten.addcdiv.default: _addcdiv,
+    aten.addcmul.default: _addcmul,
+    aten.bitwise_and.Tensor: _binary("and"),
+    aten.bitwise_not.default: _unary("not"),
+    aten.bitwise_or.Tensor: _binary("or"),
+    aten.clamp.default: _clamp,
+    aten.clamp_max.default: lambda code, x, high: _clamp(code, x, None, high),
+    aten.clamp_min.default: _clamp,
+    aten.copy.default: _source,
+    aten.div.Scalar: _binary("div"),
+    aten.div.Tensor: _binary("div"),
+    aten.expand_copy.default: lambda code, x, _size, **_: code.operand(x),
+    aten.fill.Scalar: _fill,
+    aten.fill.Tensor: _fill,
+    aten.gelu.default: _gelu,
+    aten.gelu_backward.default: _gelu_backward,
+    aten.hardtanh.default: _hardtanh,
+    aten.hardtanh_backward.default: _hardtanh_backward,
+    aten.leaky_relu.default: _leaky_relu,
+    aten.leaky_relu_backward.default: _leaky_relu_backward,
+    aten.logical_and.default: _binary("and"),
+    aten.logical_not.default: _unary("not"),
+    aten.logical_or.default: _binary("or"),
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.masked_fill.Tensor: _masked_fill,
+    aten.maximum.default: _binary("max"),
+    aten.minimum.default: _binary("min"),
+    aten.mul.Scalar: _binary("mul"),
+    aten.mul.Tensor: _binary("mul"),
+    aten.pow.Tensor_Scalar: _pow_scalar,
+    aten.pow.Tensor_Tensor: _binary("pow"),
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: _rsub,
+    aten.sigmoid_backward.default: _sigmoid_backward,
+    aten.silu.default: _silu,
+    aten.silu_backward.default: _silu_backward,
+    aten.sub.Scalar: _sub,
+    aten.sub.Tensor: _sub,
+    aten.tanh_backward.default: _tanh_backward,
+    aten.threshold.default: _threshold,
+    aten.threshold_backward.default: _threshold_backward,
+    aten.where.ScalarSelf: _where,
+    aten.where.ScalarOther: _where,
+    aten.where.self: _where,
+    **{getattr(aten, name).Scalar: rule for name, rule in _COMPARISONS.items()},
+    **{getattr(aten, name).Tensor: rule for name, rule in _COMPARISONS.items()},
+    **{
+        getattr(aten, name).default: _unary(instruction)
+        for name, instruction in {
+            "abs": "abs",
+            "ceil": "ceil",
+            "cos": "cos",
+            "erf": "erf",
+            "exp": "exp",
+            "expm1": "expm1",
+            "floor": "floor",
+            "log": "log",
+            "log1p": "log1p",
+            "neg": "neg",
+            "reciprocal": "reciprocal",
+            "relu": "relu",
+            "round": "round",
+            "rsqrt": "rsqrt",
+            "sigmoid": "sigmoid",
+            "sign": "sign",
+            "sin": "sin",
+            "sqrt": "sqrt",
+            "square": "square",
+            "tanh": "tanh",
+            "trunc": "trunc",
+        }.items()
+    },
+}
+_ON_BOOL = frozenset(
+    {
+        aten.bitwise_and.Tensor,
+        aten.bitwise_or.Tensor,
+        aten.bitwise_not.default,
+        aten.logical_and.default,
+        aten.logical_or.default,
+        aten.logical_not.default,
+    }
+)
+_ARITHMETIC_ON_BOOL = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
+
+
+def is_elementwise(node: torch.fx.Node) -> bool:
+    """Whether the ``map`` op can compute a node exactly."""
+    if node.target not in RULES or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    result = node.meta["val"].dtype
+    sources = [n.meta["val"].dtype for n in node.all_input_nodes]
+    if result not in _COMPUTED or node.meta["val"].numel() == 0:
+        return False
+    if node.target in (aten._to_copy.default, aten.copy.default):
+        # To bool and to float16 from integers PyTorch goes its own way.
+        return all(s in _CAST_FROM for s in sources) and (
+            result == torch.float32 or all(s in _COMPUTED for s in sources)
+        )
+    if node.target in _ON_BOOL:
+        return result == torch.bool and all(s in _COMPUTED for s in sources)
+    if result == torch.bool and node.target in _ARITHMETIC_ON_BOOL:
+        return False
+    return all(s in _COMPUTED for s in sources)
+
+
+def lower_elementwise(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add a ``map`` op for a node."""
+    code = Code()
+
+    def given(value: Any) -> Any:
+        return code.operand(builder.tensor(value)) if isinstance(value, torch.fx.Node) else value
+
+    args = [given(value) for value in node.args]
+    kwargs = {key: given(value) for key, value in node.kwargs.items()}
+    result = code.operand(RULES[node.target](code, *args, **kwargs))
+    return emit_map(builder, code, result, node.meta["val"].dtype, node.meta["val"].shape, place)
+
+
+def emit_map(
+    builder: Builder,
+    code: Code,
+    result: Operand,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    place: Place,
+) -> Tensor:
+    """Add a ``map`` op with one result."""
+    out = builder.value(dtype, shape)
+    attributes = code.attributes([result])
+    attributes["dtypes"] = [str(dtype).removeprefix("torch.")]
+    attributes["shape"] = [int(size) for size in shape]
+    builder.op("map", code.inputs, [out], attributes, place=place)
+    return out
+
+
+def cast(builder: Builder, tensor: Tensor, dtype: torch.dtype, place: Place) -> Tensor:
+    """Return a tensor in another floating-point type, itself where it has that type already."""
+    if tensor.dtype == dtype:
+        return tensor
+    code = Code()
+    return emit_map(builder, code, code.operand(tensor), dtype, tensor.shape, place)

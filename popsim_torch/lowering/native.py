@@ -1,0 +1,94 @@
+"""The boundary: one call into C++ with the ir."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from popsim_torch import _native
+from popsim_torch.ir import Graph, Phase, TensorArgument, TensorKind, TensorListArgument
+from popsim_torch.lowering.program import LoopCounts, Program
+
+_KINDS = {
+    TensorKind.INPUT: _native.TensorKind.INPUT,
+    TensorKind.CONSTANT: _native.TensorKind.CONSTANT,
+    TensorKind.VARIABLE: _native.TensorKind.VARIABLE,
+    TensorKind.VALUE: _native.TensorKind.VALUE,
+    TensorKind.VIEW: _native.TensorKind.VIEW,
+}
+_PHASES = {
+    Phase.SETUP: _native.Phase.SETUP,
+    Phase.FORWARD: _native.Phase.FORWARD,
+    Phase.BACKWARD: _native.Phase.BACKWARD,
+    Phase.UPDATE: _native.Phase.UPDATE,
+}
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, TensorArgument):
+        return _native.TensorArgument(value.input)
+    if isinstance(value, TensorListArgument):
+        return _native.TensorListArgument(list(value.inputs))
+    return value
+
+
+def _attribute(key: str, value: Any) -> Any:
+    if key == "arguments":
+        return _native.Arguments([_argument(item) for item in value])
+    return value
+
+
+def to_native(graph: Graph) -> _native.Graph:
+    """Return the C++ form of a graph, tensor ids unchanged."""
+    native = _native.Graph()
+    for tensor in graph.tensors:
+        native.add_tensor(
+            tensor.name,
+            _KINDS[tensor.kind],
+            str(tensor.dtype).removeprefix("torch."),
+            list(tensor.shape),
+            list(tensor.strides),
+            tensor.base,
+            tensor.offset,
+        )
+    for op in graph.ops:
+        native.add_op(
+            op.kind,
+            op.name,
+            op.inputs,
+            op.outputs,
+            {key: _attribute(key, value) for key, value in op.attributes.items()},
+            _PHASES[op.phase],
+            op.stage,
+        )
+    return native
+
+
+def build_executable(
+    program: Program, loop: LoopCounts, *, training: bool, schedule: str
+) -> _native.Executable:
+    """Compile a program: kernels prepared, memory planned and allocated, constants in place.
+
+    Args:
+        program: The lowered model.
+        loop: How often a call runs it.
+        training: Whether it has a backward pass and updates.
+        schedule: ``sequential`` or ``pipelined``.
+
+    Raises:
+        Error: An op cannot be prepared.
+        InternalError: The program breaks a rule; our own bug.
+    """
+    returns = [
+        _native.ReturnSpec(list(r.shape), str(r.dtype).removeprefix("torch."), r.keep)
+        for r in program.returns
+    ]
+    config = _native.RunConfig(
+        loop.device_iterations, loop.gradient_accumulation, training, schedule
+    )
+    with _native.translated_errors():
+        executable = _native.Executable(to_native(program.graph), config, returns)
+        for tensor in program.graph.tensors:
+            if tensor.value is not None:
+                executable.write(tensor.id, tensor.value)
+        executable.load()
+    return executable

@@ -1,0 +1,131 @@
+"""What comes back from a run: model outputs, inputs that forward changed, and anchors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from popsim_torch.anchors import check_return_mode, num_returned
+from popsim_torch.enums import OutputMode
+from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor
+from popsim_torch.lowering.program import (
+    AnchorTarget,
+    LoopCounts,
+    Program,
+    Return,
+    returned_dtype,
+)
+
+
+class ReturnLowering:
+    """Adds the ops that copy tensors to the host.
+
+    Each is put right behind the op that computes its tensor, so that the tensor's memory is free
+    again as early as it can be.
+
+    Args:
+        program: Gets the returns.
+        loop: How often a call runs the model.
+        pipelined: Several micro-batches are in flight at a time.
+    """
+
+    def __init__(self, program: Program, loop: LoopCounts, *, pipelined: bool) -> None:
+        self._program = program
+        self._graph: Graph = program.graph
+        self._loop = loop
+        self._pipelined = pipelined
+        self._behind: dict[int, list[Op]] = defaultdict(list)
+        self._writer: dict[int, int] = {}
+        for position, op in enumerate(self._graph.ops):
+            for tensor_id in op.outputs:
+                if tensor_id >= 0:
+                    self._writer[self._graph.root(self._graph.tensors[tensor_id]).id] = position
+
+    def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
+        """Return a tensor from every run."""
+        self._add(tensor, mode, period, keep=False, where="Options.outputMode")
+
+    def add_anchor(self, tensor: Tensor, target: AnchorTarget) -> None:
+        """Keep a tensor's values of each run until they are asked for."""
+        request = target.request
+        where = f"Options.anchorTensor('{request.short_name}')"
+        self._program.anchors[request.short_name] = len(self._program.returns)
+        if target.name.startswith("Accum___") and request.output_mode == OutputMode.Final:
+            self._zero_after_update(tensor)
+        self._add(tensor, request.output_mode, request.period, keep=True, where=where)
+
+    def finish(self) -> None:
+        """Put the collected ops into their places."""
+        ops = list(self._behind.pop(-1, []))
+        for position, op in enumerate(self._graph.ops):
+            ops.append(op)
+            ops.extend(self._behind.pop(position, []))
+        self._graph.ops = ops
+
+    def _add(
+        self, tensor: Tensor, mode: OutputMode, period: int, *, keep: bool, where: str
+    ) -> None:
+        loop = self._loop
+        check_return_mode(
+            mode, period, loop.device_iterations, pipelined=self._pipelined, where=where
+        )
+        count = num_returned(
+            mode, period, loop.device_iterations, loop.gradient_accumulation, 1, where=where
+        )
+        dtype = returned_dtype(tensor.dtype)
+        position, phase, stage = self._place(tensor)
+        self._behind[position].append(
+            Op(
+                "anchor",
+                [tensor.id],
+                [],
+                {
+                    "mode": mode.name,
+                    "period": period,
+                    "device_iterations": loop.device_iterations,
+                    "accumulation_steps": loop.gradient_accumulation,
+                    "buffer": len(self._program.returns),
+                    "per_update": phase == Phase.UPDATE,
+                    "dtype": str(dtype).removeprefix("torch."),
+                },
+                phase,
+                stage,
+                tensor.name,
+            )
+        )
+        self._program.returns.append(Return(_returned_shape(tensor, count), dtype, mode, keep))
+
+    def _place(self, tensor: Tensor) -> tuple[int, Phase, int]:
+        """Return behind which op, in which phase and stage a tensor is complete."""
+        position = self._writer.get(self._graph.root(tensor).id, -1)
+        if position < 0 or self._graph.ops[position].phase == Phase.SETUP:
+            return self._last_setup(), Phase.FORWARD, 0
+        op = self._graph.ops[position]
+        return position, op.phase, op.stage
+
+    def _last_setup(self) -> int:
+        return sum(op.phase == Phase.SETUP for op in self._graph.ops) - 1
+
+    def _zero_after_update(self, tensor: Tensor) -> None:
+        """Clear an accumulator behind its update, unless it keeps the running mean."""
+        root = self._graph.root(tensor)
+        writer = self._graph.ops[self._writer[root.id]]
+        if writer.attributes.get("running"):
+            return
+        whole = self._graph.add_view(root, root.shape, root.strides, 0)
+        clear: dict[str, Attribute] = {
+            "code": [],
+            "constants": [0.0],
+            "results": [0],
+            "dtypes": [str(root.dtype).removeprefix("torch.")],
+            "shape": list(root.shape),
+        }
+        self._graph.ops.append(
+            Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {tensor.name}")
+        )
+        self._writer[root.id] = len(self._graph.ops) - 1
+
+
+def _returned_shape(tensor: Tensor, count: int) -> tuple[int, ...]:
+    if not tensor.shape:
+        return () if count == 1 else (count,)
+    return (tensor.shape[0] * count, *tensor.shape[1:])

@@ -1,0 +1,126 @@
+"""Accumulation and weight update: what an optimizer plan becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from popsim_torch._update_types import (
+    Accumulation,
+    GradientInput,
+    OptimizerPlan,
+    ParameterUpdate,
+    Scalar,
+    State,
+)
+from popsim_torch.ir import Phase, Tensor, TensorKind
+from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.program import Program
+
+
+class UpdateLowering:
+    """Adds the ops of an optimizer plan to a program.
+
+    Args:
+        builder: The graph under construction.
+        program: Gets the states and scalars.
+        parameters: The weights on the device, by name.
+        gradients: Their gradients of one micro-batch, by name.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        program: Program,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+    ) -> None:
+        self._builder = builder
+        self._program = program
+        self._parameters = parameters
+        self._gradients = gradients
+        self._states: dict[str, Tensor] = {}
+        self._scalars: dict[str, Tensor] = {}
+
+    def lower(self, plan: OptimizerPlan) -> None:
+        """Add the accumulations to the backward pass and the updates behind everything."""
+        for update in plan.updates:
+            for accumulation in update.accumulations:
+                self._accumulate(update.parameter, accumulation)
+        norm = self._gradient_norm(plan)
+        for update in plan.updates:
+            self._update(update, norm)
+
+    def _accumulate(self, parameter: str, accumulation: Accumulation) -> None:
+        gradient = self._gradients[parameter]
+        written = self._builder.written_in(gradient)
+        place = Place(Phase.BACKWARD, 0 if written is None else written[1], accumulation.output)
+        state = self._state(parameter, accumulation.state)
+        inputs = [self._builder.contiguous(gradient, place), state]
+        inputs += [self._scalar(scalar) for scalar in accumulation.scalars]
+        out = self._whole(state, accumulation.output)
+        self._builder.op(
+            accumulation.kind, inputs, [out], dict(accumulation.attributes), place=place
+        )
+
+    def _gradient_norm(self, plan: OptimizerPlan) -> Tensor | None:
+        if plan.max_grad_norm is None:
+            return None
+        place = Place(Phase.UPDATE, 0, "GlobalNorm___0")
+        gradients = [self._gradient_of(update, place) for update in plan.updates]
+        norm = self._builder.value(torch.float32, ())
+        self._builder.graph.set_name(norm, place.name)
+        inputs = [*gradients, self._scalar(plan.loss_scaling)]
+        self._builder.op("gradient_norm", inputs, [norm], dict(plan.norm_attributes), place=place)
+        return norm
+
+    def _update(self, update: ParameterUpdate, norm: Tensor | None) -> None:
+        place = Place(Phase.UPDATE, 0, update.updated_name)
+        weight = self._parameters[update.parameter]
+        states = [self._state(update.parameter, state) for state in update.states]
+        inputs: list[Tensor | None] = [weight, self._gradient_of(update, place), *states]
+        inputs += [self._scalar(scalar) for scalar in update.scalars]
+        if update.clipped:
+            inputs.append(norm)
+        outputs = [self._whole(weight, update.updated_name)]
+        for state, name in zip(states, update.updated_state_names, strict=True):
+            outputs.append(self._whole(state, name))
+        self._builder.op(update.kind, inputs, outputs, dict(update.attributes), place=place)
+
+    def _gradient_of(self, update: ParameterUpdate, place: Place) -> Tensor | None:
+        if update.gradient == GradientInput.NONE:
+            return None
+        if update.gradient == GradientInput.ACCUMULATOR:
+            assert update.accumulator is not None
+            return self._state(update.parameter, update.accumulator)
+        gradient = self._gradients[update.parameter]
+        # Copied where it was computed: its memory is free for others afterwards.
+        written = self._builder.written_in(gradient)
+        return self._builder.contiguous(
+            gradient, place if written is None else Place(written[0], written[1], place.name)
+        )
+
+    def _state(self, parameter: str, state: State) -> Tensor:
+        if state.name not in self._states:
+            shape = self._parameters[parameter].shape if state.per_element else (1,)
+            tensor = self._builder.graph.add_tensor(
+                TensorKind.VARIABLE, state.dtype, shape, name=state.name
+            )
+            self._states[state.name] = tensor
+            self._program.states[state.name] = tensor.id
+        return self._states[state.name]
+
+    def _scalar(self, scalar: Scalar) -> Tensor:
+        if scalar.name not in self._scalars:
+            tensor = self._builder.graph.add_tensor(TensorKind.VARIABLE, scalar.dtype, ())
+            if not scalar.constant:
+                self._builder.graph.set_name(tensor, scalar.name)
+            self._scalars[scalar.name] = tensor
+            self._program.scalars[scalar.name] = tensor.id
+        return self._scalars[scalar.name]
+
+    def _whole(self, tensor: Tensor, name: str) -> Tensor:
+        view = self._builder.graph.add_view(tensor, tensor.shape, tensor.strides, tensor.offset)
+        self._builder.graph.set_name(view, name)
+        return view

@@ -1,0 +1,106 @@
+"""Operators whose result is another look at their input's memory: no work on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.ir import Tensor
+from popsim_torch.ir.graph import contiguous_strides
+from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.trace.markers import MARK
+
+aten = torch.ops.aten
+
+# Copies in eager PyTorch; nothing is changed in place here, so looking at the input is enough.
+_SAME_TENSOR = frozenset(
+    {
+        MARK,
+        aten.alias.default,
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.detach.default,
+        aten.lift_fresh.default,
+        aten.lift_fresh_copy.default,
+    }
+)
+_AS_VIEW = {
+    aten._unsafe_view.default: aten.view.default,
+    aten._reshape_copy.default: aten.view.default,
+    aten.view_copy.default: aten.view.default,
+}
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node's results share memory with its first argument."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target in _SAME_TENSOR or target in _AS_VIEW:
+        return True
+    if target is aten._to_copy.default:
+        source = node.args[0]
+        return (
+            isinstance(source, torch.fx.Node) and source.meta["val"].dtype == node.meta["val"].dtype
+        )
+    schema = target._schema
+    return (
+        not schema.is_mutable and bool(schema.returns) and schema.returns[0].alias_info is not None
+    )
+
+
+def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Return the view (or views) that a node stands for, copying first where there is none."""
+    source = builder.tensor(node.args[0])  # type: ignore[arg-type]
+    if node.target in _SAME_TENSOR or node.target is aten._to_copy.default:
+        return _another_name(builder, source)
+    target: Any = _AS_VIEW.get(node.target, node.target)  # type: ignore[arg-type]
+    if node.target is aten.as_strided.default:
+        source = _with_traced_layout(builder, node, source, place)
+    try:
+        seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
+    except RuntimeError:
+        # Not possible on this layout (a view of a transposed tensor): give it a plain one.
+        source = builder.contiguous(source, place)
+        seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
+    if isinstance(seen, (list, tuple)):
+        return [_as_tensor(builder, source, item) for item in seen]
+    return _as_tensor(builder, source, seen)
+
+
+def _another_name(builder: Builder, source: Tensor) -> Tensor:
+    return builder.graph.add_view(source, source.shape, source.strides, source.offset)
+
+
+def _layout_of(builder: Builder, tensor: Tensor) -> torch.Tensor:
+    """Return a tensor without data that lies in its memory as ``tensor`` does."""
+    root = builder.graph.root(tensor)
+    size = 1
+    for length in root.shape:
+        size *= length
+    memory = torch.empty(size, dtype=tensor.dtype, device="meta")
+    return memory.as_strided(tensor.shape, tensor.strides, tensor.offset)
+
+
+def _as_tensor(builder: Builder, source: Tensor, seen: torch.Tensor) -> Tensor:
+    return builder.graph.add_view(source, seen.shape, seen.stride(), int(seen.storage_offset()))
+
+
+def _with_traced_layout(
+    builder: Builder, node: torch.fx.Node, source: Tensor, place: Place
+) -> Tensor:
+    """Give a tensor the strides it has in PyTorch: ``as_strided`` counts in them."""
+    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if traced.stride() == source.strides and source.offset == 0:
+        return source
+    extent = 1 + sum(
+        (size - 1) * stride for size, stride in zip(traced.shape, traced.stride(), strict=True)
+    )
+    if traced.stride() == contiguous_strides(traced.shape):
+        return builder.contiguous(source, place)
+    memory = builder.value(source.dtype, (extent,))
+    view = builder.graph.add_view(memory, traced.shape, traced.stride(), 0)
+    builder.op("copy", [source], [view], place=place)
+    return view

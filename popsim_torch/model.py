@@ -1,0 +1,577 @@
+"""``trainingModel``, ``inferenceModel`` and the executor they return."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch import _native, host_weights, optim
+from popsim_torch._update_types import OptimizerPlan
+from popsim_torch.compilation import CompiledModel, compile_model, make_plan
+from popsim_torch.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.errors import (
+    Error,
+    UsageAssertionError,
+    UsageRuntimeError,
+    closest_names,
+)
+from popsim_torch.options import Options
+from popsim_torch.stages import module_repr
+
+__all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
+
+_logger = logging.getLogger("poptorch::python")
+_versions = itertools.count(1)
+# Training executors whose weights others may have to wait for.
+_trainers: weakref.WeakSet[PoplarExecutor] = weakref.WeakSet()
+
+_DEFAULT_LEARNING_RATE = 0.01
+
+
+def _checked_model(model: object, function: str) -> nn.Module:
+    if isinstance(model, PoplarExecutor):
+        model = model.model
+    if not isinstance(model, nn.Module):
+        raise Error(
+            f"{function}: the model must be a torch.nn.Module or what trainingModel or "
+            f"inferenceModel returned, got {type(model).__name__}."
+        )
+    return model
+
+
+def _checked_options(options: object, function: str, default_mode: OutputMode) -> Options:
+    """Freeze the user's options and return the frozen copy that the executor uses."""
+    if options is None:
+        options = Options()
+    if not isinstance(options, Options):
+        raise Error(
+            f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
+        )
+    options.freeze()
+    own = options.clone()
+    if own.defaultOutputMode():
+        own.outputMode(default_mode)
+    return own
+
+
+def trainingModel(
+    model: nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
+    """Wrap a model for training on the device.
+
+    Calling the result runs forward, backward and the optimizer's update
+    ``deviceIterations`` times and returns what the model's forward returns. Nothing is compiled
+    before the first call or ``compile``.
+
+    Args:
+        model: The module, or an executor whose module is taken. Its forward has to compute a loss.
+        options: Frozen by this call; None for the defaults.
+        optimizer: From ``poptorch.optim`` or ``torch.optim``; None for SGD with a learning rate of
+            0.01 over all parameters.
+
+    Raises:
+        Error: Wrong types, or a buffer that is not exactly a ``torch.Tensor``.
+        UsageRuntimeError: The model is wrapped for training already.
+    """
+    module = _checked_model(model, "trainingModel")
+    if host_weights.is_wrapped(module):
+        raise UsageRuntimeError(
+            "trainingModel: this model has already been wrapped for training. Call destroy() on "
+            "the executor or on the model first."
+        )
+    for name, buffer in module.named_buffers():
+        if type(buffer) is not torch.Tensor:
+            raise Error(
+                f"trainingModel: buffer '{name}' must be a torch.Tensor, got "
+                f"{type(buffer).__name__}."
+            )
+    own = _checked_options(options, "trainingModel", OutputMode.Final)
+    if optimizer is None:
+        optimizer = optim.SGD(module.parameters(), lr=_DEFAULT_LEARNING_RATE)
+    return PoplarExecutor(module, own, optimizer)
+
+
+def inferenceModel(
+    model: nn.Module | PoplarExecutor, options: Options | None = None
+) -> PoplarExecutor:
+    """Wrap a model for inference on the device.
+
+    Args:
+        model: The module, or an executor whose module is taken. Weights that a training executor
+            changes arrive here before each call.
+        options: Frozen by this call; None for the defaults. Gradient accumulation must be 1.
+
+    Raises:
+        Error: Wrong types, or a gradient accumulation other than 1.
+    """
+    module = _checked_model(model, "inferenceModel")
+    own = _checked_options(options, "inferenceModel", OutputMode.All)
+    accumulation = own.Training.gradient_accumulation
+    if accumulation != 1:
+        raise Error(
+            f"inferenceModel: Training.gradientAccumulation must be 1, got {accumulation}. "
+            "Use options of their own for inference."
+        )
+    return PoplarExecutor(module, own, None)
+
+
+class PoplarExecutor:
+    """A model on the device. Made by ``trainingModel`` and ``inferenceModel``.
+
+    Attributes that it does not have are those of the user's model.
+    """
+
+    def __init__(
+        self, model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self._user_model = model
+        self._options = options
+        self._optimizer = optimizer
+        # The same parameters and sub-modules, but attributes (``training``) of its own.
+        self._traced_model = copy.copy(model)
+        self._compiled: CompiledModel | None = None
+        self._plan: OptimizerPlan | None = None
+        self._has_run = False
+        self._dirty = False
+        self._host_version = 0
+        self._seen_versions: weakref.WeakKeyDictionary[PoplarExecutor, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._warned: set[str] = set()
+        self._seed = (
+            int(options.random_seed)
+            if options.exists("random_seed")
+            else time.time_ns() & 0x7FFFFFFF
+        )
+        if optimizer is not None:
+            self._choose_mean_strategy(optimizer)
+            self._wrap_host_model()
+        self._options.freeze()
+
+    def _wrap_host_model(self) -> None:
+        """Let reads of the user's model see the weights that the device has trained."""
+        executor = weakref.ref(self)
+
+        def sync() -> bool:
+            trainer = executor()
+            return trainer is not None and trainer.copyWeightsToHostIfNeeded()
+
+        def destroy() -> None:
+            trainer = executor()
+            if trainer is not None:
+                trainer.destroy()
+
+        host_weights.wrap(self._user_model, sync, destroy)
+        _trainers.add(self)
+
+    # Properties
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's module."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The frozen options in use."""
+        return self._options
+
+    @property
+    def training_mode(self) -> bool:
+        """Whether this executor trains."""
+        return self._optimizer is not None
+
+    @property
+    def rng_state(self) -> list[int]:
+        """The seed and the number of micro-batches run, which random numbers are keyed with.
+
+        Raises:
+            Error: On reading and writing, when the model is not compiled.
+        """
+        executable = self._require_compiled("rng_state").executable
+        return [executable.seed, executable.step]
+
+    @rng_state.setter
+    def rng_state(self, state: list[int]) -> None:
+        executable = self._require_compiled("rng_state").executable
+        if len(state) != 2:
+            raise Error(f"rng_state: needs [seed, step], as read from it, got {state!r}.")
+        executable.seed, executable.step = (int(number) for number in state)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and "_user_model" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._user_model, name)
+
+    def __repr__(self) -> str:
+        return module_repr(self._user_model)
+
+    def __del__(self) -> None:
+        # The device goes away; its training progress must not.
+        if self.__dict__.get("_dirty"):
+            self.copyWeightsToHostIfNeeded()
+
+    # Life cycle
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on a combined batch; compile it first if that has not happened.
+
+        Args:
+            *args: As forward takes them. The first dimension of every tensor is the combined batch.
+            **kwargs: The same.
+
+        Returns:
+            What forward returns, in new CPU tensors, one entry per micro-batch that the output mode
+            keeps.
+
+        Raises:
+            Error: The call differs from the one that compiled the model, or the device failed.
+        """
+        if self._options.connection_type == ConnectionType.Never:
+            raise UsageAssertionError("Trying to run a model with ConnectionType.Never.")
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self._compile(args, kwargs)
+        inputs = compiled.arguments.flatten(args, kwargs)
+        if self._optimizer is None:
+            self._pull_trained_weights()
+        return self._run(compiled, inputs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the model for arguments like these, and upload the weights, without running it.
+
+        Raises:
+            Error: The model cannot be compiled. The executor can be called again.
+        """
+        if self._compiled is not None:
+            _logger.warning("compile: the model is compiled already; the call is ignored.")
+            return
+        self._compile(args, kwargs)
+
+    def isCompiled(self) -> bool:
+        """Return whether there is a program for the model."""
+        return self._compiled is not None
+
+    def isAttachedToDevice(self) -> bool:
+        """Return whether the program is on the device: as soon as it is compiled."""
+        return self._compiled is not None
+
+    def compilationTime(self) -> datetime.timedelta:
+        """Return how long compilation took.
+
+        Raises:
+            Error: The model is not compiled, or the progress bar is off.
+        """
+        if not self._options.show_compilation_progress_bar:
+            raise Error(
+                "compilationTime: not measured while the progress bar is off. Remove "
+                "Options.showCompilationProgressBar(False)."
+            )
+        return self._require_compiled("compilationTime").duration
+
+    def destroy(self) -> None:
+        """Bring weights and optimizer state to the host, free the device, unwrap the model.
+
+        The executor can be called again and then compiles anew. Does nothing when the model is not
+        compiled.
+        """
+        if self._compiled is None:
+            return
+        self.copyWeightsToHostIfNeeded()
+        if isinstance(self._optimizer, optim.Optimizer):
+            self._optimizer._unlink()
+        self._compiled = None
+        self._plan = None
+        self._has_run = False
+        if self._optimizer is not None:
+            _trainers.discard(self)
+            host_weights.unwrap(self._user_model)
+            host_weights.unwrap(self._traced_model)
+
+    # Weights
+
+    def copyWeightsToHost(self) -> None:
+        """Copy parameters and floating-point buffers from the device into the host's tensors.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        compiled = self._require_compiled("copyWeightsToHost")
+        _logger.info("Writing weights from IPU to host")
+        self._dirty = False
+        with host_weights.without_sync(), torch.no_grad():
+            for host, tensor in self._host_tensors(compiled):
+                host_weights.plain(host).copy_(compiled.executable.read(tensor))
+        self._host_version = next(_versions)
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Copy the weights to the host if the device has newer ones; return whether it did."""
+        if not self._dirty or self._compiled is None:
+            return False
+        _logger.debug("Implicit copyWeightsToHost()")
+        self.copyWeightsToHost()
+        return True
+
+    def copyWeightsToDevice(self) -> None:
+        """Copy the host's parameters and floating-point buffers to the device.
+
+        Training progress on the device that was not copied to the host is lost.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        compiled = self._require_compiled("copyWeightsToDevice")
+        _logger.info("Writing weights from host to IPU memory")
+        self._dirty = False
+        with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
+            for host, tensor in self._host_tensors(compiled):
+                compiled.executable.write(tensor, host_weights.plain(host).detach())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Load a state dictionary into the user's model, and upload it if the model is compiled.
+
+        Returns:
+            Torch's tuple of missing and unexpected keys.
+        """
+        result = self._user_model.load_state_dict(state_dict, strict=strict)
+        if self._compiled is not None:
+            self.copyWeightsToDevice()
+        return result
+
+    def _host_tensors(self, compiled: CompiledModel) -> Iterator[tuple[torch.Tensor, int]]:
+        parameters = dict(self._traced_model.named_parameters())
+        buffers = dict(self._traced_model.named_buffers())
+        for name, tensor in compiled.program.parameters.items():
+            yield parameters[name], tensor
+        for name, tensor in compiled.program.buffers.items():
+            yield buffers[name], tensor
+
+    def _pull_trained_weights(self) -> None:
+        """Upload weights that a training executor of the same parameters has changed."""
+        newer = False
+        for trainer in list(_trainers):
+            if trainer._compiled is None or not self._shares_weights_with(trainer):
+                continue
+            trainer.copyWeightsToHostIfNeeded()
+            if self._seen_versions.get(trainer, 0) != trainer._host_version:
+                self._seen_versions[trainer] = trainer._host_version
+                newer = True
+        if newer:
+            _logger.debug("Implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+
+    def _shares_weights_with(self, trainer: PoplarExecutor) -> bool:
+        own = {id(parameter) for parameter in self._traced_model.parameters()}
+        return any(id(parameter) in own for parameter in trainer._traced_model.parameters())
+
+    # Optimizer
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use another optimizer, or new values of the same one, from the next call on.
+
+        After compilation only values of variable attributes can change; nothing is compiled again.
+
+        Args:
+            optimizer: From ``poptorch.optim`` or ``torch.optim``.
+
+        Raises:
+            Error: It would need another program, or this is an inference model.
+            UsageAssertionError: Its type is not supported.
+        """
+        if self._optimizer is None:
+            raise Error("setOptimizer: an inference model has no optimizer.")
+        if self._compiled is None:
+            self._optimizer = optimizer
+            return
+        assert self._plan is not None
+        trained = [update.parameter for update in self._plan.updates]
+        parameters = dict(self._traced_model.named_parameters())
+        plan = make_plan(optimizer, self._options, parameters, trained)
+        self._plan.check_replaceable(plan)
+        executable, program = self._compiled.executable, self._compiled.program
+        for name, ratio in self._plan.state_ratios(plan).items():
+            tensor = program.states[name]
+            executable.write(tensor, executable.read(tensor) * ratio)
+        for scalar in self._plan.changed_scalars(plan):
+            executable.write(program.scalars[scalar.name], torch.tensor(scalar.value))
+        self._plan = plan
+        if optimizer is not self._optimizer:
+            if isinstance(self._optimizer, optim.Optimizer):
+                self._optimizer._unlink()
+            self._optimizer = optimizer
+            self._link_optimizer()
+
+    def _choose_mean_strategy(self, optimizer: torch.optim.Optimizer) -> None:
+        """Half accumulators hold running means, unless the user chose a strategy."""
+        training = self._options.Training
+        half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
+        combined = getattr(optimizer, "use_combined_accum", False)
+        mean = training.accumulation_and_replication_reduction_type == ReductionType.Mean
+        post = training.mean_accumulation_and_replication_reduction_strategy
+        if half and not combined and mean and post == MeanReductionStrategy.Post:
+            training.setMeanAccumulationAndReplicationReductionStrategy(
+                MeanReductionStrategy.Running
+            )
+
+    def _link_optimizer(self) -> None:
+        if isinstance(self._optimizer, optim.Optimizer):
+            self._optimizer._link(_OptimizerState(self))
+
+    # Observing
+
+    def getTensorNames(self) -> list[str]:
+        """Return the names of all tensors of the compiled graph.
+
+        Raises:
+            UsageAssertionError: The model is not compiled.
+        """
+        if self._compiled is None:
+            raise UsageAssertionError(
+                "getTensorNames: the model is not compiled. Call it once, or model.compile(...)."
+            )
+        return list(self._compiled.program.graph.names)
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return what an anchor recorded in the last call.
+
+        Args:
+            short_name: The first argument of ``Options.anchorTensor``.
+
+        Returns:
+            A new CPU tensor; its first dimension holds one entry per micro-batch that the anchor's
+            mode keeps.
+
+        Raises:
+            UsageAssertionError: There is no such anchor, or the model has not run.
+        """
+        compiled = self._compiled
+        if compiled is None or not self._has_run:
+            raise UsageAssertionError(
+                f"getAnchoredTensor: No tensor with name '{short_name}' yet: the model has not run."
+            )
+        anchors = compiled.program.anchors
+        if short_name not in anchors:
+            close = closest_names(short_name, anchors)
+            hint = f" Closest name: '{close[0]}'." if close else ""
+            raise UsageAssertionError(
+                f"getAnchoredTensor: No tensor with name '{short_name}' among the "
+                f"{len(anchors)} anchors.{hint} Register it with Options.anchorTensor before the "
+                "model is wrapped."
+            )
+        value: torch.Tensor = compiled.executable.read_kept(anchors[short_name])
+        return value
+
+    # Internals
+
+    def _compile(self, args: Any, kwargs: Any) -> CompiledModel:
+        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
+            self._wrap_host_model()
+        with host_weights.without_sync():
+            compiled = compile_model(
+                self._traced_model,
+                self._options,
+                args,
+                kwargs,
+                optimizer=self._optimizer,
+                warned=self._warned,
+            )
+        compiled.executable.seed = self._seed
+        self._compiled = compiled
+        self._plan = compiled.plan
+        for trainer in list(_trainers):
+            if trainer is not self and self._shares_weights_with(trainer):
+                trainer.copyWeightsToHostIfNeeded()
+                self._seen_versions[trainer] = trainer._host_version
+        self.copyWeightsToDevice()
+        self._upload_optimizer(compiled)
+        return compiled
+
+    def _upload_optimizer(self, compiled: CompiledModel) -> None:
+        plan, executable, program = compiled.plan, compiled.executable, compiled.program
+        if plan is None:
+            return
+        for name, scalar in plan.scalars().items():
+            if name in program.scalars:
+                executable.write(program.scalars[name], torch.tensor(scalar.value))
+        parameters = dict(self._traced_model.named_parameters())
+        with host_weights.without_sync():
+            for update in plan.updates:
+                weight = host_weights.plain(parameters[update.parameter])
+                for state in update.all_states:
+                    executable.write(program.states[state.name], state.initial_value(weight))
+        self._link_optimizer()
+
+    def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
+        device_inputs = [
+            tensor if tensor.dtype == dtype else tensor.to(dtype)
+            for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
+        ]
+        if self._optimizer is not None or compiled.program.changed_buffers:
+            self._dirty = True
+        with _native.translated_errors():
+            results = compiled.executable.run(device_inputs)
+        self._has_run = True
+        num_outputs = compiled.program.num_outputs
+        changed = compiled.program.changed_inputs
+        for position, value in zip(changed, results[num_outputs:], strict=False):
+            inputs[position].copy_(value)
+        return compiled.outputs.unflatten(results[:num_outputs])
+
+    def _require_compiled(self, what: str) -> CompiledModel:
+        if self._compiled is None:
+            raise Error(
+                f"{what}: the model has not been compiled or has been destroyed. Call it, or "
+                "model.compile(...), first."
+            )
+        return self._compiled
+
+
+class _OptimizerState:
+    """How a poptorch optimizer reaches its state on the device (``optim.DeviceLink``)."""
+
+    def __init__(self, executor: PoplarExecutor) -> None:
+        self._executor = weakref.proxy(executor)
+
+    def read_state(self) -> dict[str, torch.Tensor]:
+        """Return the saved states by name."""
+        compiled: CompiledModel = self._executor._compiled
+        assert compiled.plan is not None
+        return {
+            name: compiled.executable.read(compiled.program.states[name])
+            for name in compiled.plan.saved_states()
+        }
+
+    def read_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the variable scalars by name."""
+        compiled: CompiledModel = self._executor._compiled
+        plan: OptimizerPlan = self._executor._plan
+        return {
+            name: compiled.executable.read(compiled.program.scalars[name])
+            for name in plan.variable_scalars()
+            if name in compiled.program.scalars
+        }
+
+    def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take states and scalars over; names that the program does not have are ignored."""
+        compiled: CompiledModel = self._executor._compiled
+        assert compiled.plan is not None
+        missing = [name for name in compiled.plan.saved_states() if name not in tensors]
+        if missing:
+            _logger.warning(
+                "The optimizer state has no value for %s; the device keeps its own.", missing
+            )
+        known = {**compiled.program.states, **compiled.program.scalars}
+        for name, value in tensors.items():
+            if name in known:
+                compiled.executable.write(known[name], value)

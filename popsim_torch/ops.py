@@ -1,0 +1,240 @@
+"""Operations that user code calls inside a model's ``forward``.
+
+Outside of tracing (a plain run on the CPU) they are identities or the plain PyTorch operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from popsim_torch.errors import Error, UsageAssertionError, UsageKeyError, UsageValueError
+
+__all__ = [
+    "NameScope",
+    "PrintFormat",
+    "identity_loss",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "nop",
+    "recomputationCheckpoint",
+    "set_available_memory",
+]
+
+_FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
+_REDUCTIONS = ("sum", "mean", "none")
+
+
+@dataclass(frozen=True)
+class PrintFormat:
+    """How ``ipu_print_tensor`` shows a tensor; the fields are its arguments of the same names."""
+
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 80
+    digits: int = 4
+    float_format: str = "auto"
+    separator: str = ","
+    open_bracket: str = "("
+    close_bracket: str = ")"
+
+
+class OpListener(Protocol):
+    """What the tracer does when user code calls one of these operations."""
+
+    def print_tensor(
+        self, tensor: torch.Tensor, title: str, print_gradient: bool, text_format: PrintFormat
+    ) -> torch.Tensor:
+        """Return ``tensor``, printed at run time."""
+
+    def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Return the reduced tensor, marked as a loss."""
+
+    def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Put ``name`` in front of the names of the operations in the scope."""
+
+
+op_listener: ContextVar[OpListener | None] = ContextVar("op_listener", default=None)
+"""Set while a model is being traced, None otherwise."""
+
+
+def isRunningOnIpu() -> bool:
+    """Return True inside the ``forward`` of a model that is being compiled for the device."""
+    return op_listener.get() is not None
+
+
+def _require_tensor(value: object, function: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise Error(f"{function}: needs a torch.Tensor, got {type(value).__name__}")
+
+
+def ipu_print_tensor(
+    tensor: torch.Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = ", ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> torch.Tensor:
+    """Print a tensor on the process's stderr each time the device computes it.
+
+    The returned tensor has to be used in the rest of the model: otherwise the print is removed
+    with everything else that nobody uses. Does nothing outside of a traced model.
+
+    Args:
+        tensor: What to print; any shape, any element type of the device.
+        title: Text in front of the values; empty for the tensor's name in the graph.
+        print_gradient: Also print the gradient that arrives here in each backward pass, under
+            ``<title>_gradient`` (``Gradient___<name>`` without a title). It is multiplied by the
+            optimizer's ``loss_scaling``.
+        summarise_threshold: With more elements than this, show only the edges; 0: show all.
+        edge_items: Elements kept at both ends of a dimension when summarising.
+        max_line_width: Characters before a row is broken; 0: never.
+        digits: Significant digits of the largest element; 0: as many as the value needs.
+        float_format: ``auto``, ``fixed``, ``scientific`` or ``none``.
+        separator: Its first character separates elements.
+        open_bracket: Its first character opens a dimension.
+        close_bracket: Its first character closes a dimension.
+
+    Returns:
+        A tensor with the values of ``tensor``.
+
+    Raises:
+        Error: ``tensor`` is not a tensor.
+        UsageKeyError: ``float_format`` is not one of the four.
+    """
+    _require_tensor(tensor, "ipu_print_tensor")
+    if float_format not in _FLOAT_FORMATS:
+        raise UsageKeyError(
+            f"ipu_print_tensor: float_format {float_format!r} is not one of "
+            f"{', '.join(_FLOAT_FORMATS)}"
+        )
+    listener = op_listener.get()
+    if listener is None:
+        return tensor
+    text_format = PrintFormat(
+        int(summarise_threshold),
+        int(edge_items),
+        int(max_line_width),
+        int(digits),
+        float_format,
+        separator[:1],
+        open_bracket[:1],
+        close_bracket[:1],
+    )
+    return listener.print_tensor(tensor, str(title), bool(print_gradient), text_format)
+
+
+def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Mark a tensor as a loss and reduce it.
+
+    Args:
+        x: Any shape, floating point.
+        reduction: ``"sum"``, ``"mean"`` or ``"none"``.
+
+    Returns:
+        The reduced tensor: 0-d for sum and mean, ``x`` itself for none.
+
+    Raises:
+        Error: ``x`` is not a tensor.
+        UsageAssertionError: Another reduction.
+    """
+    _require_tensor(x, "identity_loss")
+    if reduction not in _REDUCTIONS:
+        raise UsageAssertionError(
+            f"identity_loss: Unsupported reduction type! Got {reduction!r}, "
+            f"use one of {', '.join(map(repr, _REDUCTIONS))}."
+        )
+    listener = op_listener.get()
+    if listener is not None:
+        return listener.identity_loss(x, reduction)
+    return x if reduction == "none" else getattr(x, reduction)()
+
+
+class NameScope:
+    """Context manager that puts a name in front of the names of operations and tensors.
+
+    Args:
+        name: The scope's name; may contain slashes.
+
+    Raises:
+        UsageAssertionError: ``name`` is not a string.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise UsageAssertionError(
+                f"NameScope: the name must be a string, got {type(name).__name__}"
+            )
+        self._name = name
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        listener = op_listener.get()
+        if listener is not None:
+            self._stack.enter_context(listener.name_scope(self._name))
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+
+def nop(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor.
+
+    Raises:
+        Error: ``tensor`` is not a tensor.
+    """
+    _require_tensor(tensor, "nop")
+    return tensor
+
+
+def recomputationCheckpoint(
+    *tensors: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...],
+) -> torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]:
+    """Return the tensors; the simulator keeps every activation, so there is nothing to recompute.
+
+    Returns:
+        A single argument as it is (tensor, list or tuple), several as a tuple.
+
+    Raises:
+        Error: One of them is not a tensor. (Also a ``ValueError``.)
+    """
+
+    def leaves() -> Iterator[object]:
+        for item in tensors:
+            if isinstance(item, (list, tuple)):
+                yield from item
+            else:
+                yield item
+
+    for position, leaf in enumerate(leaves()):
+        if not isinstance(leaf, torch.Tensor):
+            raise UsageValueError(
+                f"recomputationCheckpoint: argument {position} is a {type(leaf).__name__}, "
+                "not a torch.Tensor"
+            )
+    return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
+
+
+def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
+    """Return the tensor. The proportion of tile memory is a hint to real hardware: no effect here.
+
+    Args:
+        tensor: Output of a matmul or convolution.
+        available_memory_proportion: Share of the tile memory its producer may use.
+
+    Raises:
+        Error: ``tensor`` is not a tensor.
+    """
+    _require_tensor(tensor, "set_available_memory")
+    return tensor

@@ -1,0 +1,433 @@
+"""``Options``: everything a user can ask of a model besides the model itself.
+
+Every setter checks its own argument and returns the options, so calls chain. A setting that this
+version cannot carry out is refused with an ``Error`` at the call, never ignored; a setting that has
+no effect on a simulated machine says so in its documentation. The groups ``Training``,
+``Precision``, ``Jit``, ``TensorLocations``, ``Distributed`` and ``_Popart`` are attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from popsim_torch import _options_text
+from popsim_torch._options_base import Setting, require, require_enum
+from popsim_torch._options_groups import (
+    _DistributedOptions,
+    _JitOptions,
+    _PrecisionOptions,
+    _TrainingOptions,
+)
+from popsim_torch._options_host import HostOptions
+from popsim_torch._options_locations import TensorLocationSettings, _TensorLocationOptions
+from popsim_torch._options_popart import _PopartOptions
+from popsim_torch._progress import CompilationProgressBar
+from popsim_torch.anchors import AnchorRequest
+from popsim_torch.enums import CommGroupType, OutputMode
+from popsim_torch.errors import (
+    ConfigFileError,
+    Error,
+    UsageTypeError,
+    UsageValueError,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ConfigFileError", "Options", "TensorLocationSettings"]
+
+_logger = logging.getLogger("poptorch::python")
+
+
+class Options(HostOptions):
+    """The settings of a model and of its data loader.
+
+    New options hold the defaults, changed by the environment: ``POPTORCH_CACHE_DIR`` stands for a
+    call of ``enableExecutableCaching``, then ``POPTORCH_DEFAULT_OPTIONS`` (JSON) for one of
+    ``from_json``. Values are read by their names in snake case, ``options.device_iterations``, and
+    can be assigned.
+
+    ``trainingModel``, ``inferenceModel`` and ``DataLoader`` freeze the options they are given; use
+    ``clone()`` for a copy that can be changed.
+
+    Raises:
+        Error: The environment asks for something that does not exist or is not supported.
+
+    Example:
+        ::
+
+            options = poptorch.Options().deviceIterations(16).randomSeed(42)
+            options.Training.gradientAccumulation(8)
+    """
+
+    device_iterations = Setting(1, setter="deviceIterations")
+    replication_factor = Setting(
+        1, setter="replicationFactor", feature="replication", note="it runs one replica"
+    )
+    input_group_size = Setting(1, setter="inputReplicaGrouping", feature="grouping of replicas")
+    input_cgt = Setting(
+        int(CommGroupType.Consecutive),
+        enum=CommGroupType,
+        setter="inputReplicaGrouping",
+        feature="grouping of replicas",
+    )
+    broadcast_buffers = Setting(True, setter="broadcastBuffers")
+    output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
+    output_return_period = Setting(1, setter="outputMode")
+    anchored_tensors = Setting[dict[str, AnchorRequest]]({}, setter="anchorTensor")
+    random_seed = Setting.absent(int, "randomSeed")
+    stable_norm = Setting(
+        False, setter="enableStableNorm", feature="a choice of how variances are computed"
+    )
+    synthetic_data = Setting(False, setter="enableSyntheticData", feature="synthetic data")
+    updatable_named_buffers = Setting[list[str]](
+        [],
+        setter="updatableNamedBuffers",
+        feature="uploading single buffers",
+        advice="Remove the call and use copyWeightsToDevice().",
+    )
+
+    Training: _TrainingOptions
+    Precision: _PrecisionOptions
+    Jit: _JitOptions
+    TensorLocations: _TensorLocationOptions
+    Distributed: _DistributedOptions
+    _Popart: _PopartOptions
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__.update(
+            Training=_TrainingOptions(),
+            Precision=_PrecisionOptions(),
+            Jit=_JitOptions(),
+            TensorLocations=_TensorLocationOptions(),
+            Distributed=_DistributedOptions(),
+            _Popart=_PopartOptions(),
+        )
+        self.enableExecutableCaching(os.environ.get("POPTORCH_CACHE_DIR"))
+        defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
+        if defaults:
+            try:
+                self.from_json(defaults)
+            except Exception as error:
+                raise Error(
+                    "Options(): the environment variable POPTORCH_DEFAULT_OPTIONS cannot be "
+                    f"applied. {error} Correct the variable or unset it."
+                ) from error
+
+    def deviceIterations(self, device_iterations: int) -> Self:
+        """Set how often the device repeats the whole step per call.
+
+        The input needs that many times more data, and training updates the weights that often. The
+        range is checked when the model is compiled.
+
+        Args:
+            device_iterations: Repetitions (count); 1 by default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not an int.
+        """
+        return self.set(device_iterations=device_iterations)
+
+    def replicationFactor(self, replication_factor: int) -> Self:
+        """Set how many copies of the model share the data.
+
+        Args:
+            replication_factor: Copies (count); only 1, the default, in this version.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not an int.
+            Error: It is not 1.
+        """
+        return self.set(replication_factor=replication_factor)
+
+    def inputReplicaGrouping(
+        self, input_group_size: int, input_group_type: CommGroupType = CommGroupType.Consecutive
+    ) -> Self:
+        """Give the replicas of one group the same input; call it after ``replicationFactor``.
+
+        Args:
+            input_group_size: Replicas per group (count); only 1, the default, in this version.
+            input_group_type: How replicas are grouped. ``NoGrouping`` stands for groups of one.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: An argument has the wrong type.
+            UsageValueError: The type is ``All``, or the size does not divide the replicas.
+            Error: The type is ``Orthogonal``, which this version lacks.
+        """
+        call = f"Options.inputReplicaGrouping({input_group_size!r}, {input_group_type!r})"
+        require(isinstance(input_group_size, int), f"{call}: the size must be an int.")
+        require_enum(call, input_group_type, CommGroupType)
+        if input_group_type == CommGroupType.All:
+            raise UsageValueError(f"{call}: CommGroupType.All cannot group inputs.")
+        if input_group_type == CommGroupType.NoGrouping:
+            return self.set(input_group_size=1, input_cgt=CommGroupType.Consecutive)
+        if input_group_size < 1 or self.replication_factor % input_group_size != 0:
+            raise UsageValueError(
+                f"{call}: the size must divide the replication factor, {self.replication_factor}."
+            )
+        return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
+        """Choose whether the replicas of a buffer are kept equal.
+
+        It has no effect while there is one replica, the only number this version supports.
+
+        Args:
+            broadcast_buffers: True, the default, refuses models that change a buffer on several
+                replicas; False gives every replica its own.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+        """
+        return self.set(broadcast_buffers=broadcast_buffers)
+
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
+        """Choose which micro-batches of a call are returned.
+
+        Args:
+            output_mode: The mode; by default ``Final`` for training and ``All`` for inference.
+            output_return_period: The period of ``EveryN`` (device iterations). Other modes ignore
+                it, with a log line.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: The mode is not an ``OutputMode``, or ``EveryN`` has no positive
+                period.
+        """
+        period = _checked_period("Options.outputMode", output_mode, output_return_period)
+        return self.set(output_mode=output_mode, output_return_period=period)
+
+    def defaultOutputMode(self) -> bool:
+        """Return whether ``outputMode`` was never set."""
+        return self.output_mode == OutputMode.Default
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int | None = None,
+        *,
+        anchor_mode: OutputMode | None = None,
+        anchor_return_period: int | None = None,
+    ) -> None:
+        """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
+
+        It can be called on frozen options, but models that are wrapped already do not notice.
+
+        Args:
+            short_name: The name to fetch the tensor by. The same name again replaces the request.
+            long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
+            output_mode: Which micro-batches to return; the model's mode and period if None.
+            output_return_period: The period of ``EveryN`` (device iterations), 1 by default. Other
+                modes ignore it, with a log line.
+            anchor_mode: An older spelling of ``output_mode``.
+            anchor_return_period: An older spelling of ``output_return_period``.
+
+        Raises:
+            UsageTypeError: Both spellings of one argument are given.
+            UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
+                period of ``EveryN`` is not positive.
+        """
+        call = f"Options.anchorTensor({short_name!r}, {long_name!r})"
+        require(
+            isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
+        )
+        mode = _one_of(call, "mode", output_mode, anchor_mode)
+        period = _one_of(call, "return_period", output_return_period, anchor_return_period)
+        if mode == OutputMode.EveryN and period is None:
+            period = 1
+        uses_default = mode is None or mode == OutputMode.Default
+        mode = OutputMode.Default if uses_default else mode
+        self.anchored_tensors[short_name] = AnchorRequest(
+            short_name, long_name, mode, _checked_period(call, mode, period), uses_default
+        )
+
+    def randomSeed(self, random_seed: int) -> Self:
+        """Set the seed of the device's random numbers, and at once ``torch.manual_seed`` too.
+
+        Args:
+            random_seed: The seed. Without this call the device's seed is unspecified, and
+                ``exists("random_seed")`` is False.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not an int.
+        """
+        self.createOrSet(random_seed=random_seed)
+        torch.manual_seed(random_seed)
+        return self
+
+    def enableStableNorm(self, enabled: bool) -> Self:
+        """Compute the variances of norm layers more accurately; not in this version.
+
+        Args:
+            enabled: Only False, the default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(stable_norm=enabled)
+
+    def enableSyntheticData(self, enabled: bool) -> Self:
+        """Run on random data made on the device; not in this version.
+
+        Args:
+            enabled: Only False, the default.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not a bool.
+            Error: It is True.
+        """
+        return self.set(synthetic_data=enabled)
+
+    def updatableNamedBuffers(self, buffers: list[str]) -> Self:
+        """List the buffers ``copyNamedBuffersToDevice`` uploads; only none in this version.
+
+        Args:
+            buffers: Names of buffers of the model; only an empty list in this version.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: It is not a list of strings.
+            Error: It is not empty.
+        """
+        require(
+            isinstance(buffers, list) and all(isinstance(name, str) for name in buffers),
+            f"Options.updatableNamedBuffers({buffers!r}): pass a list of strings.",
+        )
+        return self.set(updatable_named_buffers=buffers)
+
+    def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
+        """Apply the settings of a text file; nothing in it is executed.
+
+        Each line is a call or an assignment written as in Python after ``options.``, for instance
+        ``deviceIterations(4)`` or ``Training.gradientAccumulation(8)  # comment``. Arguments are
+        literals, enum members such as ``poptorch.OutputMode.All``, and strategies, stages and
+        ``poptorch.TensorLocationSettings()``. Blank lines and lines that begin with ``#`` are
+        skipped.
+
+        Args:
+            filepath: The file, UTF-8 text.
+
+        Returns:
+            The options.
+
+        Raises:
+            ConfigFileError: A line is not of this form; names the line.
+            OSError: The file cannot be read.
+            Exception: What the setter a line calls raises.
+        """
+        _options_text.apply_file(self, filepath)
+        return self
+
+    def from_json(self, string: str) -> Self:
+        """Apply the settings of a JSON object.
+
+        Args:
+            string: An object with a setter per key, such as ``{"Training.gradientAccumulation":
+                8}``. A list stands for several arguments; a string like ``"OutputMode.All"`` for
+                the enum value, if there is one.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageValueError: It is not a JSON object.
+            UsageAttributeError: There is no such setter.
+            Exception: What the setter raises.
+        """
+        _options_text.apply_json(self, string)
+        return self
+
+    def clone(self) -> Self:
+        """Return an independent copy that is not frozen, groups included."""
+        return self.__copy__()
+
+    def toDict(self) -> dict[str, Any]:
+        """Return the settings of the strategy, ``_Popart``, the options and the groups as one dict.
+
+        With the progress bar on, ``compilation_progress_bar_fn`` is a function to draw it.
+
+        Raises:
+            UsageAssertionError: The output mode is still ``Default``, or two groups hold the same
+                key.
+        """
+        require(
+            not self.defaultOutputMode(),
+            "Options.toDict: the output mode is still Default. Call Options.outputMode first.",
+        )
+        merged: dict[str, Any] = {}
+        for part in (
+            self.execution_strategy.backend_options(),
+            self._Popart.options,
+            self._values,
+            self.Training.toDict(),
+            self.Distributed.toDict(),
+            self.TensorLocations.toDict(),
+        ):
+            for key, value in part.items():
+                require(key not in merged, f"Options.toDict: two groups hold the key '{key}'.")
+                merged[key] = value
+        if self.show_compilation_progress_bar:
+            merged["compilation_progress_bar_fn"] = CompilationProgressBar()
+        return merged
+
+    def __repr__(self) -> str:
+        lines = [*self._items(), *(repr(part) for part in self._parts().values())]
+        return "Options(" + ",\n        ".join(lines) + ")"
+
+
+def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:
+    """Return the value of an argument that has two spellings."""
+    if output is not None and anchor is not None:
+        raise UsageTypeError(
+            f"{call}: got both output_{name} and anchor_{name}, two spellings of one argument. "
+            f"Pass output_{name} only."
+        )
+    return anchor if output is None else output
+
+
+def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
+    """Return the return period to store for a mode, once both are checked."""
+    require_enum(f"{call}: output_mode", mode, OutputMode)
+    if mode == OutputMode.EveryN:
+        require(
+            isinstance(period, int) and period > 0,
+            f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0.",
+        )
+        return period or 1
+    if period is not None:
+        _logger.info("%s: output_return_period is ignored: it has a meaning for EveryN only.", call)
+    return 1

@@ -1,0 +1,82 @@
+"""Takes mutation out of a traced graph.
+
+Afterwards no operator changes a tensor. A placeholder that forward changed in place (a buffer, an
+input) has one ``copy_`` of its new value behind everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.fx
+import torch.fx.traceback as fx_traceback
+from torch._C._functorch import _unwrap_functional_tensor, is_functionaltensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+
+from popsim_torch.errors import InternalError
+
+
+def is_mutating(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator that changes one of its arguments."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+    )
+
+
+class _Replay(torch.fx.Interpreter):
+    """Runs a graph node by node and notes which new node each watched one became."""
+
+    def __init__(self, module: torch.fx.GraphModule, watched: Collection[torch.fx.Node]) -> None:
+        super().__init__(module)
+        self._watched = frozenset(watched)
+        self.became: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if n in self._watched:
+            self.became[n] = _node_of(result)
+        return result
+
+
+def _node_of(value: Any) -> torch.fx.Node:
+    if isinstance(value, torch.Tensor) and is_functionaltensor(value):
+        torch._sync(value)
+        value = _unwrap_functional_tensor(value, True)
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(value, mode.tracer, None)
+    if slot is None:
+        raise InternalError("functionalise: a watched value has no node in the new graph")
+    node: torch.fx.Node = slot.proxy.node
+    return node
+
+
+def functionalise(
+    module: torch.fx.GraphModule, watched: Collection[torch.fx.Node]
+) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
+    """Return a graph without mutation that computes the same.
+
+    Args:
+        module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
+        watched: Nodes whose successors the caller wants to know.
+
+    Returns:
+        The new graph (the given one when nothing is mutated) and, for each watched node, the node
+        of the new graph that has its value.
+    """
+    if not any(is_mutating(node) for node in module.graph.nodes):
+        return module, {node: node for node in watched}
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    fake_mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    replay = _Replay(module, watched)
+    with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
+        inputs = [torch.empty_like(value) for value in values]
+        functional = make_fx(functionalize(replay.run, remove="mutations"), tracing_mode="real")(
+            *inputs
+        )
+    return functional, replay.became

@@ -1,0 +1,450 @@
+"""Blocks, stages and execution strategies: how the user cuts a model into parts.
+
+A model marks its parts with *blocks* while its ``forward`` runs; an *execution strategy* sorts the
+blocks into *stages*, and every stage has an IPU. None of it changes a value the model computes.
+
+Blocks report to the listener in :data:`block_listener`. While a model is traced that is the tracer,
+which asks a :class:`StageAssigner` where the operation at hand belongs; outside a trace there is no
+listener and blocks do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from torch import nn
+
+from popsim_torch._strategies import (
+    ExecutionStrategy,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from popsim_torch._strategies import check_pipeline as check_pipeline
+from popsim_torch._strategies import count_stages as count_stages
+from popsim_torch.enums import AutoStage
+from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
+
+__all__ = [
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "BlockListener",
+    "ExecutionStrategy",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "Stage",
+    "StageAssigner",
+    "block_listener",
+    "check_pipeline",
+    "count_stages",
+    "module_repr",
+    "removeBlocks",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+
+
+class BlockListener(Protocol):
+    """Whoever wants to know which block the code now running belongs to."""
+
+    def begin(self, user_id: str | None, ipu_id: int | None) -> None:
+        """Enter a block, leaving the one before.
+
+        Args:
+            user_id: The block's id, or None for the next automatic one.
+            ipu_id: The IPU the user asked for, if any.
+        """
+
+    def end(self) -> None:
+        """Leave the block; no block is active until the next ``begin``."""
+
+
+block_listener: ContextVar[BlockListener | None] = ContextVar("block_listener", default=None)
+"""The listener blocks report to; None outside a trace."""
+
+
+class _AutomaticIds:
+    """The automatic block ids "0", "1", ... of one listener, that is of one trace."""
+
+    def __init__(self, listener: BlockListener) -> None:
+        self._listener = weakref.ref(listener)
+        self._next = 0
+
+    def belong_to(self, listener: BlockListener) -> bool:
+        return self._listener() is listener
+
+    def take(self) -> str:
+        """Return the next id."""
+        self._next += 1
+        return str(self._next - 1)
+
+    def claim(self, automatic_id: str) -> None:
+        """Keep an id that an earlier trace gave to a module from being given out again."""
+        self._next = max(self._next, int(automatic_id) + 1)
+
+    def restart(self) -> None:
+        """Begin again at "0"."""
+        self._next = 0
+
+
+_automatic_ids: ContextVar[_AutomaticIds | None] = ContextVar("_automatic_ids", default=None)
+
+
+def _automatic_ids_of(listener: BlockListener) -> _AutomaticIds:
+    ids = _automatic_ids.get()
+    if ids is None or not ids.belong_to(listener):
+        ids = _AutomaticIds(listener)
+        _automatic_ids.set(ids)
+    return ids
+
+
+def _begin(user_id: str | None, ipu_id: int | None) -> None:
+    listener = block_listener.get()
+    if listener is not None:
+        listener.begin(user_id or _automatic_ids_of(listener).take(), ipu_id)
+
+
+def _checked_ids(
+    where: str, user_id: str | int | None, ipu_id: int | None
+) -> tuple[str | None, int | None]:
+    """Return a block's ids in the form listeners get; a falsy ``user_id`` stands for None."""
+    if user_id is not None and not isinstance(user_id, (str, int)):
+        raise UsageTypeError(
+            f"{where}: user_id={user_id!r} is a {type(user_id).__name__}. "
+            "Pass a string or an int, or leave it out for an automatic id."
+        )
+    if ipu_id is not None:
+        try:
+            ipu_id = operator.index(ipu_id)
+        except TypeError:
+            raise UsageTypeError(
+                f"{where}: ipu_id={ipu_id!r} is a {type(ipu_id).__name__}. Pass an int."
+            ) from None
+        if ipu_id < 0:
+            raise UsageValueError(f"{where}: ipu_id={ipu_id} is negative. IPUs count from 0.")
+    return (str(user_id) if user_id else None), ipu_id
+
+
+class Block:
+    """Assign the operations inside a ``with`` statement to one block.
+
+    When the statement ends no block is active, not even one around it; an operation outside every
+    block is then an error. Blocks do nothing outside a trace.
+
+    Args:
+        user_id: The block's id; the same id is the same block wherever it is used. None (or
+            anything falsy) stands for the next automatic id, "0", "1", ... in order of entry.
+        ipu_id: The IPU to run on, unless the block's ``Stage`` names one.
+
+    Raises:
+        UsageTypeError: An id is of another type.
+        UsageValueError: ``ipu_id`` is negative.
+
+    Example:
+        ::
+
+            def forward(self, x):
+                with poptorch.Block("front", ipu_id=0):
+                    x = self.layer1(x)
+                with poptorch.Block("back", ipu_id=1):
+                    return self.layer2(x)
+    """
+
+    def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+        self._user_id, self._ipu_id = _checked_ids("Block", user_id, ipu_id)
+
+    def __enter__(self) -> None:
+        _begin(self._user_id, self._ipu_id)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        listener = block_listener.get()
+        if listener is not None:
+            listener.end()
+
+    @staticmethod
+    def start(user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+        """Begin a block that lasts until the next one begins.
+
+        Args:
+            user_id: As for the class.
+            ipu_id: As for the class.
+
+        Raises:
+            UsageTypeError: An id is of another type.
+            UsageValueError: ``ipu_id`` is negative.
+        """
+        _begin(*_checked_ids("Block.start", user_id, ipu_id))
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Restart the automatic ids at "0"; call it first in ``forward``.
+
+        Every trace starts at "0" by itself, so this matters only within one ``forward``.
+        """
+        listener = block_listener.get()
+        if listener is not None:
+            _automatic_ids_of(listener).restart()
+
+
+class _BeginBlockHook:
+    """The forward pre-hook of a marked module; a class of its own so that it can be pickled."""
+
+    def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+        self._is_automatic = user_id is None
+
+    def __call__(self, *_: object) -> None:
+        """Begin the block; an automatic id is fixed the first time."""
+        listener = block_listener.get()
+        if listener is None:
+            return
+        if self._is_automatic:
+            ids = _automatic_ids_of(listener)
+            if self._user_id is None:
+                self._user_id = ids.take()
+            else:
+                ids.claim(self._user_id)
+        listener.begin(self._user_id, self._ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
+
+def _block_hooks(module: nn.Module) -> dict[int, _BeginBlockHook]:
+    hooks = module._forward_pre_hooks
+    return {key: hook for key, hook in hooks.items() if isinstance(hook, _BeginBlockHook)}
+
+
+@overload
+def BeginBlock(
+    layer_to_call: M, user_id: str | int | None = None, ipu_id: int | None = None
+) -> M: ...
+@overload
+def BeginBlock(
+    layer_to_call: Callable[P, R], user_id: str | int | None = None, ipu_id: int | None = None
+) -> Callable[P, R]: ...
+def BeginBlock(
+    layer_to_call: Any, user_id: str | int | None = None, ipu_id: int | None = None
+) -> Any:
+    """Mark a module: a block begins when it is called, and goes on after it.
+
+    Args:
+        layer_to_call: A module, which gets a forward pre-hook, or another callable, which is
+            wrapped.
+        user_id: The block's id. None stands for the next automatic id; a module keeps the one it is
+            given in the first trace.
+        ipu_id: The IPU to run on, unless the block's ``Stage`` names one.
+
+    Returns:
+        The module itself, its class and parameter names unchanged; for another callable a function
+        that begins the block and calls it.
+
+    Raises:
+        Error: The module is marked already, or ``layer_to_call`` cannot be called.
+        UsageTypeError: An id is of another type.
+        UsageValueError: ``ipu_id`` is negative.
+    """
+    hook = _BeginBlockHook(*_checked_ids("BeginBlock", user_id, ipu_id))
+    if isinstance(layer_to_call, nn.Module):
+        for present in _block_hooks(layer_to_call).values():
+            raise Error(
+                f"BeginBlock: this {type(layer_to_call).__name__} has already been assigned to a "
+                f"block: {present!r}. Call removeBlocks on it first to assign it anew."
+            )
+        layer_to_call.register_forward_pre_hook(hook)
+        return layer_to_call
+    if not callable(layer_to_call):
+        raise Error(
+            f"BeginBlock: got a {type(layer_to_call).__name__}. Pass a torch.nn.Module or a "
+            "callable."
+        )
+
+    def begin_and_call(*args: Any, **kwargs: Any) -> Any:
+        hook()
+        return layer_to_call(*args, **kwargs)
+
+    return functools.update_wrapper(begin_and_call, layer_to_call)
+
+
+def BlockFunction(
+    user_id: str | int | None = None, ipu_id: int | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that runs the body of a function inside a :class:`Block`.
+
+    Args:
+        user_id: As for ``Block``; an automatic id is drawn at every call.
+        ipu_id: As for ``Block``.
+
+    Raises:
+        UsageTypeError: An id is of another type.
+        UsageValueError: ``ipu_id`` is negative.
+    """
+    block = Block(user_id, ipu_id)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def run_in_block(*args: P.args, **kwargs: P.kwargs) -> R:
+            with block:
+                return function(*args, **kwargs)
+
+        return run_in_block
+
+    return decorate
+
+
+def removeBlocks(module: nn.Module) -> None:
+    """Remove the marks of ``BeginBlock`` from a module and all modules in it.
+
+    Args:
+        module: The module to clean; it can be marked again afterwards.
+
+    Raises:
+        UsageAssertionError: ``module`` is not a ``torch.nn.Module``.
+    """
+    if not isinstance(module, nn.Module):
+        raise UsageAssertionError(
+            f"removeBlocks: got a {type(module).__name__}. Pass a torch.nn.Module."
+        )
+    for part in module.modules():
+        for key in _block_hooks(part):
+            del part._forward_pre_hooks[key]
+
+
+def module_repr(module: nn.Module) -> str:
+    """Return the tree of modules as text, each ``BeginBlock`` mark before the module's name.
+
+    Args:
+        module: The module at the top of the tree.
+    """
+    details = module.extra_repr()
+    lines = details.split("\n") if details else []
+    is_short = not module._modules and len(lines) <= 1
+    lines += [f"({name}): {module_repr(part)}" for name, part in module.named_children()]
+    marks = [repr(hook) for hook in _block_hooks(module).values()]
+    title = " ".join([*marks, type(module).__name__])
+    if is_short:
+        return f"{title}({''.join(lines)})"
+    body = "\n".join(lines).replace("\n", "\n  ")
+    return f"{title}(\n  {body}\n)"
+
+
+class StageAssigner:
+    """Work out, block by block, the stage and the IPU of the operations a trace meets.
+
+    Operations before the first block belong to stage 0 on IPU 0. One assigner serves one trace.
+
+    Args:
+        strategy: The strategy the options name.
+
+    Raises:
+        UsageTypeError: ``strategy`` is not a pipelined or sharded one.
+    """
+
+    def __init__(self, strategy: ExecutionStrategy) -> None:
+        if not isinstance(strategy, PipelinedExecution):
+            raise UsageTypeError(
+                f"StageAssigner: got a {type(strategy).__name__}. "
+                "Pass a PipelinedExecution or a ShardedExecution."
+            )
+        self._strategy = strategy
+        self._blocks: dict[str, tuple[int, int]] = {}
+        self._current: tuple[int, int] | None = (0, 0)
+        self._ipu_ids: list[int] = []
+
+    @property
+    def ipu_ids(self) -> tuple[int, ...]:
+        """The IPU of every block in order of entry; what :func:`count_stages` counts."""
+        return tuple(self._ipu_ids)
+
+    def begin(self, user_id: str | None, ipu_id: int | None) -> None:
+        """Enter a block.
+
+        Args:
+            user_id: The block's id, or None for the next automatic one.
+            ipu_id: The IPU the user asked for, if any.
+
+        Raises:
+            UsageAssertionError: The strategy lists its blocks and this is none of them, or it takes
+                the stage from the IPU and none is given.
+            Error: The block was met before, on another IPU.
+        """
+        block = user_id or _automatic_ids_of(self).take()
+        known = self._blocks.get(block)
+        place = known if known and ipu_id is None else self._place(block, ipu_id)
+        if known and place != known:
+            raise Error(
+                f"Block '{block}': asked to run on IPU {ipu_id}, but it was on IPU {known[1]} "
+                "before. The same id is the same block everywhere: use another id."
+            )
+        self._blocks[block] = place
+        self._current = place
+        self._ipu_ids.append(place[1])
+
+    def end(self) -> None:
+        """Leave the block; asking for a stage is an error until the next one begins."""
+        self._current = None
+
+    def current_stage(self) -> int:
+        """Return the stage of an operation issued now.
+
+        Raises:
+            Error: The block before has ended and no other has begun.
+        """
+        return self._active()[0]
+
+    def current_ipu(self) -> int:
+        """Return the IPU of an operation issued now.
+
+        Raises:
+            Error: The block before has ended and no other has begun.
+        """
+        return self._active()[1]
+
+    def _active(self) -> tuple[int, int]:
+        if self._current is None:
+            raise Error(
+                "No active Block, all the ops must belong to a Block. An op follows the end of a "
+                "`with Block(...)` outside any other: move it into a block, or use Block.start or "
+                "BeginBlock, whose blocks last until the next one begins."
+            )
+        return self._current
+
+    def _place(self, block: str, ipu_id: int | None) -> tuple[int, int]:
+        """Return the stage and the IPU of a block as it is entered with this ``ipu_id``."""
+        if self._strategy.auto_stage is None:
+            stage_id, stage = self._strategy.find_stage(block)
+            if stage.ipu_id is not None:
+                return stage_id, stage.ipu_id
+        elif self._strategy.auto_stage == AutoStage.AutoIncrement:
+            known = self._blocks.get(block)
+            stage_id = known[0] if known else len(self._blocks) + 1
+        elif ipu_id is None:
+            raise UsageAssertionError(
+                f"Block '{block}' has no ipu_id, and AutoStage.SameAsIpu takes a block's stage "
+                "from it. Give the block an ipu_id, or choose AutoStage.AutoIncrement or explicit "
+                "stages with Options.setExecutionStrategy."
+            )
+        else:
+            stage_id = ipu_id
+        return stage_id, stage_id if ipu_id is None else ipu_id

@@ -1,0 +1,93 @@
+"""Which tensors are losses, and which of them training starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from popsim_torch.errors import Error
+
+_LOSS_NAMES = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+)
+LOSS_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(getattr(F, name) for name in _LOSS_NAMES)
+"""The functions of ``torch.nn.functional`` whose result is a loss."""
+
+
+def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``other`` is computed from ``loss``."""
+    if loss is other or other.grad_fn is None:
+        return False
+    goal = loss.grad_fn
+    seen = {other.grad_fn}
+    todo = [other.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is goal:
+            return other.grad_fn is not goal
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return False
+
+
+def find_final_loss(losses: list[torch.Tensor]) -> torch.Tensor:
+    """Return the one loss that does not feed another one.
+
+    Args:
+        losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
+
+    Raises:
+        Error: There is none, there are several, it needs no gradient, or it is not a scalar.
+    """
+    if not losses:
+        raise Error(
+            "trainingModel: Couldn't find a loss in graph. A training model's forward has to call "
+            "a loss function of torch.nn, or poptorch.identity_loss on the tensor to minimise."
+        )
+    with_gradient = [loss for loss in losses if loss.grad_fn is not None]
+    if not with_gradient:
+        raise Error(
+            "trainingModel: the loss does not depend on any parameter that requires a gradient, "
+            "so there is nothing to train."
+        )
+    final = [
+        loss for loss in with_gradient if not any(_feeds(loss, other) for other in with_gradient)
+    ]
+    if len({id(loss.grad_fn) for loss in final}) > 1:
+        raise Error(
+            f"trainingModel: Multiple independent losses found in graph ({len(final)} of them). "
+            "Combine them and wrap the result: poptorch.identity_loss(loss1 + loss2, "
+            'reduction="sum").'
+        )
+    loss = final[-1]
+    if loss.numel() != 1:
+        raise Error(
+            f"trainingModel: the loss must be a scalar tensor, got shape {tuple(loss.shape)}. "
+            'Use reduction="mean" or "sum", or poptorch.identity_loss.'
+        )
+    return loss

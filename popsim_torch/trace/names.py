@@ -1,0 +1,171 @@
+"""The only place that forms names of tensors."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.fx
+
+from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.origin import origin_of
+
+LOSS_SCALE = "lossScaling_FLOAT"
+
+# Hand a tensor on, or reserve memory: nothing to look at.
+_UNNAMED = frozenset(
+    {"alias", "detach", "empty", "empty_like", "lift_fresh_copy", "new_empty_strided"}
+)
+
+# Type of the device's op for an ATen operator, where it is not the operator's name in CamelCase.
+_TYPES = {
+    "_log_softmax": "LogSoftmax",
+    "_safe_softmax": "Softmax",
+    "_softmax": "Softmax",
+    "_to_copy": "Cast",
+    "_unsafe_view": "Reshape",
+    "addmm": "Gemm",
+    "adaptive_avg_pool2d": "AveragePool",
+    "_adaptive_avg_pool2d": "AveragePool",
+    "_adaptive_avg_pool3d": "AveragePool",
+    "amax": "ReduceMax",
+    "amin": "ReduceMin",
+    "argmax": "ArgMax",
+    "argmin": "ArgMin",
+    "avg_pool2d": "AveragePool",
+    "avg_pool3d": "AveragePool",
+    "baddbmm": "MatMul",
+    "bernoulli": "Dropout",
+    "bmm": "MatMul",
+    "cat": "Concat",
+    "clamp": "Clip",
+    "clamp_max": "Clip",
+    "clamp_min": "Clip",
+    "clone": "Identity",
+    "convolution": "Conv",
+    "dot": "MatMul",
+    "embedding": "Gather",
+    "eq": "Equal",
+    "ge": "GreaterOrEqual",
+    "gt": "Greater",
+    "hardtanh": "Clip",
+    "index": "Gather",
+    "index_select": "Gather",
+    "le": "LessOrEqual",
+    "lt": "Less",
+    "max": "ReduceMax",
+    "max_pool2d_with_indices": "MaxPool",
+    "max_pool3d_with_indices": "MaxPool",
+    "mean": "ReduceMean",
+    "min": "ReduceMin",
+    "mm": "MatMul",
+    "mv": "MatMul",
+    "_native_batch_norm_legit": "BatchNormalization",
+    "_native_batch_norm_legit_functional": "BatchNormalization",
+    "_native_batch_norm_legit_no_training": "BatchNormalization",
+    "native_batch_norm": "BatchNormalization",
+    "native_group_norm": "GroupNormalization",
+    "native_layer_norm": "GroupNormalization",
+    "nll_loss2d_forward": "Nll",
+    "nll_loss_forward": "Nll",
+    "permute": "Transpose",
+    "rsub": "Sub",
+    "scatter": "ScatterReduce",
+    "scatter_add": "ScatterReduce",
+    "scatter_reduce": "ScatterReduce",
+    "select": "Slice",
+    "split_with_sizes": "Split",
+    "sum": "ReduceSum",
+    "t": "Transpose",
+    "topk": "TopK",
+    "view": "Reshape",
+}
+
+
+def op_type(node: torch.fx.Node) -> str:
+    """Return the type that a node's results are named by, ``Gemm`` for ``aten.addmm``."""
+    override = origin_of(node).op_type
+    if override is not None:
+        return override
+    name = node.target._schema.name.split("::")[-1]  # type: ignore[union-attr]
+    if name not in _TYPES and name.endswith("_") and name[:-1]:
+        name = name[:-1]
+    return _TYPES.get(name) or "".join(part.capitalize() for part in name.split("_"))
+
+
+class NameTable:
+    """Gives every result of a graph its name, and finds a result by its name.
+
+    Names follow ``<scope>/<OpType>:<output>``; a name that is taken gets ``/1``, ``/2``, ... behind.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+        self.of_node: dict[torch.fx.Node, str] = {}
+
+    def unique(self, name: str) -> str:
+        """Return ``name``, or the first free form of it, and take it."""
+        count = self._taken.get(name, -1) + 1
+        self._taken[name] = count
+        if count == 0:
+            return name
+        candidate = f"{name}/{count}"
+        return candidate if candidate not in self._taken else self.unique(name)
+
+    def set(self, node: torch.fx.Node, name: str) -> None:
+        """Name a node's result."""
+        self.of_node[node] = self.unique(name)
+
+    def name_forward(self, graph: torch.fx.Graph) -> None:
+        """Name the results of all forward nodes, in their order."""
+        for node in graph.nodes:
+            if node.op != "call_function" or origin_of(node).backward:
+                continue
+            if node.target is operator.getitem:
+                producer, index = node.args
+                self.set(node, _forward_name(producer, int(index)))
+            elif isinstance(node.meta.get("val"), torch.Tensor) and _is_named(node):
+                self.set(node, _forward_name(node, 0))
+
+
+def _is_named(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return False
+    namespace, name = node.target._schema.name.split("::")
+    return name != "mark" if namespace == NAMESPACE else name not in _UNNAMED
+
+
+def _forward_name(node: torch.fx.Node, output: int) -> str:
+    scope = origin_of(node).scope
+    name = f"{op_type(node)}:{output}"
+    return f"{scope}/{name}" if scope else name
+
+
+def input_names(count: int) -> list[str]:
+    """Return the names of a model's inputs, in flattened order: input, input/1, ..."""
+    return ["input" if i == 0 else f"input/{i}" for i in range(count)]
+
+
+def gradient_name(name: str) -> str:
+    """Return the name of the gradient of the tensor ``name``."""
+    return f"Gradient___{name}"
+
+
+def print_title(title: str, name: str, gradient: bool) -> str:
+    """Return what a print is headed with: the user's title, or the name of what is printed."""
+    if title:
+        return f"{title}_gradient" if gradient else title
+    return gradient_name(name) if gradient else name
+
+
+def without_old_prefix(name: str) -> list[str]:
+    """Return the names to look for when ``name`` does not exist: older releases added ``model.``.
+
+    ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round.
+    """
+    prefix, separator, tensor = name.rpartition("___")
+    if tensor.startswith("model."):
+        other = tensor.removeprefix("model.")
+    else:
+        other = f"model.{tensor}"
+    return [f"{prefix}{separator}{other}"]

@@ -1,0 +1,89 @@
+"""What tracing is asked for, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch.ops import PrintFormat
+from popsim_torch.stages import StageAssigner
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """What to trace.
+
+    Attributes:
+        module: The user's module. Its parameters and buffers are looked at, not changed.
+        inputs: The flattened inputs of one micro-batch: shape and element type of each.
+        unflatten: Builds the arguments of forward from as many traced tensors.
+        flatten: Takes forward's result apart into its tensors.
+        training: Trace the backward pass of the loss too.
+        stages: Tells the pipeline stage of the operations as they are called.
+        module_scopes: Names carry the path of the modules being called.
+    """
+
+    module: nn.Module
+    inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    unflatten: Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    flatten: Callable[[Any], list[torch.Tensor]]
+    training: bool
+    stages: StageAssigner
+    module_scopes: bool = True
+
+
+@dataclass(frozen=True)
+class PrintRequest:
+    """One ``ipu_print_tensor``.
+
+    Attributes:
+        title: What the user gave, maybe empty.
+        gradient: The print of the gradient that comes back.
+        text_format: How to show the values.
+    """
+
+    title: str
+    gradient: bool
+    text_format: PrintFormat
+
+
+@dataclass
+class TraceResult:
+    """A traced module.
+
+    Attributes:
+        graph_module: Placeholders: parameters, buffers, inputs and, for training, the loss scale.
+            Results: the outputs, then the gradients.
+        parameters: Host tensor of each parameter placeholder, by name.
+        buffers: The same of each buffer placeholder.
+        num_inputs: Number of input placeholders.
+        num_outputs: Number of results that are outputs.
+        gradients: Names of the parameters that the remaining results are gradients of.
+        constants: Data of the ``popsim::constant`` nodes, by index.
+        prints: The ``popsim::print_tensor`` nodes' requests, by key.
+        forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
+        parameter_of: The parameter whose gradient it is, by key.
+        loss: The node of the loss, for training.
+        structure: Forward's result, with fake tensors in it.
+    """
+
+    graph_module: torch.fx.GraphModule
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, torch.Tensor]
+    num_inputs: int
+    num_outputs: int = 0
+    gradients: list[str] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
+    prints: dict[int, PrintRequest] = field(default_factory=dict)
+    forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
+    parameter_of: dict[int, str] = field(default_factory=dict)
+    loss: torch.fx.Node | None = None
+    structure: Any = None
+
+    def placeholders(self) -> list[torch.fx.Node]:
+        """Return the placeholder nodes in order."""
+        return [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]

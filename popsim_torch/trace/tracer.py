@@ -1,0 +1,207 @@
+"""Runs a module's forward once on fake device tensors, and autograd for its backward.
+
+Nothing is computed: the tensors have shapes and element types only, and live on ``ipu:0``. What
+comes out is one torch.fx graph of ATen operators, forward first, then backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import stateless
+
+import popsim_torch._native  # noqa: F401  (gives PyTorch the device type)
+from popsim_torch.errors import Error
+from popsim_torch.ops import op_listener
+from popsim_torch.stages import block_listener
+from popsim_torch.trace.function_mode import DEVICE, FunctionMode
+from popsim_torch.trace.losses import find_final_loss
+from popsim_torch.trace.origin import recording
+from popsim_torch.trace.recorder import Recorder
+from popsim_torch.trace.result import TraceRequest, TraceResult
+
+_NARROWED = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
+
+
+def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    with mode:
+        return torch.empty(tuple(shape), dtype=_NARROWED.get(dtype, dtype), device=DEVICE)
+
+
+class _Tracer:
+    def __init__(self, request: TraceRequest) -> None:
+        self._request = request
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        module = request.module
+        self._parameters = dict(module.named_parameters())
+        self._buffers = dict(module.named_buffers())
+        self._names: list[str] = [*self._parameters, *self._buffers]
+        self._fakes: list[torch.Tensor] = []
+        self._result = TraceResult(
+            torch.fx.GraphModule({}, torch.fx.Graph()),
+            self._parameters,
+            self._buffers,
+            len(request.inputs),
+        )
+        self._recorder = Recorder(
+            request.module, request.stages, self._result, request.module_scopes
+        )
+
+    def run(self) -> TraceResult:
+        flat = [self._fake_of(tensor) for tensor in self._parameters.values()]
+        flat += [self._fake_of(tensor) for tensor in self._buffers.values()]
+        flat += [_fake(self._mode, shape, dtype) for shape, dtype in self._request.inputs]
+        if self._request.training:
+            flat.append(_fake(self._mode, (), torch.float32))
+        with self._mode, recording(), _translated_errors():
+            self._result.graph_module = make_fx(self._joint, tracing_mode="real")(*flat)
+        return self._result
+
+    def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        fake = _fake(self._mode, tensor.shape, tensor.dtype)
+        if isinstance(tensor, nn.Parameter):
+            fake._is_param = True  # type: ignore[attr-defined]
+            if self._request.training and fake.dtype.is_floating_point:
+                fake.requires_grad_(tensor.requires_grad)
+        return fake
+
+    def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """The function that make_fx records: forward, then the gradients of its parameters."""
+        num_state = len(self._names)
+        state = dict(zip(self._names, flat[:num_state], strict=True))
+        inputs = list(flat[num_state : num_state + len(self._request.inputs)])
+        self._recorder.start(state)
+        outputs = self._forward(state, inputs)
+        gradients = self._backward(state, flat[-1]) if self._request.training else []
+        self._result.num_outputs = len(outputs)
+        return [*outputs, *gradients]
+
+    def _forward(
+        self, state: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        module, request = self._request.module, self._request
+        by_identity = {id(t): state[n] for n, t in (self._parameters | self._buffers).items()}
+        every_name = {
+            name: by_identity[id(tensor)]
+            for name, tensor in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            )
+        }
+        args, kwargs = request.unflatten(inputs)
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(request.training))
+            stack.enter_context(_context(op_listener, self._recorder))
+            stack.enter_context(_context(block_listener, request.stages))
+            stack.enter_context(self._recorder.following_modules())
+            stack.enter_context(_without_validation())
+            stack.enter_context(stateless._reparametrize_module(module, every_name))
+            stack.enter_context(FunctionMode(self._recorder, request.training))
+            structure = module(*args, **kwargs)
+            _check_not_reassigned(module, every_name)
+        self._result.structure = structure
+        return [
+            tensor
+            for tensor in request.flatten(structure)
+            if isinstance(tensor, torch._subclasses.FakeTensor)
+        ]
+
+    def _backward(
+        self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
+    ) -> list[torch.Tensor]:
+        loss = find_final_loss(self._recorder.losses)
+        self._result.loss = self._recorder.node_of(loss)
+        names = [name for name in self._parameters if state[name].requires_grad]
+        with self._recorder.backward_of(loss):
+            seed = loss_scale.to(loss.dtype).reshape(loss.shape)
+            gradients = torch.autograd.grad(
+                loss, [state[name] for name in names], seed, allow_unused=True
+            )
+        found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
+        self._result.gradients = [name for name, _ in found]
+        return [gradient for _, gradient in found]
+
+
+@contextmanager
+def _context(variable: Any, value: object) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def _without_validation() -> Iterator[None]:
+    """Turn off the checks of ``torch.distributions``, which read values."""
+    distribution = torch.distributions.Distribution
+    saved = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(saved)
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise Error(
+            f"aten::item is only supported in eager mode: {error.func} needs the value of a "
+            "tensor, which does not exist while the model is traced."
+        ) from error
+    except DynamicOutputShapeException as error:
+        raise Error(
+            f"The shape of the result of {error.func} depends on values, which do not exist while "
+            "the model is traced. Use masks or torch.where, and fixed sizes."
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
+
+
+def _check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Refuse models that replace or delete a parameter or buffer in forward."""
+    now = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for name, tensor in given.items():
+        if name not in now:
+            raise Error(
+                f"The parameter or buffer '{name}' is removed from the model within forward. "
+                "Keep it and leave it unused instead."
+            )
+        if now[name] is not tensor:
+            raise Error(
+                f"The parameter or buffer '{name}' is reassigned within the model's forward. "
+                f"Change it in place instead: self.{name}.copy_(value)."
+            )
+
+
+def trace(request: TraceRequest) -> TraceResult:
+    """Trace a module.
+
+    Args:
+        request: The module and how it is called.
+
+    Returns:
+        The graph and what its placeholders, results and markers mean. Mutations are still in it.
+
+    Raises:
+        Error: Forward cannot be traced, or the loss is missing, ambiguous or not a scalar.
+        Exception: Whatever forward itself raises.
+    """
+    return _Tracer(request).run()

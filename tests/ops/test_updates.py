@@ -1,0 +1,559 @@
+"""The accumulation and update ops, run on the device, against torch.optim."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from popsim_torch import _native, ir, optim
+from popsim_torch._update_plan import GradientInput, OptimizerPlan, plan_updates
+from popsim_torch.enums import ReductionType
+from popsim_torch.lowering.native import to_native
+
+STEPS = 10
+SHAPE = (3, 1023)  # several blocks, the last one not full
+TOLERANCES = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-6},
+    torch.float16: {"rtol": 2e-2, "atol": 2e-3},
+    torch.bfloat16: {"rtol": 5e-2, "atol": 5e-2},
+}
+
+
+class Device:
+    """A program that does nothing but update weights from the gradients it is given.
+
+    Args:
+        plan: What to do; its parameters are those of ``weights``.
+        weights: Initial values, by name.
+        micro_batches: Gradients per update.
+        gradient_dtype: Element type of the gradients; None: the weight's.
+        gradient_strides: Strides of the gradients, by name, where they are not contiguous.
+    """
+
+    def __init__(
+        self,
+        plan: OptimizerPlan,
+        weights: dict[str, torch.Tensor],
+        micro_batches: int = 1,
+        gradient_dtype: torch.dtype | None = None,
+        gradient_strides: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self._graph = ir.Graph()
+        self._tensors: dict[str, ir.Tensor] = {}
+        for name, weight in weights.items():
+            self._variable(name, weight.dtype, weight.shape)
+        for update in plan.updates:
+            dtype = gradient_dtype or weights[update.parameter].dtype
+            strides = (gradient_strides or {}).get(update.parameter)
+            self._gradient(update.parameter, dtype, strides)
+        for state in plan.states().values():
+            parameter = state.name.split("___")[1]
+            shape = weights[parameter].shape if state.per_element else (1,)
+            self._variable(state.name, state.dtype, shape)
+        for scalar in plan.scalars().values():
+            self._variable(scalar.name, scalar.dtype, ())
+        self._add_ops(plan)
+        config = _native.RunConfig(1, micro_batches, True, "sequential")
+        with _native.translated_errors():
+            self._executable = _native.Executable(to_native(self._graph), config, [])
+            self._executable.load()
+        for name, weight in weights.items():
+            self.write(name, weight)
+        for state in plan.states().values():
+            # Accumulators need no particular value before the first micro-batch.
+            value = state.initial_value(weights[state.name.split("___")[1]])
+            self.write(state.name, value if state.kind != "Accum" else torch.full_like(value, 7))
+        for scalar in plan.scalars().values():
+            self.write(scalar.name, torch.tensor(scalar.value))
+
+    def _variable(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        tensor = self._graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape, name=name)
+        self._tensors[name] = tensor
+
+    def _gradient(
+        self, parameter: str, dtype: torch.dtype, strides: tuple[int, ...] | None
+    ) -> None:
+        shape = self._tensors[parameter].shape
+        graph = self._graph
+        source = graph.add_tensor(ir.TensorKind.INPUT, dtype, shape, name=f"input/{parameter}")
+        gradient = graph.add_tensor(ir.TensorKind.VALUE, dtype, shape)
+        graph.add_op("copy", [source], [gradient], phase=ir.Phase.BACKWARD)
+        if strides is not None:
+            gradient = graph.add_view(gradient, shape, strides, 0)
+        self._tensors[f"Gradient___{parameter}"] = gradient
+
+    def _add_ops(self, plan: OptimizerPlan) -> None:
+        for update in plan.updates:
+            gradient = self._tensors[f"Gradient___{update.parameter}"]
+            for accumulation in update.accumulations:
+                state = self._tensors[accumulation.state.name]
+                self._op(
+                    accumulation.kind,
+                    [gradient, state, *self._of(accumulation.scalars)],
+                    [state],
+                    accumulation.attributes,
+                    ir.Phase.BACKWARD,
+                )
+        norm = []
+        if plan.max_grad_norm is not None:
+            norm = [self._graph.add_tensor(ir.TensorKind.VALUE, torch.float32, (), name="norm")]
+            self._graph.add_op(
+                "gradient_norm",
+                [*map(self._gradient_of, plan.updates), *self._of([plan.loss_scaling])],
+                norm,
+                plan.norm_attributes,
+                phase=ir.Phase.UPDATE,
+            )
+        for update in plan.updates:
+            weight = self._tensors[update.parameter]
+            states = self._of(update.states)
+            inputs = [weight, self._gradient_of(update), *states, *self._of(update.scalars)]
+            inputs += norm if update.clipped else []
+            self._op(update.kind, inputs, [weight, *states], update.attributes, ir.Phase.UPDATE)
+
+    def _gradient_of(self, update) -> ir.Tensor | None:
+        if update.gradient is GradientInput.NONE:
+            return None
+        accumulated = update.gradient is GradientInput.ACCUMULATOR
+        prefix = "Accum" if accumulated else "Gradient"
+        return self._tensors[f"{prefix}___{update.parameter}"]
+
+    def _of(self, named) -> list[ir.Tensor]:
+        return [self._tensors[item.name] for item in named]
+
+    def _op(self, kind, inputs, updated, attributes, phase) -> None:
+        views = [self._graph.add_view(t, t.shape, t.strides, 0) for t in updated]
+        self._graph.add_op(kind, inputs, views, attributes, phase=phase, name=kind)
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        self._executable.write(self._tensors[name].id, value.detach())
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._executable.read(self._tensors[name].id)
+
+    def run(self, *gradients: torch.Tensor) -> None:
+        """Make one update; one tensor per parameter, micro-batches along a leading dimension."""
+        with _native.translated_errors():
+            self._executable.run([gradient.contiguous() for gradient in gradients])
+
+
+def some_weight(shape=SHAPE, dtype=torch.float32) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(shape).to(dtype))
+
+
+@dataclass
+class Case:
+    """An optimizer of ours and the one it must agree with."""
+
+    ours: Callable
+    reference: Callable
+
+
+CASES = {
+    "SGD": Case(
+        lambda p: optim.SGD(p, lr=0.1, weight_decay=0.2),
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2),
+    ),
+    "torch SGD": Case(
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ),
+    "SGD momentum": Case(
+        lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2, loss_scaling=16.0),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2),
+    ),
+    "SGD nesterov": Case(
+        lambda p: optim.SGD(
+            p, lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=True, loss_scaling=16.0
+        ),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=True),
+    ),
+    "SGD combined": Case(
+        lambda p: optim.SGD(
+            p,
+            lr=0.1,
+            momentum=0.9,
+            weight_decay=0.2,
+            loss_scaling=16.0,
+            velocity_scaling=4.0,
+            use_combined_accum=True,
+        ),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2),
+    ),
+    "SGD combined nesterov": Case(
+        lambda p: optim.SGD(
+            p,
+            lr=0.1,
+            momentum=0.9,
+            weight_decay=0.2,
+            nesterov=True,
+            loss_scaling=16.0,
+            velocity_scaling=4.0,
+            use_combined_accum=True,
+        ),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=True),
+    ),
+    "Adam": Case(
+        lambda p: optim.Adam(p, lr=0.1, betas=(0.8, 0.9), weight_decay=0.2, loss_scaling=16.0),
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), weight_decay=0.2),
+    ),
+    "AdamW": Case(
+        lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.2),
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
+    ),
+    "LAMB": Case(
+        lambda p: optim.LAMB(p, lr=0.1, weight_decay=0.2, loss_scaling=16.0),
+        lambda p: optim.LAMB(p, lr=0.1, weight_decay=0.2),
+    ),
+    "LAMB uncorrected": Case(
+        lambda p: optim.LAMB(p, lr=0.1, bias_correction=False, max_weight_norm=3.0),
+        lambda p: optim.LAMB(p, lr=0.1, bias_correction=False, max_weight_norm=3.0),
+    ),
+    "RMSprop": Case(
+        lambda p: optim.RMSprop(p, lr=0.1, weight_decay=0.2, loss_scaling=16.0),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, weight_decay=0.2),
+    ),
+    "RMSprop momentum": Case(
+        lambda p: optim.RMSprop(p, lr=0.01, momentum=0.9),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    ),
+    "RMSprop centered": Case(
+        lambda p: optim.RMSprop(p, lr=0.01, alpha=0.9, momentum=0.9, centered=True, eps=1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, momentum=0.9, centered=True, eps=1e-3),
+    ),
+}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_ten_updates_agree_with_torch(case, dtype, micro_batches):
+    weight = some_weight(dtype=dtype)
+    optimizer = case.ours([weight])
+    plan = plan_updates(optimizer, {"w": weight}, gradient_accumulation=micro_batches)
+    device = Device(plan, {"w": weight}, micro_batches)
+    scale = plan.loss_scaling.value
+
+    twin = torch.nn.Parameter(weight.detach().float())
+    reference = case.reference([twin])
+    for _ in range(STEPS):
+        gradients = torch.randn(micro_batches, *SHAPE).to(dtype)
+        device.run(gradients * scale)
+        twin.grad = gradients.float().mean(0)
+        reference.step()
+    torch.testing.assert_close(device.read("w").float(), twin.detach(), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_sum_reduction(case):
+    weight = some_weight((5,))
+    plan = plan_updates(
+        case.ours([weight]),
+        {"w": weight},
+        gradient_accumulation=2,
+        reduction=ReductionType.Sum,
+    )
+    device = Device(plan, {"w": weight}, 2)
+    twin = torch.nn.Parameter(weight.detach().clone())
+    reference = case.reference([twin])
+    for _ in range(STEPS):
+        gradients = torch.randn(2, 5)
+        device.run(gradients * plan.loss_scaling.value)
+        twin.grad = gradients.sum(0)
+        reference.step()
+    torch.testing.assert_close(device.read("w"), twin.detach(), **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("reduction", [ReductionType.Mean, ReductionType.Sum])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_replicas(case, accumulation, reduction):
+    replicas = 3
+    weight = some_weight((5,))
+    plan = plan_updates(
+        case.ours([weight]),
+        {"w": weight},
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        reduction=reduction,
+    )
+    device = Device(plan, {"w": weight}, accumulation * replicas)
+    twin = torch.nn.Parameter(weight.detach().clone())
+    reference = case.reference([twin])
+    for _ in range(STEPS):
+        gradients = torch.randn(accumulation * replicas, 5)
+        device.run(gradients * plan.loss_scaling.value)
+        twin.grad = gradients.mean(0) if reduction == ReductionType.Mean else gradients.sum(0)
+        reference.step()
+    torch.testing.assert_close(device.read("w"), twin.detach(), **TOLERANCES[torch.float32])
+
+
+MOMENTS = {
+    "first_order_momentum_accum_type": torch.float16,
+    "second_order_momentum_accum_type": torch.float16,
+}
+HALF_STATES = {
+    "SGD": (optim.SGD, {"momentum": 0.9}, {"velocity_accum_type": torch.float16}),
+    "Adam": (optim.Adam, {}, MOMENTS),
+    "LAMB": (optim.LAMB, {}, MOMENTS),
+    "RMSprop": (optim.RMSprop, {"centered": True, "eps": 0.1}, MOMENTS),
+}
+
+
+@pytest.mark.parametrize(("kind", "arguments", "types"), HALF_STATES.values(), ids=HALF_STATES)
+def test_half_precision_states(kind, arguments, types):
+    weight = some_weight()
+    optimizer = kind([weight], lr=0.1, accum_type=torch.float16, **arguments, **types)
+    plan = plan_updates(optimizer, {"w": weight}, gradient_accumulation=2, running_mean=True)
+    device = Device(plan, {"w": weight}, 2)
+    twin = torch.nn.Parameter(weight.detach().clone())
+    reference = kind([twin], lr=0.1, **arguments)
+    for _ in range(STEPS):
+        # Squares of small gradients would vanish in half precision.
+        gradients = (0.5 + torch.rand(2, *SHAPE)) * torch.randn(SHAPE).sign()
+        device.run(gradients)
+        twin.grad = gradients.mean(0)
+        reference.step()
+    torch.testing.assert_close(device.read("w"), twin.detach(), rtol=2e-2, atol=2e-2)
+
+
+# --- Rules that torch does not have -------------------------------------------
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_dampening_applies_from_the_first_step(combined):
+    weight = some_weight((5,))
+    optimizer = optim.SGD(
+        [weight],
+        lr=0.1,
+        momentum=0.9,
+        dampening=0.25,
+        weight_decay=0.2,
+        use_combined_accum=combined,
+    )
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    w, v = weight.detach().clone(), torch.zeros(5)
+    for _ in range(STEPS):
+        g = torch.randn(5)
+        device.run(g)
+        v = 0.9 * v + 0.75 * (g + 0.2 * w)
+        w = w - 0.1 * v
+    torch.testing.assert_close(device.read("w"), w)
+
+
+def test_dampening_without_momentum():
+    weight = some_weight((5,))
+    optimizer = optim.SGD([weight], lr=0.1, dampening=0.25, weight_decay=0.2)
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    g = torch.randn(5)
+    device.run(g)
+    torch.testing.assert_close(
+        device.read("w"), weight.detach() - 0.1 * 0.75 * (g + 0.2 * weight.detach())
+    )
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_tf_variant_of_rmsprop(momentum):
+    weight = some_weight((5,))
+    optimizer = optim.RMSprop([weight], lr=0.1, eps=1e-3, momentum=momentum, use_tf_variant=True)
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    w, a, b = weight.detach().clone(), torch.ones(5), torch.zeros(5)
+    for _ in range(STEPS):
+        g = torch.randn(5)
+        device.run(g)
+        a = 0.99 * a + 0.01 * g**2
+        b = (momentum or 0.0) * b + 0.1 * g / (a + 1e-3).sqrt()
+        w = w - b
+    torch.testing.assert_close(device.read("w"), w)
+
+
+def test_adamw_without_bias_correction():
+    weight = some_weight((5,))
+    optimizer = optim.AdamW([weight], lr=0.1, weight_decay=0.2, bias_correction=False)
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    w, m, v = weight.detach().clone(), torch.zeros(5), torch.zeros(5)
+    for _ in range(STEPS):
+        g = torch.randn(5)
+        device.run(g)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - 0.1 * (m / (v.sqrt() + 1e-8) + 0.2 * w)
+    torch.testing.assert_close(device.read("w"), w, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("initial", [0.0, 1.0])
+def test_lamb_ratio_is_one_when_a_norm_is_zero(initial):
+    weight = torch.nn.Parameter(torch.full((4,), initial))
+    maximum = 65500.0 if initial == 0 else 0.0
+    optimizer = optim.LAMB([weight], lr=0.1, weight_decay=0.0, max_weight_norm=maximum)
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    device.run(torch.ones(4))
+    torch.testing.assert_close(device.read("w"), torch.full((4,), initial - 0.1))
+
+
+# --- States ---------------------------------------------------------------------
+
+
+def test_states_of_adam_are_torchs():
+    weight = some_weight((5,))
+    optimizer = optim.Adam([weight], lr=0.1)
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    for _ in range(STEPS):
+        weight.grad = torch.randn(5)
+        device.run(weight.grad)
+        optimizer.step()
+    state = optimizer.state[weight]
+    torch.testing.assert_close(device.read("Accl1___w"), state["exp_avg"])
+    torch.testing.assert_close(device.read("Accl2___w"), state["exp_avg_sq"], rtol=1e-4, atol=0)
+    assert device.read("Step___w").tolist() == [STEPS]
+
+
+def test_stored_velocity_is_scaled_by_the_loss_scale():
+    weight = some_weight((5,))
+    optimizer = optim.SGD([weight], lr=0.1, momentum=0.9, loss_scaling=8.0)
+    device = Device(plan_updates(optimizer, {"w": weight}), {"w": weight})
+    g = torch.randn(5)
+    device.run(8 * g)
+    torch.testing.assert_close(device.read("Accl___w"), 8 * g)
+
+
+def test_change_of_loss_scale_between_updates():
+    weight = some_weight((5,))
+    optimizer = optim.SGD([weight], lr=0.1, momentum=0.9, loss_scaling=2.0)
+    old = plan_updates(optimizer, {"w": weight})
+    device = Device(old, {"w": weight})
+    twin = torch.nn.Parameter(weight.detach().clone())
+    reference = torch.optim.SGD([twin], lr=0.1, momentum=0.9)
+    for loss_scaling in (2.0, 16.0, 4.0):
+        optimizer.loss_scaling = loss_scaling
+        new = plan_updates(optimizer, {"w": weight})
+        for scalar in old.changed_scalars(new):
+            device.write(scalar.name, torch.tensor(scalar.value))
+        for name, ratio in old.state_ratios(new).items():
+            device.write(name, device.read(name) * ratio)
+        old = new
+        twin.grad = torch.randn(5)
+        device.run(loss_scaling * twin.grad)
+        reference.step()
+    torch.testing.assert_close(device.read("w"), twin.detach())
+
+
+# --- Accumulation -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient_dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("accum_type", [torch.float32, torch.float16])
+@pytest.mark.parametrize("running", [False, True])
+def test_accumulator(gradient_dtype, accum_type, running):
+    weight = some_weight()
+    optimizer = optim.SGD([weight], lr=0.1, accum_type=accum_type)
+    plan = plan_updates(optimizer, {"w": weight}, gradient_accumulation=4, running_mean=running)
+    device = Device(plan, {"w": weight}, 4, gradient_dtype)
+    for _ in range(2):
+        gradients = torch.randn(4, *SHAPE).to(gradient_dtype)
+        device.run(gradients)
+    expected = gradients.float().mean(0) if running else gradients.float().sum(0)
+    half = torch.float16 in (gradient_dtype, accum_type)
+    torch.testing.assert_close(
+        device.read("Accum___w").float(),
+        expected,
+        **TOLERANCES[torch.float16 if half else torch.float32],
+    )
+    assert device.read("Accum___w").dtype == accum_type
+
+
+def test_running_mean_does_not_overflow():
+    weight = some_weight((2,))
+    optimizer = optim.SGD([weight], lr=0.5, accum_type=torch.float16)
+    plan = plan_updates(optimizer, {"w": weight}, gradient_accumulation=4, running_mean=True)
+    device = Device(plan, {"w": weight}, 4)
+    device.run(torch.full((4, 2), 60000.0))
+    assert device.read("Accum___w").tolist() == [60000.0, 60000.0]
+    torch.testing.assert_close(device.read("w"), weight.detach() - 30000.0)
+
+
+STRIDES = {"transposed": (1, 3), "expanded": (0, 1), "a scalar's": (0, 0)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
+def test_gradients_of_any_strides(strides, micro_batches, dtype):
+    weight = some_weight(dtype=dtype)
+    plan = plan_updates(
+        optim.SGD([weight], lr=0.5), {"w": weight}, gradient_accumulation=micro_batches
+    )
+    device = Device(plan, {"w": weight}, micro_batches, gradient_strides={"w": strides})
+    stored = torch.randn(micro_batches, *SHAPE).to(dtype)
+    device.run(stored)
+    seen = stored.float().mean(0).contiguous().as_strided(SHAPE, strides)
+    torch.testing.assert_close(
+        device.read("w").float(), weight.detach().float() - 0.5 * seen, **TOLERANCES[dtype]
+    )
+
+
+# --- Clipping ---------------------------------------------------------------------
+
+CLIPPED = {
+    "SGD": (optim.SGD, {"lr": 0.1}),
+    "SGD momentum": (optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "SGD nesterov": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "SGD combined": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}),
+    "Adam": (optim.Adam, {"lr": 0.1, "eps": 0.1}),
+    "AdamW": (optim.AdamW, {"lr": 0.1, "eps": 0.1}),
+}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("limit", [1e9, 0.5])
+@pytest.mark.parametrize(("kind", "arguments"), CLIPPED.values(), ids=CLIPPED)
+def test_clipping_is_that_of_the_true_gradient(kind, arguments, limit, micro_batches):
+    weights = {"w": some_weight(), "b": some_weight((7,))}
+    optimizer = kind(weights.values(), loss_scaling=8.0, max_grad_norm=limit, **arguments)
+    plan = plan_updates(optimizer, weights, gradient_accumulation=micro_batches)
+    device = Device(plan, weights, micro_batches)
+    twins = {name: torch.nn.Parameter(w.detach().clone()) for name, w in weights.items()}
+    reference = kind(twins.values(), **arguments)
+    for _ in range(STEPS):
+        gradients = {n: torch.randn(micro_batches, *w.shape) for n, w in weights.items()}
+        device.run(*(8 * g for g in gradients.values()))
+        for name, twin in twins.items():
+            twin.grad = gradients[name].mean(0)
+        torch.nn.utils.clip_grad_norm_(list(twins.values()), limit)
+        reference.step()
+    for name, twin in twins.items():
+        torch.testing.assert_close(device.read(name), twin.detach(), rtol=1e-4, atol=1e-6)
+
+
+# --- Threads ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: optim.SGD(p, lr=0.1, momentum=0.9, max_grad_norm=0.5),
+        lambda p: optim.Adam(p, lr=0.1),
+        lambda p: optim.LAMB(p, lr=0.1),
+        lambda p: optim.RMSprop(p, lr=0.1, centered=True),
+    ],
+    ids=["clipped SGD", "Adam", "LAMB", "RMSprop"],
+)
+def test_results_do_not_depend_on_the_number_of_threads(make, threads):
+    weight = some_weight((401, 997))
+    gradients = [torch.randn(401, 997) for _ in range(3)]
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        device = Device(plan_updates(make([weight]), {"w": weight}), {"w": weight})
+        for gradient in gradients:
+            device.run(gradient)
+        results.append(device.read("w"))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

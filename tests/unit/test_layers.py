@@ -1,0 +1,315 @@
+"""The layers of the project: imports and includes point downwards only.
+
+The tables below are the rules; the functions read source text, never import
+it, so that the rules also hold for code inside functions and `TYPE_CHECKING`.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Lowest layer first. A module may import any module of a lower layer, and its
+# neighbours in its own layer as long as no cycle appears.
+PYTHON_LAYERS = (
+    ("_C",),
+    ("enums", "errors"),
+    ("_native",),
+    ("ir",),
+    ("anchors",),
+    ("options", "stages", "optim", "arguments", "_progress"),
+    ("ops", "dataloader"),
+    ("trace", "passes"),
+    ("lowering",),
+    ("host_weights", "compilation", "report"),
+    ("model",),
+    ("__init__",),
+    ("__main__",),
+)
+PYTHON_STRANGERS = (("trace", "passes"),)
+# Private modules that are parts of a public one, split off for their size.
+PYTHON_PARTS = {
+    "_options_*": "options",
+    "_strategies": "stages",
+    "_structures": "arguments",
+    "_update_*": "optim",
+}
+# Who may name a module that is otherwise low enough for everybody.
+PYTHON_DOORS = {
+    "_C": {"_native"},
+    "_native": {"compilation", "lowering", "model", "ops", "passes", "report", "trace"},
+}
+
+CPP_LAYERS = (
+    ("base",),
+    ("target", "graph", "dense"),
+    ("cost", "schedule"),
+    ("memory",),
+    ("ops",),
+    ("runtime",),
+    ("bindings",),
+)
+CPP_STRANGERS = (("dense", "target"), ("dense", "graph"))
+# Foreign headers by prefix, and the folders that may include them.
+CPP_DOORS = {
+    "ATen/": {"ops", "runtime", "bindings"},
+    "c10/": {"ops", "runtime", "bindings"},
+    "torch/": {"ops", "runtime", "bindings"},
+    "torch/extension.h": {"bindings"},
+    "oneapi/dnnl": {"dense"},
+}
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+_BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_CPP_SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".inl"}
+
+Edges = dict[tuple[str, str], str]  # (from, to) -> a file that does it
+
+
+class Layers:
+    """A layer table, with the two questions asked about an edge."""
+
+    def __init__(self, layers: Sequence[Sequence[str]], strangers: Sequence[tuple[str, str]]):
+        self.level = {name: level for level, names in enumerate(layers) for name in names}
+        self.strangers = {frozenset(pair) for pair in strangers}
+
+    def knows(self, name: str) -> bool:
+        return name in self.level
+
+    def problems(self, edges: Edges) -> Iterator[str]:
+        """Yield what is wrong with the edges, all of whose names are known."""
+        for (source, target), where in edges.items():
+            if self.level[target] > self.level[source]:
+                yield f"{where}: {source} may not use {target}, which is a higher layer"
+            elif frozenset((source, target)) in self.strangers:
+                yield f"{where}: {source} and {target} must not know each other"
+        neighbours: dict[str, set[str]] = {}
+        for source, target in edges:
+            if self.level[source] == self.level[target]:
+                neighbours.setdefault(source, set()).add(target)
+        try:
+            TopologicalSorter(neighbours).prepare()
+        except CycleError as error:
+            yield f"cycle inside one layer: {' -> '.join(error.args[1])}"
+
+
+def python_problems(package: Path) -> list[str]:
+    """Return one line per broken rule in the Python files of the package."""
+    layers = Layers(PYTHON_LAYERS, PYTHON_STRANGERS)
+    found: list[str] = []
+    edges: Edges = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        where = path.relative_to(package).as_posix()
+        source = _owner(parts[0])
+        if not layers.knows(source):
+            found.append(f"{where}: module {source} has no layer; add it to PYTHON_LAYERS")
+            continue
+        for target in map(_owner, _imported_modules(path, package)):
+            if target == source:
+                continue
+            if not layers.knows(target):
+                found.append(f"{where}: imports {target}, which has no layer")
+            elif source not in PYTHON_DOORS.get(target, {source}):
+                found.append(f"{where}: {source} may not import {target}")
+            else:
+                edges.setdefault((source, target), where)
+    return [*found, *layers.problems(edges)]
+
+
+def _owner(module: str) -> str:
+    """Return the module whose part this is, or the module itself."""
+    owners = [owner for part, owner in PYTHON_PARTS.items() if fnmatch(module, part)]
+    return owners[0] if owners else module
+
+
+def _imported_modules(path: Path, package: Path) -> Iterator[str]:
+    """Yield the top-level module of the package behind each import."""
+    # `__init__.py` is the package itself, so `from .` has one part more there.
+    inside = [package.name, *path.relative_to(package).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules = [(alias.name.split("."), None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = inside[: len(inside) - node.level + 1] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            modules = [(base, alias.name) for alias in node.names]
+        else:
+            continue
+        for dotted, name in modules:
+            if dotted[0] != package.name:
+                continue
+            if len(dotted) > 1:
+                yield dotted[1]
+            elif name is not None and _is_module(package, name):
+                yield name
+            else:  # a name that only the package itself has
+                yield "__init__"
+
+
+def _is_module(package: Path, name: str) -> bool:
+    # The extension is a module before it is built, too.
+    return name == "_C" or (package / name).is_dir() or (package / f"{name}.py").is_file()
+
+
+def cpp_problems(csrc: Path) -> list[str]:
+    """Return one line per broken rule in the C++ files below the folder."""
+    layers = Layers(CPP_LAYERS, CPP_STRANGERS)
+    found: list[str] = []
+    edges: Edges = {}
+    for path in sorted(path for path in csrc.rglob("*") if path.suffix in _CPP_SUFFIXES):
+        where = path.relative_to(csrc).as_posix()
+        source = path.relative_to(csrc).parts[0]
+        if not layers.knows(source):
+            found.append(f"{where}: {source} has no layer; add it to CPP_LAYERS")
+            continue
+        text = _BLOCK_COMMENT.sub("", path.read_text(encoding="utf-8"))
+        for bracket, header in _INCLUDE.findall(text):
+            target, slash, _ = header.partition("/")
+            if slash and layers.knows(target):
+                if target != source:
+                    edges.setdefault((source, target), where)
+                if bracket == "<":
+                    found.append(f"{where}: write own header {header} in quotes")
+                continue
+            doors = [door for door in CPP_DOORS if header.startswith(door)]
+            if any(source not in CPP_DOORS[door] for door in doors):
+                found.append(f"{where}: {source} may not include {header}")
+            elif bracket == '"' and not doors:
+                found.append(f"{where}: write {header} from the root of csrc")
+    return [*found, *layers.problems(edges)]
+
+
+# --- The project keeps the rules ----------------------------------------------
+
+
+def test_python_imports_point_downwards():
+    assert python_problems(ROOT / "popsim_torch") == []
+
+
+def test_cpp_includes_point_downwards():
+    assert cpp_problems(ROOT / "csrc") == []
+
+
+# --- The checker finds what it should -----------------------------------------
+
+
+def write_tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.py", "from . import enums\nfrom .ir import graph\nfrom ._native import run"),
+        ("options.py", "from .enums import OutputMode\nfrom .stages import Block"),
+        ("trace/tracer.py", "from ..ir.graph import Graph\nfrom .names import scope"),
+        ("trace/__init__.py", "from .tracer import trace"),
+        ("_native.py", "from popsim_torch import _C\nfrom .errors import Error"),
+        ("_options_text.py", "from .options import Options"),
+        ("__init__.py", "from .model import trainingModel\nfrom .enums import OutputMode"),
+        ("ir/graph.py", "import torch.fx\nfrom collections import enums"),
+    ],
+)
+def test_allowed_python_imports(tmp_path, name, text):
+    package = tmp_path / "popsim_torch"
+    write_tree(package, {"enums.py": "", "ir/__init__.py": "", name: text})
+    assert python_problems(package) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("enums.py", "from .model import x", "enums may not use model"),
+        ("enums.py", "def late():\n    import popsim_torch.ir.graph", "enums may not use ir"),
+        ("ir/graph.py", "from .. import options", "ir may not use options"),
+        ("ir/graph.py", "from popsim_torch.anchors import Anchor", "ir may not use anchors"),
+        ("trace/tracer.py", "from ..passes import manager", "must not know each other"),
+        ("passes/fold.py", "from ..trace.names import scope", "must not know each other"),
+        ("stages.py", "import popsim_torch", "stages may not use __init__"),
+        ("stages.py", "from popsim_torch import trainingModel", "stages may not use __init__"),
+        ("_options_text.py", "from .trace import names", "options may not use trace"),
+        ("model.py", "from . import trainingModel", "model may not use __init__"),
+        ("options.py", "from ._native import run", "options may not import _native"),
+        ("model.py", "from ._C import run", "model may not import _C"),
+        ("surprise.py", "", "surprise has no layer"),
+        ("model.py", "from .surprise import x", "surprise, which has no layer"),
+        (
+            "options.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .model import x",
+            "options may not use model",
+        ),
+    ],
+)
+def test_forbidden_python_imports(tmp_path, name, text, problem):
+    package = tmp_path / "popsim_torch"
+    write_tree(package, {"__init__.py": "", "options.py": "", name: text})
+    assert [line for line in python_problems(package) if problem in line and name in line]
+
+
+def test_python_cycle_inside_a_layer(tmp_path):
+    package = tmp_path / "popsim_torch"
+    write_tree(
+        package, {"options.py": "from . import stages", "stages.py": "from . import options"}
+    )
+    (problem,) = python_problems(package)
+    assert problem.startswith("cycle inside one layer: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("graph/graph.cpp", '#include "graph/graph.h"\n#include <vector>\n#include "base/ids.h"'),
+        ("ops/gemm.cpp", '#include "dense/gemm.h"\n#include <ATen/Tensor.h>\n#include <c10/x.h>'),
+        ("dense/gemm.cpp", '#include "oneapi/dnnl/dnnl.hpp"\n#include "base/check.h"'),
+        ("bindings/module.cpp", '#include <torch/extension.h>\n#include "runtime/executor.h"'),
+        ("runtime/executor.cpp", "#include <torch/library.h>\n#include <memory>"),
+        ("base/ids.h", '// #include "graph/graph.h"\n/*\n#include <ATen/Tensor.h>\n*/'),
+    ],
+)
+def test_allowed_cpp_includes(tmp_path, name, text):
+    assert cpp_problems(write_tree(tmp_path, {name: text})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("base/ids.h", '#include "graph/graph.h"', "base may not use graph"),
+        ("graph/graph.h", '#  include "schedule/action.h"', "graph may not use schedule"),
+        ("memory/arena.cpp", '#include "ops/op_def.h"', "memory may not use ops"),
+        ("ops/gemm.cpp", '#include "runtime/executor.h"', "ops may not use runtime"),
+        ("dense/gemm.cpp", '#include "graph/graph.h"', "must not know each other"),
+        ("graph/graph.h", '#include "dense/gemm.h"', "must not know each other"),
+        ("dense/gemm.cpp", "#include <ATen/Tensor.h>", "dense may not include ATen"),
+        ("cost/cycles.cpp", '#include "c10/util/Half.h"', "cost may not include c10"),
+        ("ops/gemm.cpp", "#include <torch/extension.h>", "ops may not include torch/extension.h"),
+        ("ops/gemm.cpp", "#include <oneapi/dnnl/dnnl.hpp>", "ops may not include oneapi"),
+        ("graph/text.cpp", '#include "graph.h"', "from the root of csrc"),
+        ("graph/text.cpp", "#include <graph/graph.h>", "in quotes"),
+        ("surprise/x.h", "", "surprise has no layer"),
+    ],
+)
+def test_forbidden_cpp_includes(tmp_path, name, text, problem):
+    problems = cpp_problems(write_tree(tmp_path, {name: text}))
+    assert [line for line in problems if problem in line and name in line]
+
+
+def test_cpp_cycle_inside_a_layer(tmp_path):
+    files = {"cost/c.h": '#include "schedule/s.h"', "schedule/s.h": '#include "cost/c.h"'}
+    (problem,) = cpp_problems(write_tree(tmp_path, files))
+    assert problem.startswith("cycle inside one layer: ")
+
+
+def test_missing_folders_are_no_problem(tmp_path):
+    assert python_problems(tmp_path / "popsim_torch") == []
+    assert cpp_problems(tmp_path / "csrc") == []

@@ -1,0 +1,280 @@
+"""Options from the environment, from JSON and from files."""
+
+import pytest
+
+from popsim_torch import enums, options
+from popsim_torch.enums import (
+    OutputMode,
+    ReductionType,
+)
+from popsim_torch.errors import (
+    Error,
+    UsageAssertionError,
+    UsageAttributeError,
+    UsageValueError,
+)
+from popsim_torch.options import Options
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in (
+        "POPTORCH_CACHE_DIR",
+        "POPTORCH_DEFAULT_OPTIONS",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def opts():
+    return Options()
+
+
+# The environment
+
+
+def test_default_options_of_the_environment_are_applied(monkeypatch):
+    monkeypatch.setenv(
+        "POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 4, "Training.gradientAccumulation": 8}'
+    )
+    opts = Options()
+    assert (opts.device_iterations, opts.Training.gradient_accumulation) == (4, 8)
+
+
+def test_later_calls_win_over_the_environment(monkeypatch):
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 4}')
+    assert Options().deviceIterations(2).device_iterations == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"nope": 1}', '{"replicationFactor": 2}'])
+def test_bad_default_options_name_the_variable(monkeypatch, text):
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", text)
+    with pytest.raises(Error, match="POPTORCH_DEFAULT_OPTIONS cannot be applied"):
+        Options()
+
+
+def test_cache_directory_of_the_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", "cache")
+    with pytest.raises(Error, match=r"not supported.*unset POPTORCH_CACHE_DIR"):
+        Options()
+
+
+def test_empty_cache_directory_is_accepted(monkeypatch):
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", "")
+    assert Options().device_iterations == 1
+
+
+# JSON
+
+
+def test_json_calls_setters_with_values_lists_and_enums(opts):
+    opts.from_json(
+        '{"deviceIterations": 4, "outputMode": ["OutputMode.EveryN", 2],'
+        ' "disableModuleNamescope": [], "setAvailableMemoryProportion": {"IPU0": 0.5},'
+        ' "modelName": "OutputMode.Nope", "Distributed.configureProcessId": [0, 1]}'
+    )
+    assert opts.device_iterations == 4
+    assert (opts.output_mode, opts.output_return_period) == (OutputMode.EveryN, 2)
+    assert opts.module_namescope_enabled is False
+    assert opts.available_memory_proportion == {0: 0.5}
+    assert opts.model_name == "OutputMode.Nope"
+
+
+def test_json_converts_enums_inside_lists(opts):
+    opts.from_json('{"_Popart.set": ["reportOptions", ["OutputMode.All"]]}')
+    assert opts._Popart.options["reportOptions"] == [OutputMode.All]
+
+
+def test_json_returns_the_options(opts):
+    assert opts.from_json("{}") is opts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"deviceIteration": 1}', "no method 'deviceIteration'.*Closest name: 'deviceIterations'"),
+        ('{"Trainng.gradientAccumulation": 1}', "no group 'Trainng'.*Closest name: 'Training'"),
+        ('{"__init__": []}', "no method '__init__'"),
+        ('{"device_iterations": 1}', "no method 'device_iterations'"),
+        ('{"_settings": []}', "no method '_settings'"),
+        ('{"deviceIterations.real": 1}', "no group 'deviceIterations'"),
+    ],
+)
+def test_json_reaches_only_setters(opts, text, message):
+    with pytest.raises(UsageAttributeError, match=message):
+        opts.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "{,}", "3", "[]", "null"])
+def test_json_must_be_an_object(opts, text):
+    with pytest.raises(UsageValueError, match=r"Options\.from_json"):
+        opts.from_json(text)
+
+
+# Files
+
+
+@pytest.fixture
+def load(opts, tmp_path):
+    def load(text):
+        path = tmp_path / "my.cfg"
+        path.write_text(text, encoding="utf-8")
+        return opts.loadFromFile(path)
+
+    return load
+
+
+def test_file_calls_and_assigns(opts, load):
+    assert (
+        load(
+            "# the first line\n"
+            "\n"
+            "deviceIterations(4)   # inline\n"
+            "  Training.gradientAccumulation(8).setAutomaticLossScaling(False)\n"
+            "  # indented comment\n"
+            "outputMode(poptorch.OutputMode.EveryN, output_return_period=2)\n"
+            "auto_round_num_ipus = True\n"
+            "Training.accumulation_and_replication_reduction_type = "
+            "poptorch.enums.ReductionType.Sum\n"
+            '_Popart.setEngineOptions({"a": "b"})\n'
+        )
+        is opts
+    )
+    assert opts.device_iterations == 4
+    assert opts.Training.gradient_accumulation == 8
+    assert (opts.output_mode, opts.output_return_period) == (OutputMode.EveryN, 2)
+    assert opts.auto_round_num_ipus is True
+    assert opts.Training.accumulation_and_replication_reduction_type == ReductionType.Sum
+    assert opts._Popart.options["engineOptions"] == {"a": "b"}
+
+
+def test_file_builds_strategies_and_locations(opts, load):
+    load(
+        'setExecutionStrategy(poptorch.ShardedExecution("a", ["b"], poptorch.Stage("c").ipu(1)))\n'
+        "TensorLocations.setWeightLocation(poptorch.TensorLocationSettings())\n"
+    )
+    assert repr(opts.execution_strategy) == (
+        "ShardedExecution(Stage('a'), Stage('b'), Stage('c').ipu(1))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [("-3", -3), ("'x'", "x"), ("(1, [2])", (1, [2])), ("{1: None}", {1: None}), ("{1}", {1})],
+)
+def test_file_takes_literals(opts, load, literal, value):
+    load(f"createOrSet(mine={literal})")
+    assert opts.mine == value
+
+
+def test_file_reads_values_of_the_options(opts, load):
+    load("deviceIterations(6)\nTraining.gradientAccumulation(options.device_iterations)")
+    assert opts.Training.gradient_accumulation == 6
+
+
+def test_files_add_up(opts, load):
+    load("deviceIterations(4)\nlogDir('logs')")
+    load("deviceIterations(5)")
+    assert (opts.device_iterations, opts.log_dir) == (5, "logs")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deviceIterations(",
+        "deviceIterations(2) + 1",
+        "deviceIterations(2); logDir('x')",
+        "deviceIterations",
+        "deviceIterations(2 * 3)",
+        "deviceIterations(__import__('os').getpid())",
+        "deviceIterations(open('x'))",
+        "deviceIterations(x := 3)",
+        "deviceIterations([n for n in (1,)][0])",
+        "deviceIterations((lambda: 3)())",
+        "deviceIterations(*[3])",
+        "deviceIterations(**{'device_iterations': 3})",
+        "deviceIterations(f'{3}')",
+        "__class__.__mro__()",
+        "clone.__globals__.clear()",
+        "_values.clear()",
+        "_settings()",
+        "Training._values = {}",
+        "__dict__ = {}",
+        "_is_frozen = True",
+        "anchored_tensors.clear()",
+        "anchored_tensors['a'] = 1",
+        "device_iterations += 1",
+        "device_iterations = auto_round_num_ipus = 1",
+        "device_iterations, x = 1, 2",
+        "outputMode(poptorch.OutputMode.Nope)",
+        "outputMode(poptorch.OutputMode.__class__)",
+        "outputMode(poptorch.options)",
+        "setExecutionStrategy(poptorch.Options())",
+        "setExecutionStrategy(poptorch.Stage('a')._blocks)",
+        "setExecutionStrategy(poptorch.Stage('a').__init__('b'))",
+        "createOrSet(x={**{}})",
+        "update(" + "(" * 300 + ")" * 300 + ")",
+        "logDir('a\0b')",
+        "if True: pass",
+        "x) or print('hi'",
+    ],
+)
+def test_file_executes_nothing_else(opts, load, line):
+    before = repr(opts)
+    with pytest.raises(options.ConfigFileError):
+        load(line)
+    assert repr(opts) == before
+
+
+def test_file_error_names_line_file_and_text(load):
+    with pytest.raises(options.ConfigFileError) as caught:
+        load("# comment\n\nlogDir('a')\n\n# more\ndeviceIterations(3\n")
+    assert "line 2 of my.cfg" in str(caught.value)
+    assert "line 6 with them" in str(caught.value)
+    assert "deviceIterations(3" in str(caught.value)
+
+
+def test_file_error_is_a_plain_exception():
+    assert options.ConfigFileError.__bases__ == (Exception,)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("deviceIterations(2.0)", UsageAssertionError),
+        ("deviceIterations()", TypeError),
+        ("noSuchSetter(2)", UsageAttributeError),
+        ("no_such_value = 2", UsageAssertionError),
+        ("replicationFactor(2)", Error),
+    ],
+)
+def test_errors_of_setters_pass_through_a_file(load, line, error):
+    with pytest.raises(error):
+        load(line)
+
+
+def test_lines_before_a_wrong_one_are_applied(opts, load):
+    with pytest.raises(options.ConfigFileError):
+        load("deviceIterations(4)\nwrong(\n")
+    assert opts.device_iterations == 4
+
+
+def test_file_must_exist(opts, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        opts.loadFromFile(tmp_path / "missing.cfg")
+
+
+def test_file_must_be_text(opts, tmp_path):
+    path = tmp_path / "binary.cfg"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(options.ConfigFileError, match=r"binary\.cfg is not UTF-8 text"):
+        opts.loadFromFile(path)
+
+
+def test_every_enum_can_be_named_in_a_file(opts, load):
+    for name in enums.__all__:
+        member = next(iter(getattr(enums, name)))
+        load(f"createOrSet(mine_{name}=poptorch.{name}.{member.name})")
+        assert opts(f"mine_{name}") == member

@@ -1,0 +1,1 @@
+"""What the tutorial scripts share: data and a working torchvision."""
