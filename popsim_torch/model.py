@@ -6,6 +6,7 @@ import copy
 import datetime
 import itertools
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -161,18 +162,7 @@ class PoplarExecutor:
 
     def _wrap_host_model(self) -> None:
         """Let reads of the user's model see the weights that the device has trained."""
-        executor = weakref.ref(self)
-
-        def sync() -> bool:
-            trainer = executor()
-            return trainer is not None and trainer.copyWeightsToHostIfNeeded()
-
-        def destroy() -> None:
-            trainer = executor()
-            if trainer is not None:
-                trainer.destroy()
-
-        host_weights.wrap(self._user_model, sync, destroy)
+        host_weights.wrap(self._user_model, self.copyWeightsToHostIfNeeded, self.destroy)
         _trainers.add(self)
 
     # Properties
@@ -219,8 +209,8 @@ class PoplarExecutor:
 
     def __del__(self) -> None:
         # The device goes away; its training progress must not.
-        if self.__dict__.get("_dirty"):
-            self.copyWeightsToHostIfNeeded()
+        if self.__dict__.get("_optimizer") is not None and not sys.is_finalizing():
+            self._release()
 
     # Life cycle
 
@@ -286,10 +276,13 @@ class PoplarExecutor:
         The executor can be called again and then compiles anew. Does nothing when the model is not
         compiled.
         """
-        if self._compiled is None:
-            return
+        if self._compiled is not None:
+            self._release()
+
+    def _release(self) -> None:
+        """Bring everything to the host and let go of device and model."""
         self.copyWeightsToHostIfNeeded()
-        if isinstance(self._optimizer, optim.Optimizer):
+        if self._compiled is not None and isinstance(self._optimizer, optim.Optimizer):
             self._optimizer._unlink()
         self._compiled = None
         self._plan = None

@@ -121,9 +121,9 @@ Vec erf(const Vec& x) {
 }
 
 // Each computes what PyTorch's float32 CPU kernel of that name computes. The
-// same bits, too, except for cos, erf, exp, log, log2, sin, sqrt and tanh, where
-// PyTorch calls MKL (when built with it), and for the last few elements of a
-// tensor, where PyTorch may leave at::vec for the C library.
+// same bits, too, except for cos, erf, exp, log, log2, sin, sqrt and tanh,
+// where PyTorch calls MKL (when built with it), and for the last few elements
+// of a tensor, where PyTorch may leave at::vec for the C library.
 constexpr std::array kInstructions{
     entry("abs", 1, [](Vec x) { return x.abs(); }),
     entry("add", 1, [](Vec a, Vec b) { return a + b; }),

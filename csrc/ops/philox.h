@@ -10,7 +10,7 @@
 
 namespace popsim::ops {
 
-inline constexpr size_t kPhiloxLanes = 16;
+inline constexpr size_t kPhiloxLanes = 32;
 using PhiloxLanes = std::array<uint32_t, kPhiloxLanes>;
 // A word of every lane; four words make one 128-bit counter or result.
 using PhiloxWords = std::array<PhiloxLanes, 4>;

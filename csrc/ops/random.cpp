@@ -22,7 +22,7 @@ namespace {
 // Elements are made in groups of kPhiloxLanes counters of four words each, and
 // a few groups at a time: word w of lane l is element w * kPhiloxLanes + l.
 constexpr int64_t kGroup = 4 * static_cast<int64_t>(kPhiloxLanes);
-constexpr int64_t kGroupsPerBatch = 16;
+constexpr int64_t kGroupsPerBatch = 8;
 constexpr int64_t kBatch = kGroup * kGroupsPerBatch;
 constexpr int64_t kMinTaskBatches = 16;  // worth waking another thread for
 
@@ -210,20 +210,30 @@ void RandomKernel::load_probabilities(const RunContext& context, int64_t first,
       });
 }
 
-float rounded(float value, DType dtype) {
-  if (dtype == DType::kFloat16) return at::Half(value);
-  if (dtype == DType::kBFloat16) return at::BFloat16(value);
-  return value;
+float next_below(float value) {
+  return std::nextafter(value, -std::numeric_limits<float>::infinity());
 }
 
-// The largest number of type `dtype` below `bound`.
+// For the 16-bit types, whose bits are a sign and a magnitude.
+template <typename T>
+T next_below(T value) {
+  constexpr uint16_t kSign = 0x8000;
+  if ((value.x & ~kSign) == 0) return T(kSign | 1, T::from_bits());
+  const int step = (value.x & kSign) != 0 ? 1 : -1;
+  return T(static_cast<uint16_t>(value.x + step), T::from_bits());
+}
+
+// The largest number of type T below `bound`.
+template <typename T>
+float largest_below(double bound) {
+  const T nearest(static_cast<float>(bound));
+  return nearest < bound ? nearest : next_below(nearest);
+}
+
 float largest_below(double bound, DType dtype) {
-  constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  auto candidate = static_cast<float>(bound);
-  while (rounded(candidate, dtype) >= bound) {
-    candidate = std::nextafter(candidate, kLowest);
-  }
-  return rounded(candidate, dtype);
+  if (dtype == DType::kFloat16) return largest_below<at::Half>(bound);
+  if (dtype == DType::kBFloat16) return largest_below<at::BFloat16>(bound);
+  return largest_below<float>(bound);
 }
 
 RandomSpec parse_bernoulli(const OpView& op) {

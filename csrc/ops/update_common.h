@@ -24,9 +24,9 @@
 namespace popsim::ops::update {
 
 // Elements converted and computed at a time; a handful of blocks fits in L1.
-inline constexpr int64_t kBlock = 1024;
+inline constexpr int64_t kBlock = 512;
 // Blocks that are worth a thread of their own.
-inline constexpr int64_t kGrainBlocks = 32;
+inline constexpr int64_t kGrainBlocks = 64;
 
 [[nodiscard]] inline int64_t num_blocks(int64_t numel) {
   return (numel + kBlock - 1) / kBlock;
@@ -56,8 +56,10 @@ void square_roots(float* values, int64_t size);
 
 // --- operands -----------------------------------------------------------
 
-// Memory for one block of an operand that is not float32.
-using Scratch = std::array<float, kBlock>;
+// Memory for one block of an operand that is not float32. A little longer than
+// a block, so that several of them do not start at the same place of a page:
+// processors take a load for one of a store that is 4096 bytes away.
+using Scratch = std::array<float, kBlock + 48>;
 
 inline void check_floating(const OpView& op, const graph::Tensor& tensor) {
   check_internal(tensor.dtype == DType::kFloat32 ||

@@ -34,14 +34,23 @@ char* allocate(int64_t bytes) {
   return static_cast<char*>(memory);
 }
 
-bool is_persistent(const graph::Tensor& tensor,
-                   const memory::Placement& placement) {
-  if (tensor.kind == TensorKind::kConstant ||
-      tensor.kind == TensorKind::kVariable) {
-    return true;
+// Tensors that keep their memory for all runs: constants, variables, and what
+// setup ops write.
+std::vector<bool> find_persistent(const graph::Graph& graph) {
+  std::vector<bool> persistent(graph.tensors().size());
+  for (size_t i = 0; i < persistent.size(); ++i) {
+    const TensorKind kind = graph.tensors()[i].kind;
+    persistent[i] =
+        kind == TensorKind::kConstant || kind == TensorKind::kVariable;
   }
-  // Values that setup ops write stay for all runs.
-  return tensor.kind == TensorKind::kValue && placement.offset < 0;
+  for (const graph::Op& op : graph.ops()) {
+    if (op.phase != graph::Phase::kSetup) continue;
+    for (const TensorId id : op.outputs) {
+      if (id == graph::kNoTensor) continue;
+      persistent[static_cast<size_t>(graph.root(id))] = true;
+    }
+  }
+  return persistent;
 }
 
 }  // namespace
@@ -68,8 +77,9 @@ DeviceMemory::DeviceMemory(const graph::Graph& graph,
 
 void DeviceMemory::place(const memory::ArenaPlan& plan) {
   const auto& tensors = graph_.tensors();
+  const std::vector<bool> persistent = find_persistent(graph_);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (is_persistent(tensors[i], plan.placements[i])) {
+    if (persistent[i]) {
       persistent_bytes_ += align(tensors[i].bytes());
     }
   }
@@ -78,7 +88,7 @@ void DeviceMemory::place(const memory::ArenaPlan& plan) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
     const memory::Placement& placement = plan.placements[i];
-    if (is_persistent(tensors[i], placement)) {
+    if (persistent[i]) {
       bind(id, next);
       next += align(tensors[i].bytes());
     } else if (placement.offset >= 0) {

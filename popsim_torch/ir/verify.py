@@ -42,7 +42,8 @@ def _verify_op(graph: Graph, op: Op, written: list[bool]) -> None:
         root = graph.root(graph.tensors[tensor_id])
         if not written[root.id]:
             raise InternalError(
-                f"ir.verify: {op.kind} '{op.name}' reads '{root.name or root.id}' before it is written"
+                f"ir.verify: {op.kind} '{op.name}' reads '{root.name or root.id}' before it is "
+                "written"
             )
     for tensor_id in op.outputs:
         if tensor_id != NO_TENSOR:

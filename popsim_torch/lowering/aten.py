@@ -55,12 +55,18 @@ _MOVES_DATA = frozenset(
 )
 
 
+# Their out= kernels use the given memory for something larger on the way.
+_RESIZES_OUT = frozenset({"aten::mse_loss", "aten::smooth_l1_loss"})
+
+
 @functools.cache
 def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """Return the form of an operator that writes into given tensors, if it has one."""
+    if target._schema.name in _RESIZES_OUT:
+        return None
     packet = target._overloadpacket
     wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
-    for name in packet.overloads():
+    for name in packet.overloads():  # type: ignore[no-untyped-call]
         candidate: torch._ops.OpOverload = getattr(packet, name)
         arguments = candidate._schema.arguments
         given = [(a.name, str(a.type)) for a in arguments if not a.is_out]
@@ -89,10 +95,11 @@ class _Boxer:
                 tuple(-1 if item is None else self._position(item) for item in value)
             )
         if isinstance(value, (list, tuple)):
-            items = [self._plain(item) for item in value]
+            items: list[Any] = [self._plain(item) for item in value]
             has_float = any(isinstance(item, float) for item in items)
             return [float(item) for item in items] if has_float else items
-        return self._plain(value)
+        plain: Argument = self._plain(value)
+        return plain
 
     def computed(self, dtype: torch.dtype) -> torch.dtype:
         """Return the element type that a result of the given type is computed in."""

@@ -117,9 +117,9 @@ class Builder:
                     f"stage {stage} reads '{tensor.name or 'a tensor'}' of stage {written[1]}. "
                     "Assign it to the same or a later stage."
                 )
-        for tensor in outputs:
-            if tensor is not None:
-                self._written[self.graph.root(tensor).id] = (phase, stage)
+        for output in outputs:
+            if output is not None:
+                self._written[self.graph.root(output).id] = (phase, stage)
         self.graph.add_op(
             kind, inputs, outputs, attributes, phase=phase, stage=stage, name=place.name
         )

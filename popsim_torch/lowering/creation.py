@@ -58,8 +58,9 @@ def lower_filled(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add the op that fills a tensor, once, before the first run."""
     fill: Any = _FILLS[node.target]
     if fill is None:
-        position = _FILL_ARGUMENT[node.target]
-        name = "s" if node.target is aten.scalar_tensor.default else "fill_value"
+        target: Any = node.target
+        position = _FILL_ARGUMENT[target]
+        name = "s" if target is aten.scalar_tensor.default else "fill_value"
         fill = node.args[position] if len(node.args) > position else node.kwargs[name]
     value: torch.Tensor = node.meta["val"]
     return builder.constant(torch.full(value.shape, fill, dtype=value.dtype))
@@ -96,7 +97,8 @@ def lower_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     val: Any = node.meta["val"]
-    if not isinstance(val, torch.Tensor) or val.dtype not in (torch.float32, torch.float16, torch.bool):
+    native = (torch.float32, torch.float16, torch.bool)
+    if not isinstance(val, torch.Tensor) or val.dtype not in native:
         return None
     attributes = _distribution(node)
     if attributes is None or val.numel() == 0:

@@ -26,7 +26,8 @@ def is_dense(node: torch.fx.Node) -> bool:
 
 def lower_dense(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add the op for a node."""
-    return RULES[node.target](builder, node, place)
+    value: Value = RULES[node.target](builder, node, place)
+    return value
 
 
 def _result(builder: Builder, node: torch.fx.Node) -> Tensor:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from popsim_torch.anchors import check_return_mode, num_returned
 from popsim_torch.enums import OutputMode
-from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor
+from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.lowering.program import (
     AnchorTarget,
     LoopCounts,
@@ -41,8 +41,8 @@ class ReturnLowering:
                     self._writer[self._graph.root(self._graph.tensors[tensor_id]).id] = position
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
-        """Return a tensor from every run."""
-        self._add(tensor, mode, period, keep=False, where="Options.outputMode")
+        """Return a tensor from every run, as forward left it."""
+        self._add(tensor, mode, period, self._in_forward(tensor), False, "Options.outputMode")
 
     def add_anchor(self, tensor: Tensor, target: AnchorTarget) -> None:
         """Keep a tensor's values of each run until they are asked for."""
@@ -51,7 +51,8 @@ class ReturnLowering:
         self._program.anchors[request.short_name] = len(self._program.returns)
         if target.name.startswith("Accum___") and request.output_mode == OutputMode.Final:
             self._zero_after_update(tensor)
-        self._add(tensor, request.output_mode, request.period, keep=True, where=where)
+        place = self._complete(tensor) if self._is_state(target.name) else self._in_forward(tensor)
+        self._add(tensor, request.output_mode, request.period, place, True, where)
 
     def finish(self) -> None:
         """Put the collected ops into their places."""
@@ -61,8 +62,20 @@ class ReturnLowering:
             ops.extend(self._behind.pop(position, []))
         self._graph.ops = ops
 
+    def _is_state(self, name: str) -> bool:
+        """Whether a name stands for what is kept between runs, as the latest op left it."""
+        program = self._program
+        kept = (program.parameters, program.buffers, program.states, program.scalars)
+        return name.startswith("UpdatedVar___") or any(name in names for names in kept)
+
     def _add(
-        self, tensor: Tensor, mode: OutputMode, period: int, *, keep: bool, where: str
+        self,
+        tensor: Tensor,
+        mode: OutputMode,
+        period: int,
+        place: tuple[int, Phase, int],
+        keep: bool,
+        where: str,
     ) -> None:
         loop = self._loop
         check_return_mode(
@@ -72,7 +85,7 @@ class ReturnLowering:
             mode, period, loop.device_iterations, loop.gradient_accumulation, 1, where=where
         )
         dtype = returned_dtype(tensor.dtype)
-        position, phase, stage = self._place(tensor)
+        position, phase, stage = place
         self._behind[position].append(
             Op(
                 "anchor",
@@ -94,7 +107,16 @@ class ReturnLowering:
         )
         self._program.returns.append(Return(_returned_shape(tensor, count), dtype, mode, keep))
 
-    def _place(self, tensor: Tensor) -> tuple[int, Phase, int]:
+    def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
+        """Return where forward sees a tensor: a variable before anything changes it."""
+        position, phase, stage = self._complete(tensor)
+        if self._graph.root(tensor).kind != TensorKind.VARIABLE or position < 0:
+            return position, phase, stage
+        if phase != Phase.FORWARD:
+            return self._last_setup(), Phase.FORWARD, 0
+        return position - 1, phase, stage
+
+    def _complete(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return behind which op, in which phase and stage a tensor is complete."""
         position = self._writer.get(self._graph.root(tensor).id, -1)
         if position < 0 or self._graph.ops[position].phase == Phase.SETUP:

@@ -56,7 +56,8 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     source = builder.tensor(node.args[0])  # type: ignore[arg-type]
     if node.target in _SAME_TENSOR or node.target is aten._to_copy.default:
         return _another_name(builder, source)
-    target: Any = _AS_VIEW.get(node.target, node.target)  # type: ignore[arg-type]
+    target: Any = node.target
+    target = _AS_VIEW.get(target, target)
     if node.target is aten.as_strided.default:
         source = _with_traced_layout(builder, node, source, place)
     try:

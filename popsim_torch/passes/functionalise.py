@@ -46,7 +46,8 @@ class _Replay(torch.fx.Interpreter):
 
 def _node_of(value: Any) -> torch.fx.Node:
     if isinstance(value, torch.Tensor) and is_functionaltensor(value):
-        torch._sync(value)
+        sync: Any = torch._functionalize_sync
+        sync(value)
         value = _unwrap_functional_tensor(value, True)
     mode = get_proxy_mode()
     slot = None if mode is None else get_proxy_slot(value, mode.tracer, None)

@@ -1,4 +1,4 @@
-"""From a user's module to one torch.fx graph of forward and backward, every node with its origin."""
+"""From a user's module to one torch.fx graph of forward and backward; nodes know their origin."""
 
 from popsim_torch.trace.result import PrintRequest, TraceRequest, TraceResult
 from popsim_torch.trace.tracer import trace

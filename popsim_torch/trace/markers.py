@@ -6,36 +6,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 NAMESPACE = "popsim"
 
-_library = torch.library.Library(NAMESPACE, "DEF")
-_library.define("mark(Tensor x, int key) -> Tensor")
-_library.define("constant(int[] size, ScalarType dtype, int index, Device device) -> Tensor")
-_library.define("print_tensor(Tensor x, int key) -> Tensor")
+_SCHEMAS = (
+    "mark(Tensor x, int key) -> Tensor",
+    "constant(int[] size, ScalarType dtype, int index, Device device) -> Tensor",
+    "print_tensor(Tensor x, int key) -> Tensor",
+)
 
 
 def _same_layout(x: torch.Tensor, key: int) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
-@torch.library.register_fake(f"{NAMESPACE}::mark", lib=_library)
-def _mark(x: torch.Tensor, key: int) -> torch.Tensor:
-    return _same_layout(x, key)
-
-
-@torch.library.register_fake(f"{NAMESPACE}::print_tensor", lib=_library)
-def _print_tensor(x: torch.Tensor, key: int) -> torch.Tensor:
-    return _same_layout(x, key)
-
-
-@torch.library.register_fake(f"{NAMESPACE}::constant", lib=_library)
 def _constant(
     size: list[int], dtype: torch.dtype, index: int, device: torch.device
 ) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device=device)
 
+
+def _register() -> Any:
+    library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+    for schema in _SCHEMAS:
+        library.define(schema)
+    rules: dict[str, Any] = {
+        "mark": _same_layout,
+        "print_tensor": _same_layout,
+        "constant": _constant,
+    }
+    for name, rule in rules.items():
+        torch.library.register_fake(f"{NAMESPACE}::{name}", rule, lib=library)
+    return library
+
+
+_library = _register()  # the operators exist as long as it does
 
 MARK = torch.ops.popsim.mark.default
 CONSTANT = torch.ops.popsim.constant.default
@@ -53,7 +61,7 @@ class PrintedTensor(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, gradient: torch.Tensor):  # type: ignore[no-untyped-def]
         """Print the gradient and hand it on."""
         if ctx.gradient_key is not None:
             gradient = torch.ops.popsim.print_tensor(gradient, ctx.gradient_key)

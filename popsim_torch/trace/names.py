@@ -96,7 +96,8 @@ def op_type(node: torch.fx.Node) -> str:
 class NameTable:
     """Gives every result of a graph its name, and finds a result by its name.
 
-    Names follow ``<scope>/<OpType>:<output>``; a name that is taken gets ``/1``, ``/2``, ... behind.
+    Names follow ``<scope>/<OpType>:<output>``; a name that is taken gets ``/1``, ``/2``,
+    ... behind.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,10 @@ class NameTable:
         if count == 0:
             return name
         candidate = f"{name}/{count}"
-        return candidate if candidate not in self._taken else self.unique(name)
+        if candidate in self._taken:
+            return self.unique(name)
+        self._taken[candidate] = 0
+        return candidate
 
     def set(self, node: torch.fx.Node, name: str) -> None:
         """Name a node's result."""
@@ -164,8 +168,6 @@ def without_old_prefix(name: str) -> list[str]:
     ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round.
     """
     prefix, separator, tensor = name.rpartition("___")
-    if tensor.startswith("model."):
-        other = tensor.removeprefix("model.")
-    else:
-        other = f"model.{tensor}"
+    prefixed = tensor.startswith("model.")
+    other = tensor.removeprefix("model.") if prefixed else f"model.{tensor}"
     return [f"{prefix}{separator}{other}"]

@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    get_proxy_slot,
+)
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -32,12 +38,12 @@ _METADATA = frozenset({"size", "dim", "numel", "stride", "is_floating_point", "i
 
 def _user_line() -> str:
     """Return ``file:line`` of the innermost frame outside of torch and of this package."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(_OWN_PATHS):
             return f"{path}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
@@ -65,7 +71,7 @@ class Recorder:
         self._origin = Origin()
         self._keys = itertools.count()
         self._known: dict[int, torch.Tensor] = {}
-        self._constants: dict[int, torch.Tensor] = {}
+        self._constants: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         # Autograd nodes seen so far; kept, because their identity is what counts.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
@@ -99,16 +105,21 @@ class Recorder:
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the data that a host tensor has now."""
-        if id(tensor) not in self._constants:
-            self._result.constants.append(tensor)
+        key = (id(tensor), tensor._version)
+        if key not in self._constants:
+            with disable_proxy_modes_tracing(), unset_fake_temporarily():
+                data = tensor.detach().clone(memory_format=torch.contiguous_format)
+            self._result.constants.append(data)
             self._set_origin("Constant")
-            self._constants[id(tensor)] = torch.ops.popsim.constant(
+            traced = torch.ops.popsim.constant(
                 list(tensor.shape),
                 tensor.dtype,
                 len(self._result.constants) - 1,
                 torch.device("ipu", 0),
             )
-        return self._constants[id(tensor)]
+            # The host tensor is kept: its id must not become another one's.
+            self._constants[key] = (tensor, traced)
+        return self._constants[key][1]
 
     def before_call(self, function: Callable[..., Any]) -> None:
         """Take note of where the nodes made next come from."""
@@ -141,12 +152,12 @@ class Recorder:
         self._set_origin("PrintTensor")
         tensor = self.known(tensor)
         key = next(self._keys)
-        self._result.prints[key] = PrintRequest(title, False, text_format)
+        self._result.prints[key] = PrintRequest(title, None, text_format)
         gradient_key = None
         if print_gradient:
             gradient_key = next(self._keys)
-            self._result.prints[gradient_key] = PrintRequest(title, True, text_format)
-        result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)
+            self._result.prints[gradient_key] = PrintRequest(title, key, text_format)
+        result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
         self.after_call(result)
         return result
 
@@ -229,7 +240,9 @@ class Recorder:
 
     @staticmethod
     def _mark_gradient(tensor: torch.Tensor, key: int) -> None:
-        tensor.register_hook(lambda gradient: torch.ops.popsim.mark(gradient, key))
+        tensor.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: torch.ops.popsim.mark(gradient, key)
+        )
 
     def _follow(self, node: Any) -> None:
         """Let the backward of the current call carry its origin."""

@@ -42,12 +42,12 @@ class PrintRequest:
 
     Attributes:
         title: What the user gave, maybe empty.
-        gradient: The print of the gradient that comes back.
+        gradient_of: For the print of a gradient: the key of the print it comes back to.
         text_format: How to show the values.
     """
 
     title: str
-    gradient: bool
+    gradient_of: int | None
     text_format: PrintFormat
 
 

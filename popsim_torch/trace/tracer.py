@@ -71,7 +71,7 @@ class _Tracer:
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         fake = _fake(self._mode, tensor.shape, tensor.dtype)
         if isinstance(tensor, nn.Parameter):
-            fake._is_param = True  # type: ignore[attr-defined]
+            fake._is_param = True
             if self._request.training and fake.dtype.is_floating_point:
                 fake.requires_grad_(tensor.requires_grad)
         return fake
@@ -92,13 +92,7 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         module, request = self._request.module, self._request
         by_identity = {id(t): state[n] for n, t in (self._parameters | self._buffers).items()}
-        every_name = {
-            name: by_identity[id(tensor)]
-            for name, tensor in (
-                *module.named_parameters(remove_duplicate=False),
-                *module.named_buffers(remove_duplicate=False),
-            )
-        }
+        every_name = {name: by_identity[id(tensor)] for name, tensor in _state_slots(module)}
         args, kwargs = request.unflatten(inputs)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(request.training))
@@ -131,6 +125,17 @@ class _Tracer:
         found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
         self._result.gradients = [name for name, _ in found]
         return [gradient for _, gradient in found]
+
+
+def _state_slots(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every place that holds a parameter or buffer once, with one name for it.
+
+    A tied parameter has several places; a module that is reachable by two names has one.
+    """
+    for path, child in module.named_modules():
+        for name, tensor in (*child._parameters.items(), *child._buffers.items()):
+            if tensor is not None:
+                yield (f"{path}.{name}" if path else name), tensor
 
 
 @contextmanager

@@ -103,7 +103,7 @@ EXACT = [
     ("copy", (X,), X),
     ("div", (X, Y), X / Y),
     ("div", (X, 3.0), X / 3.0),
-    ("eq", (X, X.roll(1)), X == X.roll(1)),
+    ("eq", (X, X.roll(1)), X.eq(X.roll(1))),
     ("floor", (X,), X.floor()),
     ("ge", (X, Y), X >= Y),
     ("gt", (X, Y), X > Y),

@@ -198,6 +198,38 @@ def test_an_element_depends_on_its_position_only(numel):
     assert torch.equal(uniform((1, numel)).flatten(), uniform()[:numel])
 
 
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10, as its paper defines it."""
+    mask = 2**32 - 1
+    for _ in range(10):
+        left, right = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (right >> 32) ^ counter[1] ^ key[0],
+            right & mask,
+            (left >> 32) ^ counter[3] ^ key[1],
+            left & mask,
+        ]
+        key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
+    return counter
+
+
+def test_numbers_are_those_of_philox():
+    known = [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    counter = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
+    assert philox(counter, [0xA4093822, 0x299F31D0]) == known
+
+    attributes = {"distribution": "uniform", "from": 0.0, "to": 1.0, "stream": 7}
+    program = RandomProgram((300,), **attributes)
+    program.executable.seed = 2**40 + 5
+    program.executable.step = 2**33 + 3
+    (values,) = program.run()
+    for element in range(300):
+        group, place = divmod(element, 128)
+        word, lane = divmod(place, 32)
+        words = philox([group * 32 + lane, 7, 3, 2], [5, 2**8])
+        assert values[element].item() == (words[word] >> 8) / 2**24
+
+
 def test_neighbours_are_not_correlated():
     values = normal()
     for distance in (1, 2, 16, 32, 64, 1024):

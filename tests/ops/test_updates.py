@@ -492,6 +492,19 @@ def test_gradients_of_any_strides(strides, micro_batches, dtype):
     )
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,)], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_small_parameters(case, shape):
+    weight = some_weight(shape)
+    plan = plan_updates(case.ours([weight]), {"w": weight})
+    device = Device(plan, {"w": weight})
+    twin = torch.nn.Parameter(weight.detach().clone())
+    twin.grad = torch.randn(shape)
+    device.run(plan.loss_scaling.value * twin.grad)
+    case.reference([twin]).step()
+    torch.testing.assert_close(device.read("w"), twin.detach())
+
+
 # --- Clipping ---------------------------------------------------------------------
 
 CLIPPED = {

@@ -94,7 +94,7 @@ def test_gradient_histogram_is_repeatable_and_learns(run_script, tmp_path):
     assert first.returncode == 0, first.stderr
     loss, num_batches = total_loss(first.stdout)
     assert num_batches == 80
-    assert loss < 1.0 * num_batches
+    assert loss < 1.8 * num_batches  # 2.3 without learning
     assert total_loss(second.stdout) == (loss, num_batches)
     assert_is_histogram(tmp_path / "picture.png")
 

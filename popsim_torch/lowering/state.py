@@ -1,0 +1,162 @@
+"""Parameters and buffers on the device, and what forward changes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error
+from popsim_torch.ir import Phase, Tensor, TensorKind
+from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.program import Program
+from popsim_torch.lowering.traced_graph import TracedGraph
+from popsim_torch.lowering.views import is_view
+from popsim_torch.trace.origin import origin_of
+
+_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
+
+
+class StateLowering:
+    """Adds the placeholders of a traced graph, and the writes of those that forward changes.
+
+    Args:
+        builder: The graph under construction.
+        program: Gets the inputs, parameters and buffers.
+        traced: The graph being lowered.
+        needed: The nodes that are lowered.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        program: Program,
+        traced: TracedGraph,
+        needed: set[torch.fx.Node],
+    ) -> None:
+        self._builder = builder
+        self._program = program
+        self._traced = traced
+        self._needed = needed
+        self._changes = {write.args[0]: write for write in traced.lasting_changes()}
+        # Variables whose readers were given a copy from before the change.
+        self._variables: dict[torch.fx.Node, Tensor] = {}
+
+    def add_placeholders(self) -> torch.fx.Node | None:
+        """Add parameters, buffers and inputs; return the loss scale's placeholder, if any."""
+        trace = self._traced.traced
+        state = [*trace.parameters.items(), *trace.buffers.items()]
+        end = self._traced.first_input + trace.num_inputs
+        for position, node in enumerate(self._traced.placeholders[:end]):
+            if position >= self._traced.first_input:
+                tensor = self._add(node, TensorKind.INPUT)
+                self._program.inputs.append(tensor.id)
+            elif node in self._needed:
+                name, host = state[position]
+                self._add_state(node, name, host)
+        rest = self._traced.placeholders[end:]
+        return rest[0] if rest else None
+
+    def write_changes(self) -> None:
+        """Write new values of buffers back, and note which inputs were changed."""
+        for target, write in self._changes.items():
+            position = self._traced.placeholders.index(target)  # type: ignore[arg-type]
+            if position >= self._traced.first_input:
+                self._program.changed_inputs.append(position - self._traced.first_input)
+                continue
+            source: Any = write.args[1]
+            self._assign(target, self._builder.tensor(source))
+
+    def changed_input(self, position: int) -> Tensor:
+        """Return the new value of an input that forward changed."""
+        node = self._traced.placeholders[self._traced.first_input + position]
+        source: Any = self._changes[node].args[1]
+        return self._builder.tensor(source)
+
+    def _assign(self, target: Any, source: Tensor) -> None:
+        variable = self._variables[target]
+        name = self._traced.names[target]
+        written = self._builder.written_in(source)
+        stage = 0 if written is None else written[1]
+        view = self._builder.graph.add_view(
+            variable, variable.shape, variable.strides, variable.offset
+        )
+        place = Place(Phase.FORWARD, stage, f"assign {name}")
+        self._builder.op("copy", [source], [view], place=place)
+        if name in self._program.buffers:
+            self._program.changed_buffers.append(name)
+
+    def _add(self, node: torch.fx.Node, kind: TensorKind) -> Tensor:
+        value: torch.Tensor = node.meta["val"]
+        tensor = self._builder.graph.add_tensor(
+            kind, value.dtype, value.shape, name=self._traced.names[node]
+        )
+        self._builder.values[node] = tensor
+        return tensor
+
+    def _add_state(self, node: torch.fx.Node, name: str, host: torch.Tensor) -> None:
+        if not host.dtype.is_floating_point:
+            self._builder.values[node] = self._builder.constant(host.detach().clone())
+            return
+        tensor = self._add(node, TensorKind.VARIABLE)
+        self._variables[node] = tensor
+        is_parameter = name in self._traced.traced.parameters
+        known = self._program.parameters if is_parameter else self._program.buffers
+        known[name] = tensor.id
+        if node in self._changes:
+            self._check_stages(node, name)
+            if self._read_by_backward(node):
+                self._give_copy(node, tensor)
+
+    def _read_by_backward(self, node: torch.fx.Node) -> bool:
+        """Whether the backward pass reads a placeholder, which forward has changed by then."""
+        todo, seen = [node], {node}
+        while todo:
+            for user in todo.pop().users:
+                if user not in self._needed or user in seen or user is self._changes[node]:
+                    continue
+                if origin_of(user).backward and not _ignores(user, node):
+                    return True
+                if is_view(user):
+                    seen.add(user)
+                    todo.append(user)
+        return False
+
+    def _give_copy(self, node: torch.fx.Node, tensor: Tensor) -> None:
+        """Let everybody read the value that a placeholder had before forward changed it."""
+        copy = self._builder.value(tensor.dtype, tensor.shape)
+        place = Place(Phase.FORWARD, self._stage_of_change(node), f"{tensor.name} before forward")
+        self._builder.op("copy", [tensor], [copy], place=place)
+        self._builder.values[node] = copy
+
+    def _stage_of_change(self, node: torch.fx.Node) -> int:
+        source: Any = self._changes[node].args[1]
+        return origin_of(source).stage
+
+    def _check_stages(self, node: torch.fx.Node, name: str) -> None:
+        """Refuse a buffer read on an earlier stage than it is changed on.
+
+        In a pipeline the earlier stage is already busy with the next micro-batch.
+        """
+        stage = self._stage_of_change(node)
+        for user in node.users:
+            origin = origin_of(user)
+            if user in self._needed and not origin.backward and origin.stage < stage:
+                if user is self._changes[node]:
+                    continue
+                raise Error(
+                    f"The buffer '{name}' is read on pipeline stage {origin.stage} and changed on "
+                    f"stage {stage}. Read and change it on the same stage."
+                )
+
+
+def _ignores(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Batch norm's backward is given running statistics, but uses them in eval mode only."""
+    return user.target is _BATCH_NORM_BACKWARD and user.args[7] is True and node in user.args[3:5]
+
+
+def without_ignored(node: torch.fx.Node) -> None:
+    """Drop arguments that a node is given but ignores."""
+    if node.target is _BATCH_NORM_BACKWARD and node.args[7] is True:
+        node.args = (*node.args[:3], None, None, *node.args[5:])

@@ -1,0 +1,132 @@
+"""A traced graph made ready for lowering: no mutation, a name for every result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.fx
+
+from popsim_torch.passes.functionalise import functionalise, is_mutating
+from popsim_torch.trace import TraceResult
+from popsim_torch.trace.markers import MARK, PRINT
+from popsim_torch.trace.names import NameTable, gradient_name, input_names, without_old_prefix
+
+
+class TracedGraph:
+    """The nodes of a trace, what they are called, and which of them are needed.
+
+    Args:
+        traced: The trace.
+        loss_scale: Name of the loss scale's placeholder; None for inference.
+
+    Attributes:
+        traced: The trace.
+        nodes: All nodes, without mutation, in order.
+        placeholders: Those of parameters, buffers, inputs and, for training, the loss scale.
+        results: The nodes of the outputs, then of the gradients.
+        names: Name by node.
+    """
+
+    def __init__(self, traced: TraceResult, loss_scale: str | None) -> None:
+        self.traced = traced
+        watched = set(traced.forward_of.values())
+        module, became = functionalise(traced.graph_module, watched)
+        self._fx = module.graph
+        self.nodes: list[torch.fx.Node] = list(self._fx.nodes)
+        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]
+        self._forward_of = {key: became[node] for key, node in traced.forward_of.items()}
+        self._prints = {self.key_of(node): node for node in self.nodes if node.target is PRINT}
+        self.names: dict[torch.fx.Node, str] = self._name_nodes(loss_scale)
+        self._by_name = {name: node for node, name in self.names.items()}
+
+    @staticmethod
+    def key_of(node: torch.fx.Node) -> int:
+        """Return the key of a mark or a print."""
+        key: Any = node.args[1]
+        return int(key)
+
+    @property
+    def first_input(self) -> int:
+        """Position of the first input among the placeholders."""
+        return len(self.traced.parameters) + len(self.traced.buffers)
+
+    def outputs(self) -> list[Any]:
+        """Return the nodes of the model's outputs."""
+        return self.results[: self.traced.num_outputs]
+
+    def gradients(self) -> dict[str, Any]:
+        """Return the node of each parameter's gradient, by the parameter's name."""
+        nodes = self.results[self.traced.num_outputs :]
+        return dict(zip(self.traced.gradients, nodes, strict=True))
+
+    def find(self, name: str) -> torch.fx.Node | None:
+        """Return the node of that name, in its present or its old form, if there is one."""
+        for candidate in (name, *without_old_prefix(name)):
+            if candidate in self._by_name:
+                return self._by_name[candidate]
+        return None
+
+    def message_name(self, node: torch.fx.Node) -> str:
+        """Return what to call a node in messages: its name, or that of a node it feeds."""
+        if node in self.names:
+            return self.names[node]
+        return next((self.names[user] for user in node.users if user in self.names), node.name)
+
+    def printed_name(self, node: torch.fx.Node) -> str:
+        """Return the name of what a print shows; for a gradient, of what it is the gradient of."""
+        request = self.traced.prints[self.key_of(node)]
+        if request.gradient_of is not None:
+            return self.printed_name(self._prints[request.gradient_of])
+        source: Any = node.args[0]
+        name: str = self.names.get(source, source.name)
+        return name
+
+    def lasting_changes(self) -> list[torch.fx.Node]:
+        """Return the nodes that give a placeholder a new value that outlives the micro-batch.
+
+        Changes of inputs, parameters and floating-point buffers last; buffers of integers are
+        constants of the program.
+        """
+        return [node for node in self.nodes if is_mutating(node) and self._lasts(node)]
+
+    def _lasts(self, write: torch.fx.Node) -> bool:
+        target: Any = write.args[0]
+        floating = bool(target.meta["val"].dtype.is_floating_point)
+        return floating or self.placeholders.index(target) >= self.first_input
+
+    def needed(self, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+        """Return the nodes that results, lasting changes and ``wanted`` depend on."""
+        todo = [node for node in self.results if isinstance(node, torch.fx.Node)]
+        todo += self.lasting_changes()
+        todo += wanted
+        found: set[torch.fx.Node] = set()
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo.extend(node.all_input_nodes)
+        return found
+
+    def _name_nodes(self, loss_scale: str | None) -> dict[torch.fx.Node, str]:
+        table = NameTable()
+        given = [*self.traced.parameters, *self.traced.buffers]
+        given += input_names(self.traced.num_inputs)
+        if loss_scale is not None:
+            given.append(loss_scale)
+        for name, node in zip(given, self.placeholders, strict=True):
+            table.set(node, name)
+        table.name_forward(self._fx)
+        for node in self.nodes:
+            if node.target is MARK:
+                marked = self._marked_name(table, self.key_of(node))
+                if marked is not None:
+                    table.set(node, gradient_name(marked))
+        return table.of_node
+
+    def _marked_name(self, table: NameTable, key: int) -> str | None:
+        """Return the name of the tensor whose gradient a mark shows; None if it has none."""
+        if key in self.traced.parameter_of:
+            return self.traced.parameter_of[key]
+        return table.of_node.get(self._forward_of[key])
