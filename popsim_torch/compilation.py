@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from popsim_torch import _native
 from popsim_torch._progress import CompilationProgressBar
 from popsim_torch._strategies import check_pipeline, count_stages
-from popsim_torch._update_plan import plan_updates
+from popsim_torch._update_plan import OptimizerSettings, plan_updates
 from popsim_torch._update_types import OptimizerPlan
 from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
@@ -75,7 +75,7 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
 
 
 def make_plan(
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerSettings,
     options: Options,
     parameters: Mapping[str, nn.Parameter],
     trained: Sequence[str],
@@ -83,7 +83,7 @@ def make_plan(
     """Return what an optimizer does to the parameters that have a gradient.
 
     Args:
-        optimizer: A poptorch or torch optimizer.
+        optimizer: Its values.
         options: Gradient accumulation and reduction are taken from here.
         parameters: Every parameter of the model, by canonical name.
         trained: Names of those that have a gradient.
@@ -97,7 +97,6 @@ def make_plan(
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.mean_accumulation_and_replication_reduction_strategy
         == MeanReductionStrategy.Running,
-        relax_checks=options.relax_optimizer_checks,
     )
 
 
@@ -107,7 +106,7 @@ def compile_model(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: OptimizerSettings | None,
     warned: set[str],
 ) -> CompiledModel:
     """Trace, lower and build a model.
@@ -136,7 +135,7 @@ def _compile(
     options: Options,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: OptimizerSettings | None,
     warned: set[str],
     progress: _Progress,
     start: float,

@@ -9,20 +9,22 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from popsim_torch import _native, host_weights, optim
-from popsim_torch._update_types import OptimizerPlan
+from popsim_torch._update_plan import OptimizerSettings, read_optimizer
 from popsim_torch.compilation import CompiledModel, compile_model, make_plan
+from popsim_torch.device_state import DeviceState
 from popsim_torch.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import (
     Error,
     UsageAssertionError,
     UsageRuntimeError,
+    UsageValueError,
     closest_names,
 )
 from popsim_torch.options import Options
@@ -142,7 +144,7 @@ class PoplarExecutor:
         # The same parameters and sub-modules, but attributes (``training``) of its own.
         self._traced_model = copy.copy(model)
         self._compiled: CompiledModel | None = None
-        self._plan: OptimizerPlan | None = None
+        self._state: DeviceState | None = None
         self._has_run = False
         self._dirty = False
         self._host_version = 0
@@ -155,8 +157,9 @@ class PoplarExecutor:
             if options.exists("random_seed")
             else time.time_ns() & 0x7FFFFFFF
         )
+        self._settings: OptimizerSettings | None = None
         if optimizer is not None:
-            self._choose_mean_strategy(optimizer)
+            self._settings = self._read_optimizer(optimizer)
             self._wrap_host_model()
         self._options.freeze()
 
@@ -285,7 +288,7 @@ class PoplarExecutor:
         if self._compiled is not None and isinstance(self._optimizer, optim.Optimizer):
             self._optimizer._unlink()
         self._compiled = None
-        self._plan = None
+        self._state = None
         self._has_run = False
         if self._optimizer is not None:
             _trainers.discard(self)
@@ -300,12 +303,10 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        compiled = self._require_compiled("copyWeightsToHost")
-        _logger.info("Writing weights from IPU to host")
+        self._require_compiled("copyWeightsToHost")
+        assert self._state is not None
         self._dirty = False
-        with host_weights.without_sync(), torch.no_grad():
-            for host, tensor in self._host_tensors(compiled):
-                host_weights.plain(host).copy_(compiled.executable.read(tensor))
+        self._state.download_weights()
         self._host_version = next(_versions)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
@@ -324,12 +325,10 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        compiled = self._require_compiled("copyWeightsToDevice")
-        _logger.info("Writing weights from host to IPU memory")
+        self._require_compiled("copyWeightsToDevice")
+        assert self._state is not None
         self._dirty = False
-        with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
-            for host, tensor in self._host_tensors(compiled):
-                compiled.executable.write(tensor, host_weights.plain(host).detach())
+        self._state.upload_weights()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state dictionary into the user's model, and upload it if the model is compiled.
@@ -341,14 +340,6 @@ class PoplarExecutor:
         if self._compiled is not None:
             self.copyWeightsToDevice()
         return result
-
-    def _host_tensors(self, compiled: CompiledModel) -> Iterator[tuple[torch.Tensor, int]]:
-        parameters = dict(self._traced_model.named_parameters())
-        buffers = dict(self._traced_model.named_buffers())
-        for name, tensor in compiled.program.parameters.items():
-            yield parameters[name], tensor
-        for name, tensor in compiled.program.buffers.items():
-            yield buffers[name], tensor
 
     def _pull_trained_weights(self) -> None:
         """Upload weights that a training executor of the same parameters has changed."""
@@ -384,42 +375,51 @@ class PoplarExecutor:
         """
         if self._optimizer is None:
             raise Error("setOptimizer: an inference model has no optimizer.")
-        if self._compiled is None:
-            self._optimizer = optimizer
+        settings = self._read_optimizer(optimizer)
+        if self._state is None or self._state.plan is None:
+            self._optimizer, self._settings = optimizer, settings
             return
-        assert self._plan is not None
-        trained = [update.parameter for update in self._plan.updates]
+        trained = [update.parameter for update in self._state.plan.updates]
         parameters = dict(self._traced_model.named_parameters())
-        plan = make_plan(optimizer, self._options, parameters, trained)
-        self._plan.check_replaceable(plan)
-        executable, program = self._compiled.executable, self._compiled.program
-        for name, ratio in self._plan.state_ratios(plan).items():
-            tensor = program.states[name]
-            executable.write(tensor, executable.read(tensor) * ratio)
-        for scalar in self._plan.changed_scalars(plan):
-            executable.write(program.scalars[scalar.name], torch.tensor(scalar.value))
-        self._plan = plan
-        if optimizer is not self._optimizer:
-            if isinstance(self._optimizer, optim.Optimizer):
-                self._optimizer._unlink()
-            self._optimizer = optimizer
+        plan = make_plan(settings, self._options, parameters, trained)
+        self._state.plan.check_replaceable(plan)
+        previous = self._optimizer
+        if optimizer is not previous and isinstance(previous, optim.Optimizer):
+            previous._unlink()
+        self._state.replace_plan(plan)
+        self._optimizer, self._settings = optimizer, settings
+        if optimizer is not previous:
             self._link_optimizer()
 
-    def _choose_mean_strategy(self, optimizer: torch.optim.Optimizer) -> None:
-        """Half accumulators hold running means, unless the user chose a strategy."""
+    def _read_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+        """Copy an optimizer's values; half accumulators make the mean a running one."""
+        settings = read_optimizer(
+            optimizer,
+            relax_checks=bool(self._options.relax_optimizer_checks),
+            known_attributes=None if self._settings is None else self._settings.attributes,
+        )
         training = self._options.Training
-        half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
-        combined = getattr(optimizer, "use_combined_accum", False)
-        mean = training.accumulation_and_replication_reduction_type == ReductionType.Mean
-        post = training.mean_accumulation_and_replication_reduction_strategy
-        if half and not combined and mean and post == MeanReductionStrategy.Post:
-            training.setMeanAccumulationAndReplicationReductionStrategy(
+        if (
+            settings.forces_running_mean
+            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
+            and training.mean_accumulation_and_replication_reduction_strategy
+            == MeanReductionStrategy.Post
+        ):
+            if self._compiled is not None:
+                raise UsageValueError(
+                    "setOptimizer: this optimizer's float16 accumulators would require changing "
+                    "the mean reduction strategy to Running, but the model is already compiled."
+                )
+            options = self._options.clone()
+            options.Training.setMeanAccumulationAndReplicationReductionStrategy(
                 MeanReductionStrategy.Running
             )
+            self._options = options.freeze()
+        return settings
 
     def _link_optimizer(self) -> None:
-        if isinstance(self._optimizer, optim.Optimizer):
-            self._optimizer._link(_OptimizerState(self))
+        if isinstance(self._optimizer, optim.Optimizer) and self._state is not None:
+            self._optimizer._link(self._state)
 
     # Observing
 
@@ -476,34 +476,20 @@ class PoplarExecutor:
                 self._options,
                 args,
                 kwargs,
-                optimizer=self._optimizer,
+                optimizer=self._settings,
                 warned=self._warned,
             )
         compiled.executable.seed = self._seed
         self._compiled = compiled
-        self._plan = compiled.plan
+        self._state = DeviceState(self._traced_model, compiled)
         for trainer in list(_trainers):
             if trainer is not self and self._shares_weights_with(trainer):
                 trainer.copyWeightsToHostIfNeeded()
                 self._seen_versions[trainer] = trainer._host_version
         self.copyWeightsToDevice()
-        self._upload_optimizer(compiled)
-        return compiled
-
-    def _upload_optimizer(self, compiled: CompiledModel) -> None:
-        plan, executable, program = compiled.plan, compiled.executable, compiled.program
-        if plan is None:
-            return
-        for name, scalar in plan.scalars().items():
-            if name in program.scalars:
-                executable.write(program.scalars[name], torch.tensor(scalar.value))
-        parameters = dict(self._traced_model.named_parameters())
-        with host_weights.without_sync():
-            for update in plan.updates:
-                weight = host_weights.plain(parameters[update.parameter])
-                for state in update.all_states:
-                    executable.write(program.states[state.name], state.initial_value(weight))
+        self._state.initialise_optimizer()
         self._link_optimizer()
+        return compiled
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
         device_inputs = [
@@ -528,43 +514,3 @@ class PoplarExecutor:
                 "model.compile(...), first."
             )
         return self._compiled
-
-
-class _OptimizerState:
-    """How a poptorch optimizer reaches its state on the device (``optim.DeviceLink``)."""
-
-    def __init__(self, executor: PoplarExecutor) -> None:
-        self._executor = weakref.proxy(executor)
-
-    def read_state(self) -> dict[str, torch.Tensor]:
-        """Return the saved states by name."""
-        compiled: CompiledModel = self._executor._compiled
-        assert compiled.plan is not None
-        return {
-            name: compiled.executable.read(compiled.program.states[name])
-            for name in compiled.plan.saved_states()
-        }
-
-    def read_parameters(self) -> dict[str, torch.Tensor]:
-        """Return the variable scalars by name."""
-        compiled: CompiledModel = self._executor._compiled
-        plan: OptimizerPlan = self._executor._plan
-        return {
-            name: compiled.executable.read(compiled.program.scalars[name])
-            for name in plan.variable_scalars()
-            if name in compiled.program.scalars
-        }
-
-    def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Take states and scalars over; names that the program does not have are ignored."""
-        compiled: CompiledModel = self._executor._compiled
-        assert compiled.plan is not None
-        missing = [name for name in compiled.plan.saved_states() if name not in tensors]
-        if missing:
-            _logger.warning(
-                "The optimizer state has no value for %s; the device keeps its own.", missing
-            )
-        known = {**compiled.program.states, **compiled.program.scalars}
-        for name, value in tensors.items():
-            if name in known:
-                compiled.executable.write(known[name], value)

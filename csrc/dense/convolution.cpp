@@ -76,19 +76,21 @@ bool all_equal(const Extents& values, int64_t value) {
   return std::ranges::all_of(values, [&](int64_t v) { return v == value; });
 }
 
-// Faster layout first. The figures behind it: docs of the choice below.
+// Faster layout first.
 std::vector<Layout> candidates(const ConvolutionSpec& spec,
                                ConvolutionPass pass) {
-  const bool pointwise = all_equal(spec.kernel_size, 1) &&
-                         all_equal(spec.stride, 1) &&
-                         all_equal(spec.padding, 0);
+  // A pointwise convolution is a matrix product already. Over large images,
+  // moving its operands into blocks takes a third of the time.
+  const bool pointwise =
+      all_equal(spec.kernel_size, 1) && all_equal(spec.stride, 1) &&
+      all_equal(spec.padding, 0) && product(spec.output_size) >= 256;
+  // A block holds 16 channels: with much fewer, most of the work is padding.
+  // (Forward, oneDNN has code for such inputs.)
+  const bool few_channels = spec.in_channels <= 4;
   const bool plain_first =
       spec.groups == 1 &&
-      // A pointwise convolution is a matrix product already: moving its
-      // operands into blocks costs a third of its time.
       ((pointwise && pass != ConvolutionPass::kGradWeight) ||
-       // Blocks hold 16 channels: with fewer, most of the work is padding.
-       (pass == ConvolutionPass::kGradInput && spec.in_channels <= 8));
+       (few_channels && pass == ConvolutionPass::kGradInput));
   if (plain_first) return {Layout::kPlain, Layout::kBlocked};
   return {Layout::kBlocked, Layout::kPlain};
 }

@@ -4,6 +4,7 @@
 // the tensors into their places. Where the operator has an out= form, it writes
 // straight into the arena; otherwise its results are copied there.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -65,9 +66,13 @@ class Boxer {
       return static_cast<double>(value);
     }
     if (is_list()) return std::vector<int64_t>{value};
+    if (is_tensor()) return wrapped_number(value);
     return value;
   }
-  c10::IValue operator()(double value) const { return value; }
+  c10::IValue operator()(double value) const {
+    if (is_tensor()) return wrapped_number(value);
+    return value;
+  }
   c10::IValue operator()(const std::string& value) const {
     if (type_.kind() == c10::TypeKind::DeviceObjType) return c10::Device(value);
     return value;
@@ -95,6 +100,16 @@ class Boxer {
  private:
   [[nodiscard]] bool is_list() const {
     return type_.kind() == c10::TypeKind::ListType;
+  }
+  [[nodiscard]] bool is_tensor() const {
+    return type_.kind() == c10::TypeKind::TensorType;
+  }
+  // A Python number where the schema has a tensor: it does not decide the
+  // element type of the result.
+  static at::Tensor wrapped_number(const c10::Scalar& value) {
+    at::Tensor number = c10::scalar_to_tensor(value);
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return number;
   }
 
   const c10::Type& type_;

@@ -443,7 +443,11 @@ template <typename Fallback, Geometry geometry_of(const OpView&),
           Roles roles_of(const OpView&, const Geometry&)>
 std::unique_ptr<Kernel> prepare(const OpView& op) {
   const Geometry g = geometry_of(op);
-  if (computes_in_float32(op.output(0).dtype)) {
+  bool direct = computes_in_float32(op.output(0).dtype);
+  for (size_t i = 0; i < op.num_outputs(); ++i) {
+    direct = direct && op.output(i).contiguous();
+  }
+  if (direct) {
     if (auto kernel = DenseConvolution::create(op, g, roles_of(op, g))) {
       return kernel;
     }

@@ -20,6 +20,7 @@ from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.creation import is_filled, is_random, lower_filled, lower_random
 from popsim_torch.lowering.dense import is_dense, lower_dense
 from popsim_torch.lowering.elementwise import is_elementwise, lower_elementwise
+from popsim_torch.lowering.norms import is_fixed_norm, lower_fixed_norm
 from popsim_torch.lowering.prints import lower_print
 from popsim_torch.lowering.program import AnchorTarget, LoopCounts, Program
 from popsim_torch.lowering.returns import ReturnLowering
@@ -65,6 +66,7 @@ _RULES: tuple[tuple[Callable[[torch.fx.Node], bool], _Rule], ...] = (
     (is_random, lower_random),
     (is_elementwise, lower_elementwise),
     (is_dense, lower_dense),
+    (is_fixed_norm, lower_fixed_norm),
 )
 
 
@@ -85,6 +87,8 @@ class _Lowering:
         if loss_scale is not None:
             self._add_loss_scale(loss_scale)
         for node in self._traced.nodes:
+            if node.op == "get_attr" and node in self._needed:
+                self._builder.values[node] = self._builder.constant(self._traced.attribute(node))
             if node.op == "call_function" and node in self._needed:
                 self._add_node(node)
         self._state.write_changes()

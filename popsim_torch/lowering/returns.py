@@ -49,9 +49,9 @@ class ReturnLowering:
         request = target.request
         where = f"Options.anchorTensor('{request.short_name}')"
         self._program.anchors[request.short_name] = len(self._program.returns)
-        if target.name.startswith("Accum___") and request.output_mode == OutputMode.Final:
-            self._zero_after_update(tensor)
         place = self._complete(tensor) if self._is_state(target.name) else self._in_forward(tensor)
+        if target.name.startswith("Accum___") and request.output_mode == OutputMode.Final:
+            place = self._after_update(tensor, place)
         self._add(tensor, request.output_mode, request.period, place, True, where)
 
     def finish(self) -> None:
@@ -127,12 +127,16 @@ class ReturnLowering:
     def _last_setup(self) -> int:
         return sum(op.phase == Phase.SETUP for op in self._graph.ops) - 1
 
-    def _zero_after_update(self, tensor: Tensor) -> None:
-        """Clear an accumulator behind its update, unless it keeps the running mean."""
-        root = self._graph.root(tensor)
-        writer = self._graph.ops[self._writer[root.id]]
-        if writer.attributes.get("running"):
-            return
+    def _after_update(
+        self, accumulator: Tensor, place: tuple[int, Phase, int]
+    ) -> tuple[int, Phase, int]:
+        """Clear an accumulator behind its update, as a new device iteration would find it.
+
+        One that keeps the running mean keeps it; ``place`` is where that is complete.
+        """
+        root = self._graph.root(accumulator)
+        if self._graph.ops[self._writer[root.id]].attributes.get("running"):
+            return place
         whole = self._graph.add_view(root, root.shape, root.strides, 0)
         clear: dict[str, Attribute] = {
             "code": [],
@@ -141,10 +145,9 @@ class ReturnLowering:
             "dtypes": [str(root.dtype).removeprefix("torch.")],
             "shape": list(root.shape),
         }
-        self._graph.ops.append(
-            Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {tensor.name}")
-        )
-        self._writer[root.id] = len(self._graph.ops) - 1
+        op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")
+        self._graph.ops.append(op)
+        return len(self._graph.ops) - 1, Phase.UPDATE, 0
 
 
 def _returned_shape(tensor: Tensor, count: int) -> tuple[int, ...]:

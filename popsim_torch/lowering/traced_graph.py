@@ -32,6 +32,7 @@ class TracedGraph:
         self.traced = traced
         watched = set(traced.forward_of.values())
         module, became = functionalise(traced.graph_module, watched)
+        self._module = module
         self._fx = module.graph
         self.nodes: list[torch.fx.Node] = list(self._fx.nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
@@ -60,6 +61,11 @@ class TracedGraph:
         """Return the node of each parameter's gradient, by the parameter's name."""
         nodes = self.results[self.traced.num_outputs :]
         return dict(zip(self.traced.gradients, nodes, strict=True))
+
+    def attribute(self, node: torch.fx.Node) -> torch.Tensor:
+        """Return the data of a ``get_attr`` node: a tensor that PyTorch made of Python numbers."""
+        data: torch.Tensor = getattr(self._module, str(node.target))
+        return data
 
     def find(self, name: str) -> torch.fx.Node | None:
         """Return the node of that name, in its present or its old form, if there is one."""

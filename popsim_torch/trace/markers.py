@@ -40,6 +40,11 @@ def _register() -> Any:
     }
     for name, rule in rules.items():
         torch.library.register_fake(f"{NAMESPACE}::{name}", rule, lib=library)
+    for name in ("mark", "print_tensor"):
+        # They are identities, also where a gradient is differentiated once more.
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{name}", lambda _, gradient: (gradient, None), lib=library
+        )
     return library
 
 
