@@ -41,7 +41,6 @@ class UpdateLowering:
         self._parameters = parameters
         self._gradients = gradients
         self._states: dict[str, Tensor] = {}
-        self._scalars: dict[str, Tensor] = {}
 
     def lower(self, plan: OptimizerPlan) -> None:
         """Add the accumulations to the backward pass and the updates behind everything."""
@@ -112,13 +111,13 @@ class UpdateLowering:
         return self._states[state.name]
 
     def _scalar(self, scalar: Scalar) -> Tensor:
-        if scalar.name not in self._scalars:
+        known = self._program.scalars
+        if scalar.name not in known:
             tensor = self._builder.graph.add_tensor(TensorKind.VARIABLE, scalar.dtype, ())
             if not scalar.constant:
                 self._builder.graph.set_name(tensor, scalar.name)
-            self._scalars[scalar.name] = tensor
-            self._program.scalars[scalar.name] = tensor.id
-        return self._scalars[scalar.name]
+            known[scalar.name] = tensor.id
+        return self._builder.graph.tensors[known[scalar.name]]
 
     def _whole(self, tensor: Tensor, name: str) -> Tensor:
         view = self._builder.graph.add_view(tensor, tensor.shape, tensor.strides, tensor.offset)

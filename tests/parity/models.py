@@ -11,10 +11,10 @@ CLASSES = 5
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, CLASSES)
+            nn.Linear(12, 16), activation(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, CLASSES)
         )
         self.loss = nn.CrossEntropyLoss()
 
@@ -24,8 +24,9 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
+        self.activation = activation()
         self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(6)
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2, groups=2, bias=False)
@@ -33,7 +34,7 @@ class Cnn(nn.Module):
         self.fc = nn.Linear(8 * 3 * 3, CLASSES)
 
     def forward(self, x, labels):
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = F.max_pool2d(self.activation(self.norm1(self.conv1(x))), 2)
         x = F.avg_pool2d(torch.tanh(self.norm2(self.conv2(x))), 1)
         output = F.log_softmax(self.fc(x.flatten(1)), dim=1)
         return output, F.nll_loss(output, labels)
@@ -42,13 +43,15 @@ class Cnn(nn.Module):
 class Residual(nn.Module):
     """Two convolutions around a skip connection; ``downsample`` makes the skip fit."""
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: int, activation: type[nn.Module]
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = activation(inplace=True)
         self.downsample = None
         if stride != 1 or channels != width:
             self.downsample = nn.Sequential(
@@ -64,13 +67,13 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+            nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), activation(inplace=True)
         )
-        self.layer1 = Residual(4, 4, 1)
-        self.layer2 = Residual(4, 8, 2)
+        self.layer1 = Residual(4, 4, 1, activation)
+        self.layer2 = Residual(4, 8, 2, activation)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(8, CLASSES)
         self.loss = nn.CrossEntropyLoss()
@@ -82,10 +85,10 @@ class ResNet(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(
-            d_model=8, nhead=2, dim_feedforward=16, dropout=0.0, batch_first=True
+            8, 2, 16, dropout=0.0, activation=activation(), batch_first=True
         )
         self.position = nn.Parameter(0.1 * torch.randn(6, 8))
         self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
@@ -97,29 +100,31 @@ class Transformer(nn.Module):
 
 
 class Lstm(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, activation: type[nn.Module] = nn.Identity) -> None:
         super().__init__()
+        self.activation = activation()
         self.lstm = nn.LSTM(4, 6, num_layers=2, batch_first=True)
         self.head = nn.Linear(6, 2)
 
     def forward(self, x, target):
         sequence, (hidden, _cell) = self.lstm(x)
-        output = self.head(sequence[:, -1] + hidden[0])
+        output = self.head(self.activation(sequence[:, -1] + hidden[0]))
         return output, F.mse_loss(output, target)
 
 
 class Embedder(nn.Module):
     """Mean of the embeddings of the words that are not padding."""
 
-    def __init__(self) -> None:
+    def __init__(self, activation: type[nn.Module] = nn.Identity) -> None:
         super().__init__()
+        self.activation = activation()
         self.words = nn.Embedding(11, 6, padding_idx=0)
         self.fc = nn.Linear(6, CLASSES)
 
     def forward(self, words, labels):
         mask = (words != 0).unsqueeze(-1).to(self.words.weight.dtype)
         total = (self.words(words) * mask).sum(1)
-        output = self.fc(total / mask.sum(1).clamp(min=1))
+        output = self.fc(self.activation(total / mask.sum(1).clamp(min=1)))
         return output, F.cross_entropy(output, labels)
 
 
@@ -138,11 +143,11 @@ class Case:
     """A model and what it is fed with.
 
     Attributes:
-        make: Builds the model, the same one every time for the same seed.
+        make: Builds the model; takes the class of its activation, ``nn.ReLU`` or none by default.
         inputs: Makes its arguments for a batch of that many samples.
     """
 
-    make: Callable[[], nn.Module]
+    make: Callable[..., nn.Module]
     inputs: Callable[[int], tuple[torch.Tensor, ...]]
 
 
