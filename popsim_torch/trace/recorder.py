@@ -69,6 +69,7 @@ class Recorder:
         }
         self._scopes: list[str] = [""]
         self._origin = Origin()
+        self._in_backward = False
         self._keys = itertools.count()
         self._known: dict[int, torch.Tensor] = {}
         self._constants: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -230,7 +231,11 @@ class Recorder:
         """Run a backward pass that starts at ``loss``."""
         self._follow(loss.grad_fn)
         set_origin(replace(self._origin, backward=True, op_type=None))
-        yield
+        self._in_backward = True
+        try:
+            yield
+        finally:
+            self._in_backward = False
 
     def _set_origin(self, op_type: str | None = None) -> None:
         self._origin = Origin(
@@ -245,13 +250,21 @@ class Recorder:
         )
 
     def _follow(self, node: Any) -> None:
-        """Let the backward of the current call carry its origin."""
+        """Let the backward of the current call carry its origin.
+
+        Gradients that forward itself computes (``torch.autograd.grad``) belong to forward.
+        """
         origin = replace(self._origin, backward=True, op_type=None)
+
+        def before(_gradients: object) -> None:
+            if self._in_backward:
+                set_origin(origin)
+
         todo = [node]
         while todo:
             current = todo.pop()
             if current is None or current in self._seen or hasattr(current, "variable"):
                 continue
             self._seen.add(current)
-            current.register_prehook(lambda _gradients: set_origin(origin))
+            current.register_prehook(before)
             todo.extend(following for following, _ in current.next_functions)

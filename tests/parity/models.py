@@ -10,11 +10,16 @@ from torch import nn
 CLASSES = 5
 
 
+def activation(smooth: bool, inplace: bool = False) -> nn.Module:
+    """Return ReLU, or a function whose gradient does not jump when its argument is rounded."""
+    return nn.SiLU(inplace) if smooth else nn.ReLU(inplace)
+
+
 class Mlp(nn.Module):
-    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
+    def __init__(self, smooth: bool = False) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(12, 16), activation(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, CLASSES)
+            nn.Linear(12, 16), activation(smooth), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, CLASSES)
         )
         self.loss = nn.CrossEntropyLoss()
 
@@ -24,9 +29,10 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
+    def __init__(self, smooth: bool = False) -> None:
         super().__init__()
-        self.activation = activation()
+        self.activation = activation(smooth)
+        self.pool = nn.AvgPool2d(2) if smooth else nn.MaxPool2d(2)
         self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(6)
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2, groups=2, bias=False)
@@ -34,7 +40,7 @@ class Cnn(nn.Module):
         self.fc = nn.Linear(8 * 3 * 3, CLASSES)
 
     def forward(self, x, labels):
-        x = F.max_pool2d(self.activation(self.norm1(self.conv1(x))), 2)
+        x = self.pool(self.activation(self.norm1(self.conv1(x))))
         x = F.avg_pool2d(torch.tanh(self.norm2(self.conv2(x))), 1)
         output = F.log_softmax(self.fc(x.flatten(1)), dim=1)
         return output, F.nll_loss(output, labels)
@@ -43,15 +49,13 @@ class Cnn(nn.Module):
 class Residual(nn.Module):
     """Two convolutions around a skip connection; ``downsample`` makes the skip fit."""
 
-    def __init__(
-        self, channels: int, width: int, stride: int, activation: type[nn.Module]
-    ) -> None:
+    def __init__(self, channels: int, width: int, stride: int, smooth: bool) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.relu = activation(inplace=True)
+        self.relu = activation(smooth, inplace=True)
         self.downsample = None
         if stride != 1 or channels != width:
             self.downsample = nn.Sequential(
@@ -67,13 +71,13 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
+    def __init__(self, smooth: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), activation(inplace=True)
+            nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), activation(smooth, inplace=True)
         )
-        self.layer1 = Residual(4, 4, 1, activation)
-        self.layer2 = Residual(4, 8, 2, activation)
+        self.layer1 = Residual(4, 4, 1, smooth)
+        self.layer2 = Residual(4, 8, 2, smooth)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(8, CLASSES)
         self.loss = nn.CrossEntropyLoss()
@@ -85,10 +89,10 @@ class ResNet(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, activation: type[nn.Module] = nn.ReLU) -> None:
+    def __init__(self, smooth: bool = False) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(
-            8, 2, 16, dropout=0.0, activation=activation(), batch_first=True
+            8, 2, 16, dropout=0.0, activation=activation(smooth), batch_first=True
         )
         self.position = nn.Parameter(0.1 * torch.randn(6, 8))
         self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
@@ -100,31 +104,29 @@ class Transformer(nn.Module):
 
 
 class Lstm(nn.Module):
-    def __init__(self, activation: type[nn.Module] = nn.Identity) -> None:
+    def __init__(self, smooth: bool = False) -> None:
         super().__init__()
-        self.activation = activation()
         self.lstm = nn.LSTM(4, 6, num_layers=2, batch_first=True)
         self.head = nn.Linear(6, 2)
 
     def forward(self, x, target):
         sequence, (hidden, _cell) = self.lstm(x)
-        output = self.head(self.activation(sequence[:, -1] + hidden[0]))
+        output = self.head(sequence[:, -1] + hidden[0])
         return output, F.mse_loss(output, target)
 
 
 class Embedder(nn.Module):
     """Mean of the embeddings of the words that are not padding."""
 
-    def __init__(self, activation: type[nn.Module] = nn.Identity) -> None:
+    def __init__(self, smooth: bool = False) -> None:
         super().__init__()
-        self.activation = activation()
         self.words = nn.Embedding(11, 6, padding_idx=0)
         self.fc = nn.Linear(6, CLASSES)
 
     def forward(self, words, labels):
         mask = (words != 0).unsqueeze(-1).to(self.words.weight.dtype)
         total = (self.words(words) * mask).sum(1)
-        output = self.fc(self.activation(total / mask.sum(1).clamp(min=1)))
+        output = self.fc(total / mask.sum(1).clamp(min=1))
         return output, F.cross_entropy(output, labels)
 
 
@@ -143,7 +145,7 @@ class Case:
     """A model and what it is fed with.
 
     Attributes:
-        make: Builds the model; takes the class of its activation, ``nn.ReLU`` or none by default.
+        make: Builds the model; ``smooth=True`` leaves out functions that have kinks.
         inputs: Makes its arguments for a batch of that many samples.
     """
 

@@ -215,6 +215,8 @@ def test_files_add_up(opts, load):
         "setExecutionStrategy(poptorch.Stage('a')._blocks)",
         "setExecutionStrategy(poptorch.Stage('a').__init__('b'))",
         "createOrSet(x={**{}})",
+        "createOrSet(x=options.clone)",
+        "createOrSet(x=options._values)",
         "update(" + "(" * 300 + ")" * 300 + ")",
         "logDir('a\0b')",
         "if True: pass",

@@ -39,6 +39,10 @@ def test_stage_takes_only_strings(bad):
         Stage("a", bad)
 
 
+def test_stage_ipu_may_be_0():
+    assert Stage("a").ipu(0).ipu_id == 0
+
+
 @pytest.mark.parametrize("bad", ["0", 1.0, -1])
 def test_stage_ipu_takes_only_an_ipu_number(bad):
     with pytest.raises(UsageAssertionError, match=r"Stage\.ipu"):
@@ -103,6 +107,11 @@ def test_strategy_refuses_other_arguments(args):
 
 def test_sharded_execution_is_a_pipelined_one():
     assert issubclass(ShardedExecution, PipelinedExecution)
+
+
+@pytest.mark.parametrize(("strategy", "mode"), [(PipelinedExecution, 0), (ShardedExecution, 1)])
+def test_strategy_reports_its_execution_mode(strategy, mode):
+    assert strategy().backend_options() == {"execution_mode": mode}
 
 
 def test_strategies_print_their_content():
@@ -194,7 +203,8 @@ def test_sharded_execution_has_no_minimum(training):
 
 def test_number_of_ipus_must_be_a_power_of_two():
     with pytest.raises(
-        Error, match=r"uses 3 IPUs .* Options\.autoRoundNumIPUs\(True\) to reserve 4"
+        Error,
+        match=r"uses 3 IPUs \(highest IPU id 2\).* on 2 or 4 IPUs, or call Options\.autoRoundNumIPUs\(True\) to reserve 4",
     ):
         check([0, 2], accumulation=3)
 
@@ -209,6 +219,10 @@ def test_power_of_two_is_rounded_without_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         assert check([0, 1], accumulation=3, auto_round=True) == 2
     assert caplog.records == []
+
+
+def test_64_ipus_are_enough_for_a_process():
+    assert check([63], accumulation=3) == 64
 
 
 def test_more_than_64_ipus_are_refused():
