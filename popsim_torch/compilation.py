@@ -21,6 +21,7 @@ from popsim_torch._update_types import OptimizerPlan
 from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.errors import Error
 from popsim_torch.lowering import LoopCounts, LoweringRequest, Program, build_executable, lower
 from popsim_torch.options import Options
 from popsim_torch.stages import ShardedExecution, StageAssigner
@@ -69,8 +70,18 @@ class _Progress:
 
 
 def loop_counts(options: Options, *, training: bool) -> LoopCounts:
-    """Return how often a call runs the model."""
+    """Return how often a call runs the model.
+
+    Raises:
+        Error: A count is less than 1.
+    """
     accumulation = options.Training.gradient_accumulation if training else 1
+    for setter, count in (
+        ("deviceIterations", options.device_iterations),
+        ("Training.gradientAccumulation", accumulation),
+    ):
+        if count < 1:
+            raise Error(f"Options.{setter}({count}): the count must be at least 1.")
     return LoopCounts(options.device_iterations, accumulation)
 
 

@@ -128,7 +128,8 @@ class AtenKernel final : public Kernel {
             op.attribute<std::string>("overload").c_str())),
         outputs_(op.op().outputs),
         writes_outputs_(op.attribute<bool>("out")),
-        index_(op.index()) {
+        stream_(op.has_attribute("stream") ? op.attribute<int64_t>("stream")
+                                           : op.index()) {
     bind_arguments(op);
     stack_.reserve(template_.size() + outputs_.size());
   }
@@ -214,7 +215,7 @@ class AtenKernel final : public Kernel {
     }
     if (generator_) {
       generator_->set_current_seed(mix_seed(
-          context.seed, static_cast<uint64_t>(index_),
+          context.seed, static_cast<uint64_t>(stream_),
           static_cast<uint64_t>(context.cursor.step)));
     }
   }
@@ -255,7 +256,7 @@ class AtenKernel final : public Kernel {
   c10::OperatorHandle handle_;
   std::vector<TensorId> outputs_;
   bool writes_outputs_;
-  int64_t index_;
+  int64_t stream_;  // of random numbers, one per random op of the model
   std::optional<at::Generator> generator_;
   std::vector<c10::IValue> template_;
   std::vector<TensorSlot> tensors_;

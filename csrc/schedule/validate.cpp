@@ -31,6 +31,10 @@ void validate(const ActionList& actions, const Config& config) {
       updated = true;
       continue;
     }
+    check_internal(action.stage >= 0 && action.stage < config.num_stages &&
+                       (config.training || action.kind == ActionKind::kForward),
+                   "schedule: ", to_string(action), " does not exist with ",
+                   config.num_stages, " stages");
     const int32_t slot = slot_of(action, config.num_stages);
     check_internal(
         action.micro_batch >= 0 &&

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Argument, Tensor, TensorArgument, TensorListArgument
+from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.elementwise import cast
 
@@ -55,14 +55,41 @@ _MOVES_DATA = frozenset(
 )
 
 
-# Their out= kernels use the given memory for something larger on the way.
-_RESIZES_OUT = frozenset({"aten::mse_loss", "aten::smooth_l1_loss"})
+# Operators whose out= kernels only write their result, straight into the memory given. Others use
+# it for something larger on the way, or compute elsewhere and copy: nothing is gained by them.
+_WRITES_IN_PLACE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_log_softmax",
+        "_log_softmax_backward_data",
+        "_softmax",
+        "_softmax_backward_data",
+        "amax",
+        "amin",
+        "argmax",
+        "argmin",
+        "avg_pool2d",
+        "avg_pool2d_backward",
+        "cat",
+        "cumsum",
+        "gather",
+        "index_select",
+        "max_pool2d_with_indices",
+        "max_pool2d_with_indices_backward",
+        "mean",
+        "native_layer_norm",
+        "nll_loss_backward",
+        "nll_loss_forward",
+        "prod",
+        "sum",
+    )
+)
 
 
 @functools.cache
 def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """Return the form of an operator that writes into given tensors, if it has one."""
-    if target._schema.name in _RESIZES_OUT:
+    """Return the form of an operator that writes into given tensors, if that saves a copy."""
+    if target._schema.name not in _WRITES_IN_PLACE:
         return None
     packet = target._overloadpacket
     wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
@@ -74,6 +101,25 @@ def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         if outs and len(outs) == len(target._schema.returns) and given == wanted:
             return candidate
     return None
+
+
+def check_results(node: torch.fx.Node, place: Place) -> None:
+    """Check that the device knows the element types of a node's results.
+
+    Raises:
+        Error: A result is of another type, or not a tensor.
+    """
+    results = node.meta["val"]
+    for result in results if isinstance(results, (list, tuple)) else [results]:
+        if result is not None and (
+            not isinstance(result, torch.Tensor) or result.dtype not in _SCALAR_TYPES
+        ):
+            operator: Any = node.target
+            raise Error(
+                f"Unsupported ops found in compiled model: [{operator._schema.name}] in "
+                f"'{place.name}' gives {getattr(result, 'dtype', type(result).__name__)}, which "
+                "the device does not know."
+            )
 
 
 class _Boxer:
@@ -148,7 +194,7 @@ def lower_aten(
     place: Place,
     *,
     target: torch._ops.OpOverload | None = None,
-    random: bool = False,
+    stream: int | None = None,
 ) -> Value:
     """Add the ``aten`` op for a node.
 
@@ -157,10 +203,11 @@ def lower_aten(
         node: Its ``meta["val"]`` gives shapes and element types.
         place: Where it belongs.
         target: The operator to call, where it is not the node's own.
-        random: The operator draws random numbers, so it runs for every micro-batch.
+        stream: For an operator that draws random numbers: their stream. It runs for every
+            micro-batch.
 
     Raises:
-        Error: An argument or a result that the device does not know.
+        Error: An argument that the device does not know.
     """
     operator: Any = target or node.target
     boxer = _Boxer(builder, place, widen=operator not in _MOVES_DATA)
@@ -168,42 +215,27 @@ def lower_aten(
     results = node.meta["val"]
     single = isinstance(results, torch.Tensor)
     flat = [results] if single else list(results)
-    _check_results(operator, flat, place)
     out = None
     if all(result is not None for result in flat) and not _returns_list(operator):
         out = out_overload(operator)
     outputs = [None if r is None else builder.value(boxer.computed(r.dtype), r.shape) for r in flat]
     schema = (out or operator)._schema
+    attributes: dict[str, Attribute] = {
+        "operator": schema.name,
+        "overload": schema.overload_name,
+        "arguments": arguments,
+        "out": out is not None,
+    }
+    if stream is not None:
+        attributes["stream"] = stream
     builder.op(
-        "aten",
-        boxer.inputs,
-        outputs,
-        {
-            "operator": schema.name,
-            "overload": schema.overload_name,
-            "arguments": arguments,
-            "out": out is not None,
-        },
-        place=place,
-        fixed_phase=random,
+        "aten", boxer.inputs, outputs, attributes, place=place, fixed_phase=stream is not None
     )
     narrowed = [
         tensor if tensor is None else cast(builder, tensor, result.dtype, place)
         for tensor, result in zip(outputs, flat, strict=True)
     ]
     return narrowed[0] if single else narrowed
-
-
-def _check_results(operator: torch._ops.OpOverload, results: list[Any], place: Place) -> None:
-    for result in results:
-        if result is not None and (
-            not isinstance(result, torch.Tensor) or result.dtype not in _SCALAR_TYPES
-        ):
-            raise Error(
-                f"Unsupported ops found in compiled model: [{operator._schema.name}] in "
-                f"'{place.name}' gives {getattr(result, 'dtype', type(result).__name__)}, which "
-                "the device does not know."
-            )
 
 
 def _returns_list(operator: torch._ops.OpOverload) -> bool:

@@ -31,10 +31,21 @@ class Builder:
     Args:
         graph: The graph to add to.
         needed: The nodes that are lowered; results that only others read do not count as read.
+        random: The nodes that draw random numbers, in the order of the model's calls.
+
+    Attributes:
+        stream_of: The stream of random numbers of each node in ``random``. It does not depend on
+            what else is in the program: anchors, prints and stages change no number.
     """
 
-    def __init__(self, graph: Graph, needed: Collection[torch.fx.Node]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        needed: Collection[torch.fx.Node],
+        random: Iterable[torch.fx.Node] = (),
+    ) -> None:
         self.graph = graph
+        self.stream_of = {node: number for number, node in enumerate(random)}
         self._needed = needed
         self.values: dict[torch.fx.Node, Value] = {}
         # Phase and stage in which the tensor's memory is written; nothing for what exists before.

@@ -92,7 +92,8 @@ def lower_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
             "draws random numbers that cannot be reproduced. Use torch.rand, torch.randn or "
             "torch.bernoulli and compute from them."
         )
-    return lower_aten(builder, node, place, target=replacement, random=True)
+    stream = builder.stream_of[node]
+    return lower_aten(builder, node, place, target=replacement, stream=stream)
 
 
 def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
@@ -108,6 +109,7 @@ def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value
         inputs = [builder.tensor(node.args[0])]  # type: ignore[arg-type]
     out = builder.value(val.dtype, val.shape)
     attributes["shape"] = [int(size) for size in val.shape]
+    attributes["stream"] = builder.stream_of[node]
     attributes["dtype"] = str(val.dtype).removeprefix("torch.")
     builder.op("random", inputs, [out], attributes, place=place, fixed_phase=True)
     return out

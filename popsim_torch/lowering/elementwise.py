@@ -118,12 +118,7 @@ def _pow_scalar(code: Code, x: Any, exponent: float) -> Operand:
 
 
 def _clamp(code: Code, x: Any, low: float | None = None, high: float | None = None) -> Operand:
-    result = code.operand(x)
-    if low is not None:
-        result = code("max", result, low)
-    if high is not None:
-        result = code("min", result, high)
-    return result
+    return code("clamp", x, -math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _hardtanh(code: Code, x: Any, low: float = -1, high: float = 1) -> Operand:

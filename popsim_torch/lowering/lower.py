@@ -14,8 +14,8 @@ from popsim_torch._update_types import OptimizerPlan
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, closest_names
-from popsim_torch.ir import Graph, Tensor, TensorKind, verify
-from popsim_torch.lowering.aten import lower_aten
+from popsim_torch.ir import Graph, Tensor, TensorKind
+from popsim_torch.lowering.aten import check_results, lower_aten
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.creation import is_filled, is_random, lower_filled, lower_random
 from popsim_torch.lowering.dense import is_dense, lower_dense
@@ -29,7 +29,7 @@ from popsim_torch.lowering.traced_graph import TracedGraph
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.lowering.views import is_view, lower_view
 from popsim_torch.passes.functionalise import is_mutating
-from popsim_torch.passes.fuse_elementwise import fuse_elementwise
+from popsim_torch.passes.pipeline import run_passes
 from popsim_torch.trace import TraceResult
 from popsim_torch.trace.markers import CONSTANT, PRINT
 from popsim_torch.trace.names import gradient_name, without_old_prefix
@@ -79,7 +79,8 @@ class _Lowering:
         anchored = (self._traced.find(anchor.long_name) for anchor in request.anchors)
         self._needed = self._traced.needed(node for node in anchored if node is not None)
         self._program = Program(Graph())
-        self._builder = Builder(self._program.graph, self._needed)
+        random = filter(is_random, self._traced.nodes)
+        self._builder = Builder(self._program.graph, self._needed, random)
         self._state = StateLowering(self._builder, self._program, self._traced, self._needed)
 
     def run(self) -> Program:
@@ -96,9 +97,7 @@ class _Lowering:
         graph = self._program.graph
         graph.ops.sort(key=lambda op: op.phase)
         self._add_returns()
-        verify(graph)
-        fuse_elementwise(graph)
-        verify(graph)
+        run_passes(graph)
         self._program.num_stages = 1 + max((op.stage for op in graph.ops), default=0)
         return self._program
 
@@ -137,6 +136,7 @@ class _Lowering:
             )
         if is_mutating(node):
             return None
+        check_results(node, place)
         for applies, lower_by_rule in _RULES:
             if applies(node):
                 return lower_by_rule(self._builder, node, place)

@@ -128,9 +128,7 @@ class FunctionMode(TorchFunctionMode):
             return self._listener.constant(_call_on_host(func, args, kwargs))
         if name == "new_tensor":
             data, dtype = args[1], kwargs.get("dtype") or args[0].dtype
-            return self._listener.constant(
-                _call_on_host(torch.tensor, (data,), {"dtype": dtype})
-            )
+            return self._listener.constant(_call_on_host(torch.tensor, (data,), {"dtype": dtype}))
         args, kwargs = tree_map(self._lifted, (args, kwargs))
         if func in _device_constructors():
             kwargs["device"] = DEVICE

@@ -246,7 +246,7 @@ class Recorder:
     @staticmethod
     def _mark_gradient(tensor: torch.Tensor, key: int) -> None:
         tensor.register_hook(  # type: ignore[no-untyped-call]
-            lambda gradient: torch.ops.popsim.mark(gradient, key)
+            lambda gradient: None if gradient is None else torch.ops.popsim.mark(gradient, key)
         )
 
     def _follow(self, node: Any) -> None:

@@ -6,6 +6,7 @@ comes out is one torch.fx graph of ATen operators, forward first, then backward.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,7 +20,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils import stateless
 
 import popsim_torch._native  # noqa: F401  (gives PyTorch the device type)
 from popsim_torch.errors import Error
@@ -42,8 +42,9 @@ def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> tor
 class _Tracer:
     def __init__(self, request: TraceRequest) -> None:
         self._request = request
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
+        _check_initialised(module)
         self._parameters = dict(module.named_parameters())
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
@@ -64,7 +65,7 @@ class _Tracer:
         flat += [_fake(self._mode, shape, dtype) for shape, dtype in self._request.inputs]
         if self._request.training:
             flat.append(_fake(self._mode, (), torch.float32))
-        with self._mode, recording(), _translated_errors():
+        with self._mode, recording(), _quiet(), _translated_errors():
             self._result.graph_module = make_fx(self._joint, tracing_mode="real")(*flat)
         return self._result
 
@@ -92,7 +93,6 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         module, request = self._request.module, self._request
         by_identity = {id(t): state[n] for n, t in (self._parameters | self._buffers).items()}
-        every_name = {name: by_identity[id(tensor)] for name, tensor in _state_slots(module)}
         args, kwargs = request.unflatten(inputs)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(request.training))
@@ -100,10 +100,11 @@ class _Tracer:
             stack.enter_context(_context(block_listener, request.stages))
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(_without_validation())
-            stack.enter_context(stateless._reparametrize_module(module, every_name))
+            stack.enter_context(_without_mask_detection())
+            given = stack.enter_context(_traced_state(module, by_identity))
             stack.enter_context(FunctionMode(self._recorder, request.training))
             structure = module(*args, **kwargs)
-            _check_not_reassigned(module, every_name)
+            _check_not_reassigned(module, given)
         self._result.structure = structure
         return [
             tensor
@@ -127,15 +128,48 @@ class _Tracer:
         return [gradient for _, gradient in found]
 
 
-def _state_slots(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every place that holds a parameter or buffer once, with one name for it.
+@contextmanager
+def _traced_state(
+    module: nn.Module, traced: Mapping[int, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Put traced tensors into every place that holds a parameter or buffer.
 
-    A tied parameter has several places; a module that is reachable by two names has one.
+    Whatever forward does to these places, afterwards they are as they were.
+
+    Args:
+        module: The module; a tied parameter has several places in it.
+        traced: The traced tensor for a host tensor, by the latter's ``id``.
+
+    Yields:
+        The traced tensors by the places' names.
     """
-    for path, child in module.named_modules():
-        for name, tensor in (*child._parameters.items(), *child._buffers.items()):
-            if tensor is not None:
-                yield (f"{path}.{name}" if path else name), tensor
+    given: dict[str, torch.Tensor] = {}
+    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    try:
+        for path, child in module.named_modules():
+            for slots in (child._parameters, child._buffers):
+                saved.append((slots, dict(slots)))
+                for name, tensor in slots.items():
+                    if tensor is not None:
+                        slots[name] = traced[id(tensor)]
+                        given[f"{path}.{name}" if path else name] = traced[id(tensor)]
+        yield given
+    finally:
+        for slots, content in saved:
+            slots.clear()
+            slots.update(content)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging a traceback for a mistake that is raised all the same."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -160,6 +194,21 @@ def _without_validation() -> Iterator[None]:
 
 
 @contextmanager
+def _without_mask_detection() -> Iterator[None]:
+    """Keep ``nn.TransformerEncoder`` from reading its mask to see whether it is causal.
+
+    It would only choose a faster kernel for it; the mask itself is applied all the same.
+    """
+    module: Any = torch.nn.modules.transformer
+    saved = module._detect_is_causal_mask
+    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        module._detect_is_causal_mask = saved
+
+
+@contextmanager
 def _translated_errors() -> Iterator[None]:
     try:
         yield
@@ -175,6 +224,15 @@ def _translated_errors() -> Iterator[None]:
         ) from error
     except UnsupportedOperatorException as error:
         raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
+
+
+def _check_initialised(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise Error(
+                f"'{name}' of a lazy module has no shape yet. Run the model once on the CPU before "
+                "it is compiled."
+            )
 
 
 def _check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:

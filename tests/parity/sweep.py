@@ -120,6 +120,8 @@ def _check_sample(probe: Probe) -> None:
     if probe.module is not None:
         tensors += list(probe.module.parameters())
     for tensor in tensors:
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            raise Skipped("lazy")
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
             raise Skipped("not a dense tensor with elements")
         if tensor.is_complex():
@@ -220,6 +222,12 @@ def _spread(samples: list[Any], count: int) -> list[Any]:
     return [samples[i * (len(samples) - 1) // (count - 1)] for i in range(count)]
 
 
+def _arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # Without a device a tensor made by the sample is the simulated device's.
+    kwargs = {name: value for name, value in sample.kwargs.items() if name != "device"}
+    return (sample.input, *sample.args), kwargs
+
+
 def _processed(function: Callable[..., Any], process: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: process(function(*args, **kwargs))
 
@@ -236,7 +244,10 @@ def _with_grad(value: Any) -> Any:
 
 
 def operator_probes() -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    # Random operators would start from the same seed in every call and so not look random.
+    invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
 
     def probes(op: Any) -> Iterator[Probe]:
         grad = op.supports_autograd
@@ -244,16 +255,14 @@ def operator_probes() -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
         values = not op.name.startswith(_UNINITIALISED)
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         for sample in _spread(samples, SAMPLES):
-            arguments = ((sample.input, *sample.args), sample.kwargs)
             function = _processed(op.op, sample.output_process_fn_grad)
-            yield Probe(name, function, arguments, compare_values=values)
+            yield Probe(name, function, _arguments(sample), compare_values=values)
         if op.inplace_variant is not None:
-            sample = samples[0]
-            arguments = ((sample.input, *sample.args), sample.kwargs)
             function = _on_copy(op.inplace_variant)
+            arguments = _arguments(samples[0])
             yield Probe(f"{name} in place", function, arguments, compare_values=values)
 
-    ops = [op for op in op_db if torch.float32 in op.dtypes]
+    ops = [op for op in invocations.op_db if torch.float32 in op.dtypes]
     return [(op.full_name, lambda op=op: probes(op)) for op in ops]
 
 

@@ -417,6 +417,33 @@ def test_anchors_never_change_results(d, ga, optimizer):
         assert torch.equal(weight, anchored_weights[name]), name
 
 
+@pytest.mark.parametrize("name", ["input", "fc/Gemm:0", "Gradient___fc/Gemm:0", "fc.weight"])
+def test_anchors_never_change_dropout(name):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = nn.functional.dropout(self.fc(x), 0.5)
+            x = nn.functional.dropout(x + torch.rand_like(x), 0.5)
+            return x, poptorch.identity_loss(x, "sum")
+
+    def train(anchored):
+        torch.manual_seed(0)
+        net = Net()
+        options = make_options(1, 2)
+        options.randomSeed(5)
+        if anchored:
+            options.anchorTensor("it", name, OutputMode.All)
+        model = poptorch.trainingModel(net, options)
+        x = torch.randn(16, 4)
+        return [model(x)[0] for _ in range(2)]
+
+    for ours, theirs in zip(train(False), train(True), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_every_listed_name_can_be_anchored():
     net = make_net()
     x, y = make_batch(2, 3)

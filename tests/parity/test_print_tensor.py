@@ -376,9 +376,7 @@ def test_the_gradient_is_printed_too(capfd):
 def test_the_gradient_of_an_untitled_print(capfd):
     x = torch.tensor([5.0])
     train(Scale(), x)(x)
-    assert capfd.readouterr().err == (
-        "product/Mul:0: (10.00)\nGradient___product/Mul:0: (3.000)\n"
-    )
+    assert capfd.readouterr().err == ("product/Mul:0: (10.00)\nGradient___product/Mul:0: (3.000)\n")
 
 
 def test_the_gradient_is_multiplied_by_the_loss_scale(capfd):

@@ -1,7 +1,5 @@
 """Cutting a model into stages changes no value; only what would not fit is refused."""
 
-import contextlib
-
 import pytest
 import torch
 from torch import nn
@@ -166,18 +164,15 @@ def unpipelined():
     return get
 
 
-@pytest.mark.parametrize("ga", [5, 8])
-@pytest.mark.parametrize("way", WAYS)
+# AutoIncrement leaves stage 0 empty: four stages, which five micro-batches do not fill.
+TRAINING = [(way, ga) for way in WAYS for ga in (5, 8) if (way, ga) != ("Block, AutoIncrement", 5)]
+
+
+@pytest.mark.parametrize("way, ga", TRAINING)
 def test_training_is_bit_equal_to_the_whole_model(unpipelined, way, ga):
     kind, strategy = WAYS[way]
-    with _quiet_rounding():
-        seen, _ = run_training(kind, strategy(), 2, ga)
+    seen, _ = run_training(kind, strategy(), 2, ga)
     assert_same(seen, unpipelined(2, ga))
-
-
-@contextlib.contextmanager
-def _quiet_rounding():
-    yield
 
 
 @pytest.mark.parametrize("mode", [OutputMode.Final, OutputMode.Sum], ids=lambda m: m.name)
@@ -317,8 +312,6 @@ def test_a_whole_training_step():
 
 
 def test_pipelined_inference_fills_with_device_iterations():
-    model = poptorch.inferenceModel(Started().eval(), make_options(4))
-    model.options  # noqa: B018 - read-only look at the frozen options
     options = make_options(4)
     options.autoRoundNumIPUs(True)
     model = poptorch.inferenceModel(Started().eval(), options)
@@ -364,10 +357,16 @@ def test_too_few_micro_batches_to_fill_the_pipeline(ga):
         compile_training(InBlocks(), options)
 
 
+def test_auto_increment_counts_the_empty_first_stage():
+    strategy = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
+    with pytest.raises(poptorch.Error, match=r"pipeline stages is 4, which needs at least 7"):
+        compile_training(InBlocks(), make_options(1, 5, strategy))
+
+
 def test_too_few_device_iterations_in_inference():
     options = make_options(2, 1, three_stages())
     options.autoRoundNumIPUs(True)
-    model = poptorch.inferenceModel(InBlocks(), options)
+    model = poptorch.inferenceModel(InBlocks().eval(), options)
     with pytest.raises(poptorch.Error, match=r"pipeline stages is 3, which needs at least 3"):
         model(torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
 
@@ -408,7 +407,7 @@ def test_the_outer_block_is_not_restored():
 
 
 def test_a_block_that_no_stage_lists():
-    with pytest.raises(AssertionError, match="Unknown Block.*c"):
+    with pytest.raises(AssertionError, match=r"Unknown Block.*c"):
         compile_training(InBlocks(), make_options(1, 5, poptorch.PipelinedExecution("a", "b")))
 
 

@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
     ("ops", "dataloader"),
     ("trace", "passes"),
     ("lowering",),
-    ("host_weights", "compilation", "report"),
+    ("host_weights", "compilation", "device_state", "report"),
     ("model",),
     ("__init__",),
     ("__main__",),
@@ -43,7 +43,10 @@ PYTHON_PARTS = {
 # Who may name a module that is otherwise low enough for everybody.
 PYTHON_DOORS = {
     "_C": {"_native"},
-    "_native": {"compilation", "lowering", "model", "ops", "passes", "report", "trace"},
+    "_native": {
+        *("trace", "passes", "ops", "lowering"),
+        *("compilation", "device_state", "model", "report"),
+    },
 }
 
 CPP_LAYERS = (

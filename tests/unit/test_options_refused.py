@@ -124,6 +124,7 @@ def test_default_of_what_is_not_supported_is_accepted(opts, path, arguments):
         ("TensorLocations.setWeightLocation", ({},)),
         ("Distributed.configureProcessId", ("0", 1)),
         ("_Popart.setEngineOptions", ("a",)),
+        ("_Popart.setPatterns", (["a"],)),
         ("_Popart.setPatterns", ({"a": 1},)),
         ("_Popart.setPatterns", ({"a": True}, "high")),
     ],

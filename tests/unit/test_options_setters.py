@@ -399,6 +399,20 @@ def test_popart_begins_with_two_settings(opts):
     }
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("enableFloatingPointChecks", False),
+        ("enableStableNorm", False),
+        ("enableStochasticRounding", False),
+        ("partialsTypeMatMuls", "float"),
+        ("syntheticDataMode", 0),
+    ],
+)
+def test_popart_accepts_what_is_done_anyway(opts, key, value):
+    assert opts._Popart.set(key, value).options[key] == value
+
+
 @pytest.mark.parametrize("key", ["reportOptions", "exportPoplarComputationGraph", "dotChecks"])
 def test_popart_stores_settings_without_effect(opts, key):
     assert opts._Popart.set(key, {"a": "b"}) is opts._Popart

@@ -333,7 +333,7 @@ def test_auto_increment_counts_new_blocks_from_1():
 
 def test_auto_increment_uses_the_ipu_of_the_block():
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    assert places(strategy, ("a", 0), ("b", 0)) == [(1, 0), (2, 0)]
+    assert places(strategy, ("a", 0), ("b", 0), ("a", 0)) == [(1, 0), (2, 0), (1, 0)]
 
 
 def test_explicit_stage_decides_stage_and_ipu():

@@ -204,7 +204,7 @@ def test_sharded_execution_has_no_minimum(training):
 def test_number_of_ipus_must_be_a_power_of_two():
     with pytest.raises(
         Error,
-        match=r"uses 3 IPUs \(highest IPU id 2\).* on 2 or 4 IPUs, or call Options\.autoRoundNumIPUs\(True\) to reserve 4",
+        match=r"uses 3 IPUs \(highest IPU id 2\).* on 2 or 4 IPUs, or call .* to reserve 4",
     ):
         check([0, 2], accumulation=3)
 

@@ -1,0 +1,22 @@
+"""The passes over a lowered program, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from popsim_torch.ir import Graph, verify
+from popsim_torch.passes.fuse_elementwise import fuse_elementwise
+
+PASSES: tuple[Callable[[Graph], object], ...] = (fuse_elementwise,)
+
+
+def run_passes(graph: Graph) -> None:
+    """Run every pass on a complete program, in place, and verify it before and after each.
+
+    Raises:
+        InternalError: The program breaks a rule; our own bug.
+    """
+    verify(graph)
+    for run_pass in PASSES:
+        run_pass(graph)
+        verify(graph)

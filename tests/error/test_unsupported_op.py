@@ -1,0 +1,34 @@
+"""Operations that the device does not have."""
+
+import pytest
+import torch
+
+import popsim_torch as poptorch
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda _, x: torch.fft.fft(x).real,
+        lambda _, x: torch.complex(x, x).abs(),
+        lambda _, x: torch.view_as_complex(x.view(-1, 2, 2)).real,
+        lambda _, x: x.to_sparse().to_dense(),
+    ],
+    ids=["fft", "complex", "view_as_complex", "sparse"],
+)
+def test_refused_at_compile_time(h, mistake):
+    net = h.Net(mistake)
+    model = poptorch.inferenceModel(net, h.make_options())
+    with pytest.raises(poptorch.Error, match="Unsupported"):
+        model.compile(h.good_batch()[0])
+    assert not model.isCompiled()
+    net.switch["on"] = False
+    h.check_inference(model)
+
+
+def test_backward_of_an_output(h):
+    model = h.train(h.Net())
+    _, loss = model(*h.good_batch())
+    with pytest.raises((poptorch.Error, RuntimeError)):
+        loss.backward()
+    h.check_training(model)

@@ -1,0 +1,213 @@
+"""The order in which stages work on micro-batches, and the check of such an order."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from popsim_torch import _native
+from popsim_torch.errors import Error, InternalError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "schedules.txt"
+
+NAMES = ("sequential", "pipelined")
+SIZES = [(s, m) for s in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 5, 8, 16, 17)]
+CASES = [(n, s, m, t) for n in NAMES for s, m in SIZES for t in (False, True)]
+
+
+def golden_cases():
+    """Yield the cases of the golden file as test parameters."""
+    for line in GOLDEN.read_text().splitlines():
+        if line and not line.startswith("#"):
+            case, actions = line.split(": ")
+            name, stages, micro_batches, kind = case.split()
+            training = {"training": True, "inference": False}[kind]
+            yield pytest.param(name, int(stages), int(micro_batches), training, actions, id=case)
+
+
+def generate(name, num_stages, num_micro_batches, training):
+    return _native.schedule_actions(name, num_stages, num_micro_batches, training)
+
+
+def validate(actions, num_stages, num_micro_batches, training):
+    with _native.translated_errors():
+        _native.validate_schedule(actions, num_stages, num_micro_batches, training)
+
+
+def read(actions):
+    """Return (stage, kind, micro-batch) of every action but the update."""
+    words = actions.split()
+    for word in words:
+        if word == "U":
+            continue
+        kind = "F" if "F" in word else "B"
+        stage, micro_batch = word.split(kind)
+        yield int(stage), kind, int(micro_batch)
+
+
+def most_in_flight(actions, num_slots):
+    """Return the largest number of micro-batches begun and not finished."""
+    done = {}
+    most = 0
+    for _, _, micro_batch in read(actions):
+        done[micro_batch] = done.get(micro_batch, 0) + 1
+        most = max(most, sum(count < num_slots for count in done.values()))
+    return most
+
+
+@pytest.mark.parametrize("name, stages, micro_batches, training, actions", list(golden_cases()))
+def test_golden(name, stages, micro_batches, training, actions):
+    assert generate(name, stages, micro_batches, training) == actions
+
+
+def test_every_generated_schedule_is_valid():
+    for name, stages, micro_batches, training in CASES:
+        validate(generate(name, stages, micro_batches, training), stages, micro_batches, training)
+
+
+def test_every_action_stands_once():
+    for name, stages, micro_batches, training in CASES:
+        actions = list(read(generate(name, stages, micro_batches, training)))
+        kinds = "FB" if training else "F"
+        wanted = set(itertools.product(range(stages), kinds, range(micro_batches)))
+        assert len(actions) == len(wanted)
+        assert set(actions) == wanted
+
+
+def test_training_ends_with_its_only_update():
+    for name, stages, micro_batches, training in CASES:
+        words = generate(name, stages, micro_batches, training).split()
+        assert words.count("U") == training
+        assert (words[-1] == "U") == training
+
+
+def test_a_micro_batch_passes_its_stages_in_order():
+    for name, stages, micro_batches, training in CASES:
+        way = [(s, "F") for s in range(stages)]
+        if training:
+            way += [(s, "B") for s in reversed(range(stages))]
+        actions = list(read(generate(name, stages, micro_batches, training)))
+        for mb in range(micro_batches):
+            assert [(s, k) for s, k, m in actions if m == mb] == way
+
+
+def test_a_stage_takes_micro_batches_in_order():
+    for name, stages, micro_batches, training in CASES:
+        actions = list(read(generate(name, stages, micro_batches, training)))
+        for stage, kind in itertools.product(range(stages), "FB" if training else "F"):
+            order = [m for s, k, m in actions if (s, k) == (stage, kind)]
+            assert order == list(range(micro_batches))
+
+
+def test_the_turn_is_taken_at_once():
+    """The last stage's backward follows its forward: nothing is stashed there."""
+    for name, stages, micro_batches, _ in CASES:
+        words = generate(name, stages, micro_batches, True).split()
+        for mb in range(micro_batches):
+            assert words.index(f"{stages - 1}B{mb}") == words.index(f"{stages - 1}F{mb}") + 1
+
+
+def test_a_sequential_schedule_has_one_micro_batch_in_flight():
+    for stages, micro_batches in SIZES:
+        actions = generate("sequential", stages, micro_batches, True)
+        assert most_in_flight(actions, 2 * stages) == 1
+
+
+def test_a_pipeline_has_one_micro_batch_less_in_flight_than_it_is_deep():
+    """The last slot of a micro-batch frees its stashes before the next micro-batch enters."""
+    for stages, micro_batches in SIZES:
+        for training, depth in ((True, 2 * stages - 1), (False, stages)):
+            actions = generate("pipelined", stages, micro_batches, training)
+            num_slots = 2 * stages if training else stages
+            # The running count never sees a micro-batch of a single slot.
+            expected = 0 if num_slots == 1 else min(max(depth - 1, 1), micro_batches)
+            assert most_in_flight(actions, num_slots) == expected
+
+
+def test_a_full_pipeline_keeps_every_stage_busy():
+    """Between fill and drain, each stage works on another micro-batch."""
+    stages, micro_batches = 3, 8
+    words = generate("pipelined", stages, micro_batches, False).split()
+    full = words[3:-3]  # behind the fill 0F0 | 1F0 0F1, before the drain
+    slots = [full[i : i + stages] for i in range(0, len(full), stages)]
+    for slot in slots:
+        assert [word[0] for word in slot] == ["2", "1", "0"]
+        assert len({word[2:] for word in slot}) == stages
+
+
+def test_one_stage_has_nothing_to_overlap():
+    for micro_batches, training in itertools.product((1, 2, 7), (False, True)):
+        one = generate("sequential", 1, micro_batches, training)
+        assert one == generate("pipelined", 1, micro_batches, training)
+
+
+def test_an_unknown_generator():
+    with (
+        pytest.raises(Error, match=r"'zigzag' is not known.*'sequential' and 'pipelined'"),
+        _native.translated_errors(),
+    ):
+        generate("zigzag", 1, 1, True)
+
+
+# The check
+
+
+VALID = "0F0 1F0 1B0 0F1 0B0 1F1 1B1 0B1 U"
+
+
+def test_the_check_accepts_a_valid_schedule():
+    validate(VALID, 2, 2, True)
+
+
+@pytest.mark.parametrize(
+    "actions, culprit",
+    [
+        ("1F0 0F0 1B0 0B0 U", "1F0 is out of order"),
+        ("0F0 1F0 0B0 1B0 U", "0B0 is out of order"),
+        ("0F0 0F0 1F0 1B0 0B0 U", "0F0 is out of order"),
+        ("0F1 1F1 1B1 0B1 0F0 1F0 1B0 0B0 U", "0F1 is out of order"),
+        ("0F0 1F0 2F0 0B0 U", "2F0 is out of order"),
+        ("0F0 2B0 1B0 0B0 U", "2B0 is out of order"),
+        ("0F0 1F0 1B0 0B0 0F1 U", "0F1 is out of order"),
+        ("0F0 1F0 1B0 U", "micro-batch 0 is not finished"),
+        ("0F0 1F0 1B0 0B0", "the update is missing"),
+        ("U 0F0 1F0 1B0 0B0", "0F0 comes after the update"),
+        ("0F0 1F0 1B0 0B0 U U", "U comes after the update"),
+        ("", "micro-batch 0 is not finished"),
+    ],
+)
+def test_the_check_names_what_is_wrong(actions, culprit):
+    micro_batches = 2 if "F1 1F1" in actions else 1
+    with pytest.raises(InternalError, match=culprit) as caught:
+        validate(actions, 2, micro_batches, True)
+    assert actions in str(caught.value)
+
+
+@pytest.mark.parametrize("actions", ["0F0 0B0", "0F0 U", "0F0 0B0 U"])
+def test_inference_has_neither_backward_nor_update(actions):
+    with pytest.raises(InternalError, match=r"out of order|does not belong to"):
+        validate(actions, 1, 1, False)
+
+
+@pytest.mark.parametrize("word", ["0X0", "F0", "0F", "-1F0", "0F-1", "0F0x", "0 F0", "u", "0f0"])
+def test_a_word_that_is_no_action(word):
+    with pytest.raises(Error, match="is not an action; actions look like 2F0, 2B0 or U"):
+        validate(f"0F0 {word}", 1, 1, False)
+
+
+def test_a_removed_action_is_always_noticed():
+    for name, (stages, micro_batches) in itertools.product(NAMES, [(1, 2), (2, 3), (3, 5)]):
+        words = generate(name, stages, micro_batches, True).split()
+        for i in range(len(words)):
+            with pytest.raises(InternalError):
+                validate(" ".join(words[:i] + words[i + 1 :]), stages, micro_batches, True)
+
+
+def test_two_swapped_actions_of_a_micro_batch_are_always_noticed():
+    words = generate("pipelined", 3, 5, True).split()
+    for i, j in itertools.combinations(range(len(words) - 1), 2):
+        if words[i][2:] == words[j][2:]:
+            swapped = list(words)
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            with pytest.raises(InternalError, match="out of order"):
+                validate(" ".join(swapped), 3, 5, True)
