@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from popsim_torch import _native, host_weights, optim
 from popsim_torch._update_plan import OptimizerSettings, read_optimizer
@@ -211,9 +212,11 @@ class PoplarExecutor:
         return module_repr(self._user_model)
 
     def __del__(self) -> None:
-        # The device goes away; its training progress must not.
+        # The device goes away; its training progress must not. The garbage collector may come at
+        # any time, also while another model is being traced.
         if self.__dict__.get("_optimizer") is not None and not sys.is_finalizing():
-            self._release()
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self._release()
 
     # Life cycle
 

@@ -74,11 +74,12 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
         const TensorId root = graph.root(id);
         const auto range = live.find(root);
         if (range == live.end() || buffer_of.contains(root)) continue;
-        const TensorId over =
-            id == op.outputs[0] && range->second->num_slots == 1 &&
-                    reuses_input(op)
-                ? overwritten_input(graph, op, live, step)
-                : graph::kNoTensor;
+        // A stashed output is in use from the first step to the last.
+        const bool local =
+            range->second->first == step && range->second->num_slots == 1;
+        const TensorId over = local && id == op.outputs[0] && reuses_input(op)
+                                  ? overwritten_input(graph, op, live, step)
+                                  : graph::kNoTensor;
         if (over == graph::kNoTensor) {
           start_buffer(*range->second);
           continue;

@@ -31,13 +31,12 @@ void validate(const ActionList& actions, const Config& config) {
       updated = true;
       continue;
     }
-    check_internal(action.stage >= 0 && action.stage < config.num_stages &&
-                       (config.training || action.kind == ActionKind::kForward),
-                   "schedule: ", to_string(action), " does not exist with ",
-                   config.num_stages, " stages");
     const int32_t slot = slot_of(action, config.num_stages);
+    const bool exists =
+        action.stage >= 0 && action.stage < config.num_stages &&
+        (config.training || action.kind == ActionKind::kForward);
     check_internal(
-        action.micro_batch >= 0 &&
+        exists && action.micro_batch >= 0 &&
             action.micro_batch < config.num_micro_batches && slot >= 0 &&
             slot < slots && next.at(action.micro_batch) == slot &&
             next_micro_batch[slot] == action.micro_batch,

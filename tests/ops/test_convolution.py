@@ -131,7 +131,8 @@ class Operands:
         self.x = random(case.x, dtype)
         self.weight = random(case.weight, dtype)
         self.bias = random((case.channels,), dtype)
-        leaves = [t.double().requires_grad_() for t in (self.x, self.weight, self.bias)]
+        values = (self.x, self.weight, self.bias)
+        leaves = [value.to(torch.float64, copy=True).requires_grad_() for value in values]
         y = case.eager(*leaves)
         self.y = y.detach()
         self.grad_y = random(y.shape, dtype)
@@ -227,22 +228,17 @@ def same_for_all(x: torch.Tensor) -> torch.Tensor:
 )
 def test_layouts(layout, name, dtype):
     operands = Operands(CASES[name], dtype)
-    if layout is same_for_all:
-        for operand in (operands.x, operands.weight, operands.grad_y):
-            operand.copy_(layout(operand.clone()))
-    expected = [
-        operands.forward(),
-        operands.backward_of_x(),
-        *operands.backward_of_weight(),
-    ]
-    operands.x, operands.weight, operands.grad_y = (
-        layout(operand) for operand in (operands.x, operands.weight, operands.grad_y)
-    )
-    actual = [
-        operands.forward(),
-        operands.backward_of_x(),
-        *operands.backward_of_weight(),
-    ]
+    names = ("x", "weight", "grad_y")
+
+    def results():
+        return [operands.forward(), operands.backward_of_x(), *operands.backward_of_weight()]
+
+    for operand in names:
+        setattr(operands, operand, layout(getattr(operands, operand)))
+    actual = results()
+    for operand in names:
+        setattr(operands, operand, getattr(operands, operand).contiguous())
+    expected = results()
     for one, other in zip(actual, expected, strict=True):
         assert_near(one, other.double(), dtype)
 
