@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
@@ -33,6 +35,14 @@ _MEMORY_FORMATS = {
     torch.channels_last_3d: 3,
 }
 _STRIDED = 0
+
+# PyTorch gives their auxiliary results other shapes on the CPU than while tracing for a device.
+_OTHER_SHAPES_ON_CPU = frozenset(
+    {
+        torch.ops.aten._embedding_bag.default,
+        torch.ops.aten._embedding_bag_forward_only.default,
+    }
+)
 
 # Only move elements: float16 stays as it is. Everything else computes in float32 and rounds once.
 _MOVES_DATA = frozenset(
@@ -212,12 +222,16 @@ def lower_aten(
     operator: Any = target or node.target
     boxer = _Boxer(builder, place, widen=operator not in _MOVES_DATA)
     arguments = [boxer(value) for value in _bound(node, operator)]
-    results = node.meta["val"]
-    single = isinstance(results, torch.Tensor)
-    flat = [results] if single else list(results)
+    single = isinstance(node.meta["val"], torch.Tensor)
+    flat = _results(node)
     out = None
     if all(result is not None for result in flat) and not _returns_list(operator):
         out = out_overload(operator)
+    if out is None and not single:
+        # Only what is read has to come back. What PyTorch says of the others may not even be so:
+        # of a gradient that it is told not to compute, for example.
+        read = builder.used_results(node)
+        flat = [result if i in read else None for i, result in enumerate(flat)]
     outputs = [None if r is None else builder.value(boxer.computed(r.dtype), r.shape) for r in flat]
     schema = (out or operator)._schema
     attributes: dict[str, Attribute] = {
@@ -232,10 +246,24 @@ def lower_aten(
         "aten", boxer.inputs, outputs, attributes, place=place, fixed_phase=stream is not None
     )
     narrowed = [
-        tensor if tensor is None else cast(builder, tensor, result.dtype, place)
+        None if tensor is None else cast(builder, tensor, result.dtype, place)
         for tensor, result in zip(outputs, flat, strict=True)
     ]
     return narrowed[0] if single else narrowed
+
+
+def _results(node: torch.fx.Node) -> list[Any]:
+    """Return a tensor of the shape and type of each result of a node; None for absent ones."""
+    traced = node.meta["val"]
+    if node.target in _OTHER_SHAPES_ON_CPU:
+        operator: Any = node.target
+        with disable_proxy_modes_tracing(), unset_fake_temporarily():
+            args, kwargs = torch.fx.map_arg(
+                (node.args, node.kwargs),
+                lambda source: torch.zeros_like(source.meta["val"], device="cpu"),
+            )
+            return list(operator(*args, **kwargs))
+    return [traced] if isinstance(traced, torch.Tensor) else list(traced)
 
 
 def _returns_list(operator: torch._ops.OpOverload) -> bool:

@@ -82,12 +82,17 @@ _TYPES = {
 }
 
 
+_TRANSPOSED = 6  # argument of a convolution
+
+
 def op_type(node: torch.fx.Node) -> str:
     """Return the type that a node's results are named by, ``Gemm`` for ``aten.addmm``."""
     override = origin_of(node).op_type
     if override is not None:
         return override
     name = node.target._schema.name.split("::")[-1]  # type: ignore[union-attr]
+    if node.target is torch.ops.aten.convolution.default and node.args[_TRANSPOSED]:
+        return "ConvTranspose"
     if name not in _TYPES and name.endswith("_") and name[:-1]:
         name = name[:-1]
     return _TYPES.get(name) or "".join(part.capitalize() for part in name.split("_"))
