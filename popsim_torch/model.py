@@ -504,6 +504,9 @@ class PoplarExecutor:
         with _native.translated_errors():
             results = compiled.executable.run(device_inputs)
         self._has_run = True
+        if self._optimizer is not None:
+            # Schedulers of torch warn when they believe that no update came before theirs.
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
         num_outputs = compiled.program.num_outputs
         changed = compiled.program.changed_inputs
         for position, value in zip(changed, results[num_outputs:], strict=False):

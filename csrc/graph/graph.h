@@ -75,7 +75,7 @@ using Attribute =
 struct Op {
   std::string kind;  // name in the op registry
   std::string name;  // of its first output, for messages and printing
-  std::vector<TensorId> inputs;  // kNoTensor: an optional input left out
+  std::vector<TensorId> inputs;   // kNoTensor: an optional input left out
   std::vector<TensorId> outputs;  // kNoTensor: a result that nobody reads
   std::map<std::string, Attribute, std::less<>> attributes;
   Phase phase = Phase::kForward;

@@ -12,7 +12,8 @@ void print_tensor(std::ostream& out, const Graph& graph, TensorId id) {
     return;
   }
   const Tensor& t = graph.tensor(id);
-  out << "%" << id << ":" << popsim::name_of(t.dtype) << popsim::to_string(t.shape);
+  out << "%" << id << ":" << popsim::name_of(t.dtype)
+      << popsim::to_string(t.shape);
 }
 
 }  // namespace

@@ -46,9 +46,9 @@ void verify(const Graph& graph) {
   for (const Op& op : graph.ops()) {
     for (const TensorId id : op.inputs) {
       if (id == kNoTensor) continue;
-      check_internal(written[static_cast<size_t>(graph.root(id))], "verify: ",
-                     op.kind, " '", op.name, "' reads '", graph.tensor(id).name,
-                     "' before it is written");
+      check_internal(written[static_cast<size_t>(graph.root(id))],
+                     "verify: ", op.kind, " '", op.name, "' reads '",
+                     graph.tensor(id).name, "' before it is written");
     }
     for (const TensorId id : op.outputs) {
       if (id == kNoTensor) continue;

@@ -115,11 +115,10 @@ int64_t place(std::vector<Buffer>& buffers) {
     }
     buffer.offset = offset;
     end = std::max(end, offset + buffer.bytes);
-    const auto position = std::upper_bound(
-        placed.begin(), placed.end(), offset,
-        [&buffers](int64_t value, size_t j) {
-          return value < buffers[j].offset;
-        });
+    const auto position = std::upper_bound(placed.begin(), placed.end(), offset,
+                                           [&buffers](int64_t value, size_t j) {
+                                             return value < buffers[j].offset;
+                                           });
     placed.insert(position, i);
   }
   return end;

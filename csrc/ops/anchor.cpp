@@ -48,9 +48,7 @@ class AnchorKernel final : public Kernel {
     }
   }
 
-  std::vector<graph::TensorId> at_tensors() const override {
-    return {source_};
-  }
+  std::vector<graph::TensorId> at_tensors() const override { return {source_}; }
 
   void run(const RunContext& context) override {
     const Cursor& cursor = context.cursor;
@@ -117,9 +115,10 @@ class AnchorKernel final : public Kernel {
 
 const OpDef kAnchor{
     .name = "anchor",
-    .schema = "anchor(Tensor x, *, str mode, int period, "
-              "int device_iterations, int accumulation_steps, int buffer, "
-              "bool per_update, str dtype) -> ()",
+    .schema =
+        "anchor(Tensor x, *, str mode, int period, "
+        "int device_iterations, int accumulation_steps, int buffer, "
+        "bool per_update, str dtype) -> ()",
     .shape = [](const OpView&) { return std::vector<TensorType>{}; },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AnchorKernel>(op);

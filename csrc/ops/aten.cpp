@@ -85,8 +85,9 @@ class Boxer {
   }
   c10::IValue operator()(const std::vector<int64_t>& values) const {
     if (values.empty() && is_list()) return empty_list(type_);
-    if (is_list() && type_.expectRef<c10::ListType>().getElementType()->kind() ==
-                         c10::TypeKind::FloatType) {
+    if (is_list() &&
+        type_.expectRef<c10::ListType>().getElementType()->kind() ==
+            c10::TypeKind::FloatType) {
       return std::vector<double>(values.begin(), values.end());
     }
     return values;
@@ -214,9 +215,9 @@ class AtenKernel final : public Kernel {
       stack_[slot.position] = boxed_list(context, slot);
     }
     if (generator_) {
-      generator_->set_current_seed(mix_seed(
-          context.seed, static_cast<uint64_t>(stream_),
-          static_cast<uint64_t>(context.cursor.step)));
+      generator_->set_current_seed(
+          mix_seed(context.seed, static_cast<uint64_t>(stream_),
+                   static_cast<uint64_t>(context.cursor.step)));
     }
   }
 
@@ -281,8 +282,9 @@ std::vector<TensorType> traced_types(const OpView& op) {
 
 const OpDef kAten{
     .name = "aten",
-    .schema = "aten(Tensor?[] inputs, *, str operator, str overload, "
-              "Argument[] arguments, bool out) -> Tensor[]",
+    .schema =
+        "aten(Tensor?[] inputs, *, str operator, str overload, "
+        "Argument[] arguments, bool out) -> Tensor[]",
     .shape = traced_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AtenKernel>(op);

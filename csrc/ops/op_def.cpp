@@ -28,8 +28,8 @@ graph::TensorId OpView::input_id(size_t i) const {
 }
 
 graph::TensorId OpView::output_id(size_t i) const {
-  check_internal(i < op_.outputs.size(), op_.kind, " '", op_.name,
-                 "': output ", i, " is missing");
+  check_internal(i < op_.outputs.size(), op_.kind, " '", op_.name, "': output ",
+                 i, " is missing");
   return op_.outputs[i];
 }
 

@@ -111,8 +111,8 @@ class OpView {
       static const T empty;
       if (value == nullptr && is_empty_list(found->second)) return empty;
     }
-    check_internal(value != nullptr, op_.kind, " '", op_.name,
-                   "': attribute '", name, "' has another type");
+    check_internal(value != nullptr, op_.kind, " '", op_.name, "': attribute '",
+                   name, "' has another type");
     return *value;
   }
 

@@ -23,10 +23,10 @@ using schedule::ActionKind;
 // update to wait for, so one list covers all device iterations.
 schedule::Config schedule_config(const graph::Graph& graph,
                                  const RunConfig& config) {
-  return {graph.num_stages(),
-          config.training ? config.gradient_accumulation
-                          : config.device_iterations,
-          config.training};
+  return {
+      graph.num_stages(),
+      config.training ? config.gradient_accumulation : config.device_iterations,
+      config.training};
 }
 
 UserError failure(const graph::Op& op, const char* reason) {
@@ -216,27 +216,24 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> results;
   std::vector<void*> buffers;
   for (size_t i = 0; i < returns_.size(); ++i) {
-    results.push_back(
-        returns_[i].keep
-            ? at::Tensor()
-            : at::empty(returns_[i].shape,
-                        ops::to_scalar_type(returns_[i].dtype)));
+    results.push_back(returns_[i].keep
+                          ? at::Tensor()
+                          : at::empty(returns_[i].shape,
+                                      ops::to_scalar_type(returns_[i].dtype)));
     buffers.push_back(returns_[i].keep ? kept_[i].data_ptr()
                                        : results.back().data_ptr());
   }
   const c10::InferenceMode no_autograd;
   Context context(*this, std::move(buffers));
-  const int64_t iterations =
-      config_.training ? config_.device_iterations : 1;
+  const int64_t iterations = config_.training ? config_.device_iterations : 1;
   for (int64_t i = 0; i < iterations; ++i) run_iteration(inputs, context, i);
   return results;
 }
 
 void Executable::write(TensorId id, const at::Tensor& value) {
   const graph::Tensor& t = graph_.tensor(id);
-  const at::Tensor target =
-      at::from_blob(memory_->pointer(id), t.shape, t.strides,
-                    ops::to_scalar_type(t.dtype));
+  const at::Tensor target = at::from_blob(
+      memory_->pointer(id), t.shape, t.strides, ops::to_scalar_type(t.dtype));
   check_user(value.numel() == t.numel(), "write: '", t.name, "' has shape ",
              to_string(t.shape), ", the value has ", value.numel(),
              " elements");

@@ -39,8 +39,7 @@ ActionList parse(const std::string& text) {
                    action.stage >= 0 && action.micro_batch >= 0,
                "schedule: '", word,
                "' is not an action; actions look like 2F0, 2B0 or U");
-    action.kind =
-        letter == 'F' ? ActionKind::kForward : ActionKind::kBackward;
+    action.kind = letter == 'F' ? ActionKind::kForward : ActionKind::kBackward;
     actions.push_back(action);
   }
   return actions;

@@ -35,13 +35,13 @@ void validate(const ActionList& actions, const Config& config) {
     const bool exists =
         action.stage >= 0 && action.stage < config.num_stages &&
         (config.training || action.kind == ActionKind::kForward);
-    check_internal(
-        exists && action.micro_batch >= 0 &&
-            action.micro_batch < config.num_micro_batches && slot >= 0 &&
-            slot < slots && next.at(action.micro_batch) == slot &&
-            next_micro_batch[slot] == action.micro_batch,
-        "schedule: ", to_string(action), " is out of order in ",
-        to_string(actions));
+    check_internal(exists && action.micro_batch >= 0 &&
+                       action.micro_batch < config.num_micro_batches &&
+                       slot >= 0 && slot < slots &&
+                       next.at(action.micro_batch) == slot &&
+                       next_micro_batch[slot] == action.micro_batch,
+                   "schedule: ", to_string(action), " is out of order in ",
+                   to_string(actions));
     ++next.at(action.micro_batch);
     ++next_micro_batch[slot];
   }

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.elementwise import cast
+from popsim_torch.trace.device import on_cpu_zeros
 
 # Numbers of torch's enums, as operator schemas take them.
 _SCALAR_TYPES = {
@@ -256,13 +255,8 @@ def _results(node: torch.fx.Node) -> list[Any]:
     """Return a tensor of the shape and type of each result of a node; None for absent ones."""
     traced = node.meta["val"]
     if node.target in _OTHER_SHAPES_ON_CPU:
-        operator: Any = node.target
-        with disable_proxy_modes_tracing(), unset_fake_temporarily():
-            args, kwargs = torch.fx.map_arg(
-                (node.args, node.kwargs),
-                lambda source: torch.zeros_like(source.meta["val"], device="cpu"),
-            )
-            return list(operator(*args, **kwargs))
+        values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+        return list(on_cpu_zeros(node.target, *values))
     return [traced] if isinstance(traced, torch.Tensor) else list(traced)
 
 

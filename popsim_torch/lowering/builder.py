@@ -94,6 +94,7 @@ class Builder:
         *,
         place: Place,
         fixed_phase: bool = False,
+        behind: Tensor | None = None,
     ) -> None:
         """Add an op.
 
@@ -105,6 +106,7 @@ class Builder:
             place: Where it belongs. An op on constants alone moves to the setup phase; a backward
                 op moves to the earliest stage among its backward inputs.
             fixed_phase: Keep the phase even if the inputs are constants (random ops, prints).
+            behind: Put the op right behind the one that wrote this tensor, not at the end.
 
         Raises:
             Error: A forward op reads a tensor of a later pipeline stage.
@@ -134,6 +136,17 @@ class Builder:
         self.graph.add_op(
             kind, inputs, outputs, attributes, phase=phase, stage=stage, name=place.name
         )
+        if behind is not None:
+            self._move_last_op_behind(self.graph.root(behind).id)
+
+    def _move_last_op_behind(self, root: int) -> None:
+        ops, tensors = self.graph.ops, self.graph.tensors
+        last = ops.pop()
+        position = len(ops)
+        for index, op in enumerate(ops):
+            if any(i >= 0 and self.graph.root(tensors[i]).id == root for i in op.outputs):
+                position = index + 1
+        ops.insert(position, last)
 
     def written_in(self, tensor: Tensor) -> tuple[Phase, int] | None:
         """Return phase and stage of the op that wrote the tensor's memory last, if one did."""

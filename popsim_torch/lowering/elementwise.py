@@ -247,7 +247,6 @@ RULES: dict[Any, Rule] = {
     aten.copy.default: _source,
     aten.div.Scalar: _binary("div"),
     aten.div.Tensor: _binary("div"),
-    aten.expand_copy.default: lambda code, x, _size, **_: code.operand(x),
     aten.fill.Scalar: _fill,
     aten.fill.Tensor: _fill,
     aten.gelu.default: _gelu,

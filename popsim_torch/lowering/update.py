@@ -56,18 +56,22 @@ class UpdateLowering:
         written = self._builder.written_in(gradient)
         place = Place(Phase.BACKWARD, 0 if written is None else written[1], accumulation.output)
         state = self._state(parameter, accumulation.state)
-        inputs = [self._builder.contiguous(gradient, place), state]
-        inputs += [self._scalar(scalar) for scalar in accumulation.scalars]
+        inputs = [gradient, state, *map(self._scalar, accumulation.scalars)]
         out = self._whole(state, accumulation.output)
         self._builder.op(
-            accumulation.kind, inputs, [out], dict(accumulation.attributes), place=place
+            accumulation.kind,
+            inputs,
+            [out],
+            dict(accumulation.attributes),
+            place=place,
+            behind=gradient,
         )
 
     def _gradient_norm(self, plan: OptimizerPlan) -> Tensor | None:
         if plan.max_grad_norm is None:
             return None
         place = Place(Phase.UPDATE, 0, "GlobalNorm___0")
-        gradients = [self._gradient_of(update, place) for update in plan.updates]
+        gradients = [self._gradient_of(update) for update in plan.updates]
         norm = self._builder.value(torch.float32, ())
         self._builder.graph.set_name(norm, place.name)
         inputs = [*gradients, self._scalar(plan.loss_scaling)]
@@ -78,7 +82,7 @@ class UpdateLowering:
         place = Place(Phase.UPDATE, 0, update.updated_name)
         weight = self._parameters[update.parameter]
         states = [self._state(update.parameter, state) for state in update.states]
-        inputs: list[Tensor | None] = [weight, self._gradient_of(update, place), *states]
+        inputs: list[Tensor | None] = [weight, self._gradient_of(update), *states]
         inputs += [self._scalar(scalar) for scalar in update.scalars]
         if update.clipped:
             inputs.append(norm)
@@ -87,18 +91,13 @@ class UpdateLowering:
             outputs.append(self._whole(state, name))
         self._builder.op(update.kind, inputs, outputs, dict(update.attributes), place=place)
 
-    def _gradient_of(self, update: ParameterUpdate, place: Place) -> Tensor | None:
+    def _gradient_of(self, update: ParameterUpdate) -> Tensor | None:
         if update.gradient == GradientInput.NONE:
             return None
         if update.gradient == GradientInput.ACCUMULATOR:
             assert update.accumulator is not None
             return self._state(update.parameter, update.accumulator)
-        gradient = self._gradients[update.parameter]
-        # Copied where it was computed: its memory is free for others afterwards.
-        written = self._builder.written_in(gradient)
-        return self._builder.contiguous(
-            gradient, place if written is None else Place(written[0], written[1], place.name)
-        )
+        return self._gradients[update.parameter]
 
     def _state(self, parameter: str, state: State) -> Tensor:
         if state.name not in self._states:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -29,8 +30,21 @@ _SAME_TENSOR = frozenset(
 _AS_VIEW = {
     aten._unsafe_view.default: aten.view.default,
     aten._reshape_copy.default: aten.view.default,
-    aten.view_copy.default: aten.view.default,
 }
+_COPY = "_copy"
+
+
+@functools.cache
+def _viewing(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Return the view operator that gives the values of ``target``: ``view`` for ``view_copy``."""
+    if target in _AS_VIEW:
+        return _AS_VIEW[target]
+    name, overload = target._opname, target._overloadname
+    packet = getattr(aten, name.removesuffix(_COPY), None) if name.endswith(_COPY) else None
+    viewing: torch._ops.OpOverload | None = getattr(packet, overload, None)
+    if viewing is None or viewing._schema.returns[0].alias_info is None:
+        return None
+    return viewing
 
 
 def is_view(node: torch.fx.Node) -> bool:
@@ -38,7 +52,7 @@ def is_view(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target in _SAME_TENSOR or target in _AS_VIEW:
+    if target in _SAME_TENSOR or _viewing(target) is not None:
         return True
     if target is aten._to_copy.default:
         source = node.args[0]
@@ -57,8 +71,8 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if node.target in _SAME_TENSOR or node.target is aten._to_copy.default:
         return _another_name(builder, source)
     target: Any = node.target
-    target = _AS_VIEW.get(target, target)
-    if node.target is aten.as_strided.default:
+    target = _viewing(target) or target
+    if target is aten.as_strided.default:
         source = _with_traced_layout(builder, node, source, place)
     try:
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)

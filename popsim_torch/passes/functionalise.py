@@ -1,7 +1,8 @@
 """Takes mutation out of a traced graph.
 
-Afterwards no operator changes a tensor. A placeholder that forward changed in place (a buffer, an
-input) has one ``copy_`` of its new value behind everything else.
+Afterwards no operator changes a tensor, and views are copies (``aten.view_copy``): what is put
+together anew after a change may lie in memory otherwise than it was recorded. A placeholder that
+forward changed in place (a buffer, an input) has one ``copy_`` of its new value at the end.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def functionalise(
     replay = _Replay(module, watched)
     with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
         inputs = [torch.empty_like(value) for value in values]
-        functional = make_fx(functionalize(replay.run, remove="mutations"), tracing_mode="real")(
-            *inputs
-        )
+        functional = make_fx(
+            functionalize(replay.run, remove="mutations_and_views"), tracing_mode="real"
+        )(*inputs)
+    # Views that are looked at again after a change; some for nobody.
+    functional.graph.eliminate_dead_code()
     return functional, replay.became

@@ -20,9 +20,8 @@ from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.losses import LOSS_FUNCTIONS
-
-DEVICE = torch.device("ipu", 0)
+from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 
 _READS_VALUES = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "is_nonzero"}
@@ -46,6 +45,17 @@ _DROPOUTS = frozenset(
 )
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
+# Where functions take class indices that must be 64 bits long.
+_INDEX_ARGUMENT = {
+    "cross_entropy_loss": 1,
+    "multi_margin_loss": 1,
+    "nll_loss": 1,
+    "nll_loss2d": 1,
+    "nll_loss_nd": 1,
+    "one_hot": 0,
+    "take": 1,
+    "take_along_dim": 1,
+}
 _FROM_HOST_DATA = frozenset({torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray})
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -117,6 +127,7 @@ class FunctionMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         args, kwargs = tree_map(self._known, (args, kwargs))
         if name == "__get__" or name == "__set__":
+            _refuse_new_data(func, name, args)
             return func(*args, **kwargs)
         if self._stays_on_host(func, args, kwargs):
             return _call_on_host(func, args, kwargs)
@@ -130,6 +141,7 @@ class FunctionMode(TorchFunctionMode):
             data, dtype = args[1], kwargs.get("dtype") or args[0].dtype
             return self._listener.constant(_call_on_host(torch.tensor, (data,), {"dtype": dtype}))
         args, kwargs = tree_map(self._lifted, (args, kwargs))
+        args = _with_long_indices(name, args)
         if func in _device_constructors():
             kwargs["device"] = DEVICE
         if not self._training:
@@ -168,9 +180,10 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self._listener.before_call(func)
+        body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
-                result = func(*args, **kwargs)
+                result = body(*args, **kwargs)
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
         else:
@@ -199,6 +212,25 @@ class FunctionMode(TorchFunctionMode):
 def _call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with disable_proxy_modes_tracing(), unset_fake_temporarily():
         return func(*args, **kwargs)
+
+
+def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> None:
+    if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
+        raise Error(
+            f"Assigning Tensor.data in forward is not supported (tensor of shape "
+            f"{tuple(args[0].shape)}). Compute a new tensor, or use Tensor.copy_."
+        )
+
+
+def _with_long_indices(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Widen 32-bit class indices: the device's integers have 32 bits, PyTorch asks for 64."""
+    position = _INDEX_ARGUMENT.get(name)
+    if position is None or len(args) <= position:
+        return args
+    indices = args[position]
+    if isinstance(indices, torch.Tensor) and indices.dtype in (torch.int16, torch.int32):
+        return (*args[:position], indices.long(), *args[position + 1 :])
+    return args
 
 
 def _refuse_host(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +36,34 @@ _LOSS_NAMES = (
 )
 LOSS_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(getattr(F, name) for name in _LOSS_NAMES)
 """The functions of ``torch.nn.functional`` whose result is a loss."""
+
+
+def _gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Compute what ``F.gaussian_nll_loss`` does, without its look at the sign of ``var``."""
+    variance = var if isinstance(var, torch.Tensor) else torch.full_like(input, var)
+    if variance.dim() == input.dim() - 1:
+        variance = variance.unsqueeze(-1)
+    # The gradient passes the lower bound.
+    variance = variance + (variance.detach().clamp(min=eps) - variance.detach())
+    loss = 0.5 * (torch.log(variance) + (input - target) ** 2 / variance)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+TRACEABLE: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    F.gaussian_nll_loss: _gaussian_nll_loss
+}
+"""What to trace in the place of functions that read values."""
 
 
 def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:

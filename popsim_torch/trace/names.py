@@ -93,8 +93,8 @@ def op_type(node: torch.fx.Node) -> str:
     name = node.target._schema.name.split("::")[-1]  # type: ignore[union-attr]
     if node.target is torch.ops.aten.convolution.default and node.args[_TRANSPOSED]:
         return "ConvTranspose"
-    if name not in _TYPES and name.endswith("_") and name[:-1]:
-        name = name[:-1]
+    if name not in _TYPES:
+        name = name.removesuffix("_copy").removesuffix("_")
     return _TYPES.get(name) or "".join(part.capitalize() for part in name.split("_"))
 
 

@@ -27,6 +27,7 @@ from torch.nn.modules.module import (
 from popsim_torch.errors import InternalError
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.markers import PrintedTensor
 from popsim_torch.trace.origin import Origin, set_origin
 from popsim_torch.trace.result import PrintRequest, TraceResult
@@ -116,7 +117,7 @@ class Recorder:
                 list(tensor.shape),
                 tensor.dtype,
                 len(self._result.constants) - 1,
-                torch.device("ipu", 0),
+                DEVICE,
             )
             # The host tensor is kept: its id must not become another one's.
             self._constants[key] = (tensor, traced)

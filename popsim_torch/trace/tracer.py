@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import popsim_torch._native  # noqa: F401  (gives PyTorch the device type)
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
-from popsim_torch.trace.function_mode import DEVICE, FunctionMode
+from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.origin import recording
 from popsim_torch.trace.recorder import Recorder

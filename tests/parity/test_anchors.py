@@ -664,6 +664,38 @@ def test_an_anchored_view_of_a_weight_is_a_forward_value():
     assert model.getAnchoredTensor("w").flatten().tolist() == [0.0, 0.0, -1.0, -1.0]
 
 
+class SetUp(nn.Module):
+    """A weight beside work that is done once, before the first run."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        fixed = torch.arange(2.0, device=x.device).cumsum(0).cumsum(0)
+        out = x * self.w + fixed
+        return self.w, out, poptorch.identity_loss(out, "sum")
+
+
+def test_a_weight_beside_setup_work_can_be_returned():
+    model = poptorch.inferenceModel(SetUp(), make_options(2))
+    weight, out, _ = model(torch.zeros(2, 2))
+    assert weight.tolist() == [1.0] * 4
+    assert out.tolist() == [[0.0, 1.0], [0.0, 1.0]]
+
+
+def test_the_seed_of_the_loss_beside_setup_work_can_be_anchored():
+    net = SetUp()
+    options = make_options(2)
+    options.anchorTensor("seed", "Gradient___IdentityLoss:0", OutputMode.All)
+    options.anchorTensor("w", "w", OutputMode.All)
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0, loss_scaling=4.0)
+    model = poptorch.trainingModel(net, options, optimizer)
+    model(torch.ones(2, 2))
+    assert model.getAnchoredTensor("seed").tolist() == [4.0, 4.0]
+    assert model.getAnchoredTensor("w").tolist() == [0.0, 0.0, -1.0, -1.0]
+
+
 def test_a_buffer_cloned_before_it_changes_keeps_its_old_value():
     class Counts(nn.Module):
         def __init__(self):

@@ -268,6 +268,48 @@ def test_plain_attributes_are_constants():
     assert model(torch.ones(2)).tolist() == [3.0, 12.0]
 
 
+class Caches(nn.Module):
+    """Makes a table in its first forward and keeps it, as positional encodings do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+        self.kept = {}
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        if "scale" not in self.kept:
+            self.kept["scale"] = [torch.full((4,), 2.0)]
+        return x * self.kept["scale"][0] + self.table
+
+
+@pytest.mark.parametrize("top", [True, False], ids=["top level", "sub-module"])
+def test_a_tensor_cached_by_forward_is_made_anew_by_the_next_trace(top):
+    net = Caches() if top else nn.Sequential(Caches())
+    first, second = infer(net), infer(net)
+    expected = torch.tensor([2.0, 3.0, 4.0, 5.0])
+    assert torch.equal(first(torch.ones(1, 4))[0], expected)
+    assert torch.equal(second(torch.ones(2, 4))[1], expected)
+    first.destroy()
+    assert torch.equal(first(torch.ones(3, 4))[2], expected)
+
+
+@pytest.mark.parametrize("top", [True, False], ids=["top level", "sub-module"])
+def test_a_tensor_cached_by_forward_does_not_spoil_the_model(top):
+    net = Caches() if top else nn.Sequential(Caches())
+    infer(net)(torch.ones(1, 4))
+    copy.deepcopy(net)
+    torch.save(net, io.BytesIO())
+    assert net(torch.ones(1, 4)).tolist() == [[2.0, 3.0, 4.0, 5.0]]
+
+
+def test_a_table_cached_on_the_host_is_used():
+    net = nn.Sequential(Caches())
+    expected = net(torch.ones(1, 4))
+    assert torch.equal(infer(net)(torch.ones(1, 4)), expected)
+
+
 def test_attributes_come_from_the_model():
     net = Net()
     net.note = "mine"

@@ -339,6 +339,22 @@ def test_clashes_are_numbered_in_the_order_of_creation():
     assert values == [2.0, 6.0, 30.0]
 
 
+def test_in_place_operators_do_not_shift_names():
+    def function(x, change):
+        x = x * 2
+        if change:
+            x.add_(1)
+        left, right = x.split(2, 1)
+        return left * right.reshape(-1, 2)
+
+    names = [
+        inference_names_of(Function(lambda x, change=change: function(x, change)), torch.ones(2, 4))
+        for change in (False, True)
+    ]
+    assert {"Split:0", "Split:1", "Reshape:0", "Mul:0", "Mul:0/1"} <= set(names[0])
+    assert [name for name in names[1] if name != "Add:0"] == names[0]
+
+
 def test_scopes_are_the_paths_of_the_modules_being_called():
     class Inner(nn.Module):
         def __init__(self):

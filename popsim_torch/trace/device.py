@@ -1,0 +1,79 @@
+"""The device type ``ipu`` as PyTorch's front end needs it while a model is traced.
+
+The C++ library gives PyTorch a device guard. Here is the rest: a module ``torch.ipu`` for code that
+asks every device for one, and result shapes of operators that PyTorch can only run, not infer.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils._pytree import tree_map
+
+import popsim_torch._native  # noqa: F401  (the device guard)
+
+DEVICE = torch.device("ipu", 0)
+
+aten = torch.ops.aten
+
+# Without a rule for shapes in PyTorch. Shapes do not depend on values.
+_RUN_FOR_SHAPES = (
+    aten.multi_margin_loss.default,
+    aten.multi_margin_loss_backward.default,
+    aten.multilabel_margin_loss_forward.default,
+    aten.multilabel_margin_loss_backward.default,
+)
+
+
+def _device_module() -> types.ModuleType:
+    """Return ``torch.ipu``: a device without a random number state of its own on the host."""
+    module: Any = types.ModuleType("torch.ipu", "The simulated IPU of popsim_torch.")
+    module._initialized = False
+    module.is_available = lambda: True
+    module.device_count = lambda: 1
+    module.current_device = lambda: 0
+    result: types.ModuleType = module
+    return result
+
+
+def on_cpu_zeros(function: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a function gives on CPU tensors of zeros: for its shapes and element types.
+
+    Args:
+        function: An ATen operator.
+        args: Positional arguments, fake tensors among them.
+        kwargs: Keyword arguments.
+    """
+
+    def zeros(value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            return torch.zeros(value.shape, dtype=value.dtype)
+        return value
+
+    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+        args, kwargs = tree_map(zeros, (args, kwargs))
+        return function(*args, **kwargs)
+
+
+def _register_shape_rules() -> None:
+    for operator in _RUN_FOR_SHAPES:
+
+        @register_op_impl(operator)
+        def run(fake_mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> Any:
+            device = next(value.device for value in args if isinstance(value, FakeTensor))
+            results = on_cpu_zeros(function, args, kwargs)
+            with fake_mode:
+                return tree_map(
+                    lambda result: torch.empty(result.shape, dtype=result.dtype, device=device),
+                    results,
+                )
+
+
+if not hasattr(torch, "ipu"):
+    torch._register_device_module("ipu", _device_module())  # type: ignore[no-untyped-call]
+_register_shape_rules()

@@ -1,0 +1,204 @@
+"""Which tensor training starts from."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import popsim_torch as poptorch
+from popsim_torch.errors import Error
+from popsim_torch.trace.losses import LOSS_FUNCTIONS, find_final_loss
+
+
+@pytest.fixture
+def w():
+    return torch.ones(3, requires_grad=True)
+
+
+def test_a_single_loss(w):
+    loss = w.sum()
+    assert find_final_loss([loss]) is loss
+
+
+def test_the_order_of_the_calls_does_not_matter(w):
+    first = w.sum()
+    last = first * 2
+    assert find_final_loss([first, last]) is last
+    assert find_final_loss([last, first]) is last
+
+
+def test_a_loss_may_feed_another_one_over_many_steps(w):
+    first = w.sum()
+    value = first
+    for _ in range(50):
+        value = value.exp().log()
+    assert find_final_loss([first, value]) is value
+
+
+def test_two_losses_may_feed_a_third(w):
+    one, two = w.sum(), w.prod()
+    total = one + two
+    assert find_final_loss([one, two, total]) is total
+
+
+def test_no_loss():
+    with pytest.raises(Error, match="Couldn't find a loss in graph"):
+        find_final_loss([])
+
+
+def test_independent_losses(w):
+    with pytest.raises(Error, match=r"Multiple independent losses found in graph \(2 of them\)"):
+        find_final_loss([w.sum(), w.prod()])
+
+
+def test_losses_with_a_common_source_are_independent(w):
+    hidden = w * 2
+    with pytest.raises(Error, match="Multiple independent losses"):
+        find_final_loss([hidden.sum(), hidden.prod()])
+
+
+def test_a_third_loss_that_joins_only_one(w):
+    one, two = w.sum(), w.prod()
+    with pytest.raises(Error, match="Multiple independent losses"):
+        find_final_loss([one, two, one * 2])
+
+
+def test_the_same_loss_twice(w):
+    loss = w.sum()
+    assert find_final_loss([loss, loss]) is loss
+
+
+def test_a_loss_without_gradient_is_ignored(w):
+    loss = w.sum()
+    assert find_final_loss([torch.ones(()), loss, loss.detach()]) is loss
+
+
+def test_nothing_but_losses_without_gradient():
+    with pytest.raises(Error, match="does not depend on any parameter"):
+        find_final_loss([torch.ones(())])
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (3, 3)])
+def test_a_loss_of_several_elements(shape):
+    loss = torch.ones(shape, requires_grad=True) * 1
+    with pytest.raises(Error, match="must be a scalar tensor, got shape") as caught:
+        find_final_loss([loss])
+    assert str(shape) in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_one_element_of_any_rank(shape):
+    loss = torch.ones(shape, requires_grad=True) * 1
+    assert find_final_loss([loss]) is loss
+
+
+def test_inner_losses_need_not_be_scalar(w):
+    each = w * 2
+    loss = each.mean()
+    assert find_final_loss([each, loss]) is loss
+
+
+# Which functions are losses, end to end
+
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.tensor([0, 2, 1, 0])
+TRUTH = torch.tensor([[1.0, 0.0, 1.0]] * 4)
+SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0])
+
+LOSSES = {
+    "l1": lambda out: F.l1_loss(out, TRUTH),
+    "mse": lambda out: F.mse_loss(out, TRUTH, reduction="sum"),
+    "cross entropy": lambda out: F.cross_entropy(out, CLASSES),
+    "cross entropy sum": lambda out: F.cross_entropy(out, CLASSES, reduction="sum"),
+    "ignored class": lambda out: F.cross_entropy(out, CLASSES, ignore_index=0),
+    "smoothed": lambda out: F.cross_entropy(out, CLASSES, label_smoothing=0.1),
+    "nll": lambda out: F.nll_loss(out.log_softmax(1), CLASSES),
+    "bce": lambda out: F.binary_cross_entropy(out.sigmoid(), TRUTH),
+    "bce with logits": lambda out: F.binary_cross_entropy_with_logits(out, TRUTH),
+    "kl": lambda out: F.kl_div(out.log_softmax(1), TRUTH.softmax(1), reduction="batchmean"),
+    "poisson": lambda out: F.poisson_nll_loss(out, TRUTH),
+    "hinge": lambda out: F.hinge_embedding_loss(out[:, 0], SIGNS),
+    "smooth l1": lambda out: F.smooth_l1_loss(out, TRUTH),
+    "huber": lambda out: F.huber_loss(out, TRUTH),
+    "soft margin": lambda out: F.soft_margin_loss(out[:, 0], SIGNS),
+    "cosine": lambda out: F.cosine_embedding_loss(out, TRUTH, SIGNS),
+    "ranking": lambda out: F.margin_ranking_loss(out[:, 0], out[:, 1], SIGNS),
+    "triplet": lambda out: F.triplet_margin_loss(out, out * 2, TRUTH),
+    "module": lambda out: nn.CrossEntropyLoss()(out, CLASSES),
+    "identity sum": lambda out: poptorch.identity_loss(out * out, "sum"),
+    "identity mean": lambda out: poptorch.identity_loss(out * out, "mean"),
+    "identity none": lambda out: poptorch.identity_loss((out * out).sum(), "none"),
+    "identity of a loss": lambda out: poptorch.identity_loss(F.mse_loss(out, TRUTH) * 3, "sum"),
+    "regularised": lambda out: poptorch.identity_loss(
+        F.mse_loss(out, TRUTH) + F.l1_loss(out, TRUTH), "sum"
+    ),
+}
+
+
+class Trains(nn.Module):
+    def __init__(self, loss):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self._loss = loss
+
+    def forward(self, x):
+        out = self.fc(x)
+        return out, self._loss(out)
+
+
+def train_once(net):
+    options = poptorch.Options()
+    options.showCompilationProgressBar(False)
+    options.anchorTensor("g", "Gradient___fc.weight")
+    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
+    out, loss = model(X)
+    return model.getAnchoredTensor("g"), out, loss
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_torch_losses_train_as_in_eager(loss):
+    net = Trains(loss)
+    twin = copy.deepcopy(net)
+    gradient, _, value = train_once(net)
+    _, expected = twin(X)
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, twin.fc.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_comes_behind_the_loss_does_not_change_the_gradient():
+    def scaled(out):
+        return F.mse_loss(out, TRUTH) * 5 + 7
+
+    net = Trains(scaled)
+    twin = copy.deepcopy(net)
+    gradient, _, value = train_once(net)
+    expected = F.mse_loss(twin.fc(X), TRUTH)
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach() * 5 + 7, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, twin.fc.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_half_loss_gets_a_half_seed():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 3).half()
+
+        def forward(self, x):
+            out = self.fc(x.half())
+            return out, poptorch.identity_loss(out, "mean")
+
+    gradient, _, loss = train_once(Half())
+    assert loss.dtype == torch.float16
+    assert gradient.dtype == torch.float16
+    expected = X.half().sum(0) / 12
+    torch.testing.assert_close(gradient[0], expected, rtol=5e-3, atol=5e-3)
+
+
+def test_every_loss_of_torch_is_known():
+    public = {name for name in dir(F) if name.endswith("_loss") and not name.startswith("_")}
+    known = {function.__name__ for function in LOSS_FUNCTIONS}
+    assert public <= known
