@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.popsim_torch
-PIP_INSTALL := $(PY) -m pip install --quiet
+PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:

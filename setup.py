@@ -65,8 +65,8 @@ def vector_flags(march: str) -> list[str]:
 def extension() -> CppExtension:
     """Describe the one extension module."""
     compile_args = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden"]
-    # GCC 12 sees uninitialised values in its own AVX-512 headers.
-    compile_args += ["-Wall", "-Wno-maybe-uninitialized"]
+    # GCC 12 sees uninitialised values in its own AVX-512 headers; torch's have pragmas for clang.
+    compile_args += ["-Wall", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"]
     compile_args += vector_flags(os.environ.get("POPSIM_MARCH", "native"))
     include_dirs = [str(ROOT / "csrc")]
     link_args = ["-fopenmp"]

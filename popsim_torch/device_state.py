@@ -38,15 +38,21 @@ class DeviceState:
         """Copy parameters and floating-point buffers to the device."""
         _logger.info("Writing weights from host to IPU memory")
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
-            for host, tensor in self._weights():
+            for _, host, tensor in self._weights():
                 self._executable.write(tensor, host_weights.plain(host))
 
     def download_weights(self) -> None:
-        """Copy parameters and floating-point buffers into the host's tensors."""
+        """Copy the parameters and buffers that the program changes into the host's tensors.
+
+        Others are the host's: another executor may train them.
+        """
         _logger.info("Writing weights from IPU to host")
+        updates = () if self._plan is None else self._plan.updates
+        changed = {update.parameter for update in updates} | set(self._program.changed_buffers)
         with host_weights.without_sync(), torch.no_grad():
-            for host, tensor in self._weights():
-                host_weights.plain(host).copy_(self._executable.read(tensor))
+            for name, host, tensor in self._weights():
+                if name in changed:
+                    host_weights.plain(host).copy_(self._executable.read(tensor))
 
     def initialise_optimizer(self) -> None:
         """Give states and hyper-parameters the values they have before the first update."""
@@ -111,13 +117,13 @@ class DeviceState:
                 if name in known:
                     self._executable.write(known[name], value)
 
-    def _weights(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor, int]]:
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
         for name, tensor in self._program.parameters.items():
-            yield parameters[name], tensor
+            yield name, parameters[name], tensor
         for name, tensor in self._program.buffers.items():
-            yield buffers[name], tensor
+            yield name, buffers[name], tensor
 
     def _write_scalar(self, name: str, value: float) -> None:
         self._executable.write(self._program.scalars[name], torch.tensor(value))

@@ -301,7 +301,7 @@ class PoplarExecutor:
     # Weights
 
     def copyWeightsToHost(self) -> None:
-        """Copy parameters and floating-point buffers from the device into the host's tensors.
+        """Copy the parameters and buffers that the device changes into the host's tensors.
 
         Raises:
             Error: The model is not compiled.

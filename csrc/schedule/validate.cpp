@@ -14,6 +14,12 @@ int32_t slot_of(const Action& action, int32_t num_stages) {
              : 2 * num_stages - 1 - action.stage;
 }
 
+[[noreturn]] void fail(const Action& action, const char* what,
+                       const ActionList& actions) {
+  throw InternalError(join("schedule: ", to_string(action), " ", what, " in ",
+                           to_string(actions)));
+}
+
 }  // namespace
 
 void validate(const ActionList& actions, const Config& config) {
@@ -25,8 +31,7 @@ void validate(const ActionList& actions, const Config& config) {
   std::map<int32_t, int64_t> next_micro_batch;
   bool updated = false;
   for (const Action& action : actions) {
-    check_internal(!updated, "schedule: ", to_string(action),
-                   " comes after the update in ", to_string(actions));
+    if (updated) fail(action, "comes after the update", actions);
     if (action.kind == ActionKind::kUpdate) {
       updated = true;
       continue;
@@ -34,24 +39,27 @@ void validate(const ActionList& actions, const Config& config) {
     const int32_t slot = slot_of(action, config.num_stages);
     const bool exists =
         action.stage >= 0 && action.stage < config.num_stages &&
-        (config.training || action.kind == ActionKind::kForward);
-    check_internal(exists && action.micro_batch >= 0 &&
-                       action.micro_batch < config.num_micro_batches &&
-                       slot >= 0 && slot < slots &&
-                       next.at(action.micro_batch) == slot &&
-                       next_micro_batch[slot] == action.micro_batch,
-                   "schedule: ", to_string(action), " is out of order in ",
-                   to_string(actions));
+        (config.training || action.kind == ActionKind::kForward) &&
+        action.micro_batch >= 0 &&
+        action.micro_batch < config.num_micro_batches && slot < slots;
+    if (!exists || next.at(action.micro_batch) != slot ||
+        next_micro_batch[slot] != action.micro_batch) {
+      fail(action, "is out of order", actions);
+    }
     ++next.at(action.micro_batch);
     ++next_micro_batch[slot];
   }
   for (size_t mb = 0; mb < next.size(); ++mb) {
-    check_internal(next[mb] == slots, "schedule: micro-batch ", mb,
-                   " is not finished in ", to_string(actions));
+    if (next[mb] != slots) {
+      throw InternalError(join("schedule: micro-batch ", mb,
+                               " is not finished in ", to_string(actions)));
+    }
   }
-  check_internal(updated == config.training,
-                 "schedule: the update is missing in, or does not belong to, ",
-                 to_string(actions));
+  if (updated != config.training) {
+    throw InternalError(
+        join("schedule: the update is missing in, or does not belong to, ",
+             to_string(actions)));
+  }
 }
 
 int64_t max_in_flight(const ActionList& actions) {

@@ -110,7 +110,8 @@ class ReturnLowering:
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return where forward sees a tensor: a variable before anything changes it."""
         position, phase, stage = self._complete(tensor)
-        if self._graph.root(tensor).kind != TensorKind.VARIABLE or position < 0:
+        root = self._graph.root(tensor)
+        if root.kind != TensorKind.VARIABLE or root.id not in self._writer:
             return position, phase, stage
         if phase != Phase.FORWARD:
             return self._last_setup(), Phase.FORWARD, 0

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -108,10 +108,14 @@ class FunctionMode(TorchFunctionMode):
     Args:
         listener: Told of every call.
         training: False turns every dropout into the identity.
+        fake_mode: The mode of this trace's tensors.
     """
 
-    def __init__(self, listener: FunctionListener, training: bool) -> None:
+    def __init__(
+        self, listener: FunctionListener, training: bool, fake_mode: FakeTensorMode
+    ) -> None:
         super().__init__()
+        self._fake_mode = fake_mode
         self._listener = listener
         self._training = training
 
@@ -152,6 +156,12 @@ class FunctionMode(TorchFunctionMode):
 
     def _known(self, value: Any) -> Any:
         """Return the traced tensor for a parameter or buffer, and the device for its names."""
+        if isinstance(value, FakeTensor) and value.fake_mode is not self._fake_mode:
+            raise Error(
+                f"forward uses a tensor of shape {tuple(value.shape)} that was made while another "
+                "model, or this one before, was traced; it has no values. Make it in __init__, or "
+                "anew in each forward, instead of keeping it."
+            )
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             return self._listener.known(value)
         if isinstance(value, torch.device) and value.type == "ipu":

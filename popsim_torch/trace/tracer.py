@@ -27,6 +27,12 @@ from popsim_torch.stages import block_listener
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.losses import find_final_loss
+from popsim_torch.trace.module_state import (
+    attributes_kept,
+    check_initialised,
+    check_not_reassigned,
+    traced_state,
+)
 from popsim_torch.trace.origin import recording
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
@@ -44,7 +50,7 @@ class _Tracer:
         self._request = request
         self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
-        _check_initialised(module)
+        check_initialised(module)
         self._parameters = dict(module.named_parameters())
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
@@ -101,10 +107,11 @@ class _Tracer:
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(_without_validation())
             stack.enter_context(_without_mask_detection())
-            given = stack.enter_context(_traced_state(module, by_identity))
-            stack.enter_context(FunctionMode(self._recorder, request.training))
+            stack.enter_context(attributes_kept(module))
+            given = stack.enter_context(traced_state(module, by_identity))
+            stack.enter_context(FunctionMode(self._recorder, request.training, self._mode))
             structure = module(*args, **kwargs)
-            _check_not_reassigned(module, given)
+            check_not_reassigned(module, given)
         self._result.structure = structure
         return [
             tensor
@@ -126,38 +133,6 @@ class _Tracer:
         found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
         self._result.gradients = [name for name, _ in found]
         return [gradient for _, gradient in found]
-
-
-@contextmanager
-def _traced_state(
-    module: nn.Module, traced: Mapping[int, torch.Tensor]
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Put traced tensors into every place that holds a parameter or buffer.
-
-    Whatever forward does to these places, afterwards they are as they were.
-
-    Args:
-        module: The module; a tied parameter has several places in it.
-        traced: The traced tensor for a host tensor, by the latter's ``id``.
-
-    Yields:
-        The traced tensors by the places' names.
-    """
-    given: dict[str, torch.Tensor] = {}
-    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    try:
-        for path, child in module.named_modules():
-            for slots in (child._parameters, child._buffers):
-                saved.append((slots, dict(slots)))
-                for name, tensor in slots.items():
-                    if tensor is not None:
-                        slots[name] = traced[id(tensor)]
-                        given[f"{path}.{name}" if path else name] = traced[id(tensor)]
-        yield given
-    finally:
-        for slots, content in saved:
-            slots.clear()
-            slots.update(content)
 
 
 @contextmanager
@@ -224,34 +199,6 @@ def _translated_errors() -> Iterator[None]:
         ) from error
     except UnsupportedOperatorException as error:
         raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
-
-
-def _check_initialised(module: nn.Module) -> None:
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if nn.parameter.is_lazy(tensor):
-            raise Error(
-                f"'{name}' of a lazy module has no shape yet. Run the model once on the CPU before "
-                "it is compiled."
-            )
-
-
-def _check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
-    """Refuse models that replace or delete a parameter or buffer in forward."""
-    now = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    for name, tensor in given.items():
-        if name not in now:
-            raise Error(
-                f"The parameter or buffer '{name}' is removed from the model within forward. "
-                "Keep it and leave it unused instead."
-            )
-        if now[name] is not tensor:
-            raise Error(
-                f"The parameter or buffer '{name}' is reassigned within the model's forward. "
-                f"Change it in place instead: self.{name}.copy_(value)."
-            )
 
 
 def trace(request: TraceRequest) -> TraceResult:

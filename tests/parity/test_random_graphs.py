@@ -140,10 +140,10 @@ VIEWS = [
     lambda x, i, j, k: x.movedim(i % x.dim(), j % x.dim()),
     lambda x, i, j, k: x.split(1 + i % 2, -1)[-1],
     lambda x, i, j, k: x.diagonal() if x.dim() > 1 else x.view(1, -1),
-    lambda x, i, j, k: x.unfold(-1, 1 + i % x.shape[-1], 1),
     lambda x, i, j, k: x.contiguous(),
 ]
 COPIES = [
+    lambda x, i, j, k: x.unfold(-1, 1 + i % x.shape[-1], 1).clone(),
     lambda x, i, j, k: F.pad(x, (i % 3, j % 3)),
     lambda x, i, j, k: x.repeat(2, *([1] * (x.dim() - 1))),
     lambda x, i, j, k: torch.tril(x.reshape(x.shape[0], -1), i % 3 - 1),
@@ -328,7 +328,7 @@ recipes = st.builds(
 # What PyTorch says of changes in place that it cannot differentiate, and of a loss without weights.
 REFUSALS = (
     "modified by an inplace operation",
-    "is being modified inplace",
+    "modified inplace",
     "leaf Variable",
     "refers to a single memory location",
     "does not require grad",
@@ -422,6 +422,7 @@ def check(recipe: Recipe) -> None:
 COMMON = {
     "deadline": None,
     "database": None,
+    "report_multiple_bugs": False,
     "phases": (Phase.generate, Phase.shrink),
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
 }

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,34 +55,37 @@ def _lines(process: subprocess.Popen) -> Iterator[dict | None]:
         yield json.loads(line)
 
 
-def run_sweep(kind: str) -> Iterator[Outcome]:
-    """Yield the outcome of every sample of a kind, ``ops`` or ``modules``."""
-    first = 0
-    while True:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.parity.sweep", kind, str(first)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        name, samples, too_slow = "start", 0, False
+def _run_from(kind: str, first: int) -> Generator[Outcome, None, int | None]:
+    """Yield outcomes until the process ends; return where to go on, None at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.parity.sweep", kind, str(first)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        name, samples, detail = None, 0, ""
         for line in _lines(process):
             if line is None:
-                too_slow = True
+                detail = f"no answer in {PATIENCE} s"
             elif "group" in line:
                 first, name, samples = line["group"] + 1, line["name"], 0
             else:
                 samples += 1
                 yield Outcome(line["case"], line["outcome"], line["detail"])
-        code = process.wait()
-        if code == 0:
-            return
-        detail = f"no answer in {PATIENCE} s" if too_slow else f"exit code {code}"
-        yield Outcome(f"{name} [{samples}]", "crashed", detail)
-        if name == "start":
-            return
+    if process.returncode == 0:
+        return None
+    detail = detail or f"exit code {process.returncode}"
+    yield Outcome(f"{name} [{samples}]", "crashed", detail)
+    return None if name is None else first
+
+
+def run_sweep(kind: str) -> Iterator[Outcome]:
+    """Yield the outcome of every sample of a kind, ``ops`` or ``modules``."""
+    first: int | None = 0
+    while first is not None:
+        first = yield from _run_from(kind, first)
 
 
 def report(kind: str, outcomes: list[Outcome]) -> None:

@@ -855,6 +855,44 @@ def test_inference_of_a_part_of_the_trained_model():
     torch.testing.assert_close(after, expected.detach(), **TOLERANCE)
 
 
+class Pair(nn.Module):
+    """Trains one of two layers with the help of the other one."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.second(torch.tanh(self.first(x))), "sum")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_two_training_executors_leave_what_each_trained(order):
+    layers = nn.Linear(4, 4), nn.Linear(4, 2)
+    twins = copy.deepcopy(layers)
+    x, _ = batch()
+    executors = []
+    for i in (0, 1):
+        net = Pair(*layers)
+        layers[1 - i].requires_grad_(False)
+        executors.append(train(net, optimizer=poptorch.optim.SGD(layers[i].parameters(), lr=LR)))
+        executors[i].compile(x)
+        layers[1 - i].requires_grad_(True)
+        # Both start from the same weights: neither sees what the other one does.
+        pair = Pair(*copy.deepcopy(twins))
+        pair(x).backward()
+        for ours, theirs in zip(
+            twins[i].parameters(), (pair.first, pair.second)[i].parameters(), strict=True
+        ):
+            ours.grad = theirs.grad
+    for i in order:
+        executors[i](x)
+    for layer, twin in zip(layers, twins, strict=True):
+        for ours, theirs in zip(layer.parameters(), twin.parameters(), strict=True):
+            expected = theirs.detach() - LR * theirs.grad
+            torch.testing.assert_close(ours.detach(), expected, **TOLERANCE)
+
+
 def test_a_destroyed_training_is_no_longer_followed():
     net = Net()
     x, y = batch()

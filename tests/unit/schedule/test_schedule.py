@@ -195,6 +195,13 @@ def test_a_word_that_is_no_action(word):
         validate(f"0F0 {word}", 1, 1, False)
 
 
+@pytest.mark.timeout(20)
+def test_a_long_schedule_is_checked_fast():
+    """Each action costs the same: the texts of errors are for errors."""
+    for name, training in itertools.product(NAMES, (False, True)):
+        validate(generate(name, 2, 20_000, training), 2, 20_000, training)
+
+
 def test_a_removed_action_is_always_noticed():
     for name, (stages, micro_batches) in itertools.product(NAMES, [(1, 2), (2, 3), (3, 5)]):
         words = generate(name, stages, micro_batches, True).split()

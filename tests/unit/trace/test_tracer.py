@@ -146,6 +146,46 @@ def test_types_of_inputs(given, seen):
     assert dtypes == [seen]
 
 
+HALF, FLOAT = torch.float16, torch.float32
+LAYERS = {
+    "linear": (lambda: nn.Linear(4, 3), (2, 4)),
+    "linear without bias": (lambda: nn.Linear(4, 3, bias=False), (2, 4)),
+    "linear of rank 3": (lambda: nn.Linear(4, 3), (2, 5, 4)),
+    "conv": (lambda: nn.Conv1d(4, 3, 1), (2, 4, 5)),
+    "conv transpose": (lambda: nn.ConvTranspose2d(4, 3, 1), (2, 4, 5, 5)),
+    "layer norm": (lambda: nn.LayerNorm(4), (2, 4)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4)),
+    "batch norm": (lambda: nn.BatchNorm1d(4), (2, 4)),
+    "batch norm in eval": (lambda: nn.BatchNorm1d(4).eval(), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("layer, shape", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("given, weights", [(HALF, FLOAT), (FLOAT, HALF)], ids=["half in", "float"])
+def test_layers_run_in_the_type_of_their_input(layer, shape, given, weights):
+    class Trains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer().to(weights)
+
+        def forward(self, x):
+            out = self.layer(x)
+            return out, poptorch.identity_loss(out, "sum")
+
+    traced = trace_of(Trains(), torch.ones(shape, dtype=given), training=True)
+    out, _, *gradients = results(traced)
+    assert out.meta["val"].dtype == given
+    assert {gradient.meta["val"].dtype for gradient in gradients} == {weights}
+
+
+@pytest.mark.parametrize("product", [torch.matmul, torch.mm, lambda a, b: (a[None] @ b[None])[0]])
+@pytest.mark.parametrize("types", [(HALF, FLOAT), (FLOAT, HALF)], ids=["half first", "float first"])
+def test_a_product_of_two_types_is_float(product, types):
+    a, b = (torch.ones(3, 3, dtype=dtype) for dtype in types)
+    (out,) = results(trace_of(Function(product), a, b))
+    assert out.meta["val"].dtype == FLOAT
+
+
 def test_the_loss_is_noted():
     traced = trace_of(Net(), X, training=True)
     assert traced.loss in results(traced)

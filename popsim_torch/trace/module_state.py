@@ -1,0 +1,117 @@
+"""A user's module while it is traced: traced tensors go in, and nothing of the trace stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from popsim_torch.errors import Error
+
+
+@contextmanager
+def traced_state(
+    module: nn.Module, traced: Mapping[int, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Put traced tensors into every place that holds a parameter or buffer.
+
+    Whatever forward does to these places, afterwards they are as they were.
+
+    Args:
+        module: The module; a tied parameter has several places in it.
+        traced: The traced tensor for a host tensor, by the latter's ``id``.
+
+    Yields:
+        The traced tensors by the places' names.
+    """
+    given: dict[str, torch.Tensor] = {}
+    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    try:
+        for path, child in module.named_modules():
+            for slots in (child._parameters, child._buffers):
+                saved.append((slots, dict(slots)))
+                for name, tensor in slots.items():
+                    if tensor is not None:
+                        slots[name] = traced[id(tensor)]
+                        given[f"{path}.{name}" if path else name] = traced[id(tensor)]
+        yield given
+    finally:
+        for slots, content in saved:
+            slots.clear()
+            slots.update(content)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of nested lists and dicts, with the same leaves."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    return value
+
+
+def _holds_fake(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
+
+
+@contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Take traced tensors that forward stored on a module away again: they end with the trace."""
+    saved = [
+        (child, {name: (value, _copied(value)) for name, value in vars(child).items()})
+        for child in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for child, before in saved:
+            for name in [name for name, value in vars(child).items() if _holds_fake(value)]:
+                if name in before:
+                    value, content = before[name]
+                    _refill(value, content)
+                    vars(child)[name] = value
+                else:
+                    del vars(child)[name]
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a list or dict its content back."""
+    if type(container) is dict:
+        container.clear()
+        container.update(content)
+    elif type(container) is list:
+        container[:] = content
+
+
+def check_initialised(module: nn.Module) -> None:
+    """Refuse lazy modules that have not run yet."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise Error(
+                f"'{name}' of a lazy module has no shape yet. Run the model once on the CPU before "
+                "it is compiled."
+            )
+
+
+def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Refuse models that replace or delete a parameter or buffer in forward."""
+    now = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for name, tensor in given.items():
+        if name not in now:
+            raise Error(
+                f"The parameter or buffer '{name}' is removed from the model within forward. "
+                "Keep it and leave it unused instead."
+            )
+        if now[name] is not tensor:
+            raise Error(
+                f"The parameter or buffer '{name}' is reassigned within the model's forward. "
+                f"Change it in place instead: self.{name}.copy_(value)."
+            )
