@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from popsim_torch.errors import Error
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
+from popsim_torch.trace.mixed_types import in_one_type
 
 _READS_VALUES = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "is_nonzero"}
@@ -146,6 +147,7 @@ class FunctionMode(TorchFunctionMode):
             return self._listener.constant(_call_on_host(torch.tensor, (data,), {"dtype": dtype}))
         args, kwargs = tree_map(self._lifted, (args, kwargs))
         args = _with_long_indices(name, args)
+        args, kwargs = in_one_type(name, args, kwargs)
         if func in _device_constructors():
             kwargs["device"] = DEVICE
         if not self._training:

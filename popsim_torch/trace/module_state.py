@@ -1,4 +1,4 @@
-"""A user's module while it is traced: traced tensors go in, and nothing of the trace stays behind."""
+"""A user's module while it is traced: traced tensors go in, nothing of the trace stays behind."""
 
 from __future__ import annotations
 

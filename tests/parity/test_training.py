@@ -4,6 +4,9 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import popsim_torch as poptorch
 from popsim_torch.enums import OutputMode, ReductionType
@@ -21,7 +24,7 @@ LOOPS = [
 ]
 
 
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return poptorch.optim.SGD(model.parameters(), lr=0.05)
 
 
@@ -155,3 +158,130 @@ def test_two_wrappers_of_one_model_in_turn():
     for name, expected in twin.state_dict().items():
         if expected.is_floating_point():
             assert_close(ours[name], expected, TRAINED[torch.float32], name)
+
+
+# --- Pipelines -------------------------------------------------------------------------------
+
+# Modules that later stages begin at, and a parameter of the first one.
+STAGES = {
+    "cnn": (["norm1", "conv2", "fc"], "conv1.weight"),
+    "resnet": (["layer1", "layer2", "fc"], "stem.0.weight"),
+    "transformer": (["encoder.layers.1"], "position"),
+}
+
+
+@pytest.mark.parametrize("strategy", [poptorch.PipelinedExecution, poptorch.ShardedExecution])
+@pytest.mark.parametrize("name", STAGES)
+def test_models_in_stages(name, strategy):
+    case = CASES[name]
+    model = case.make()
+    twin = copy.deepcopy(model)
+    begins, first = STAGES[name]
+    for stage, path in enumerate(begins, start=1):
+        parent, _, child = path.rpartition(".")
+        block = poptorch.BeginBlock(model.get_submodule(path), ipu_id=stage)
+        setattr(model.get_submodule(parent), child, block)
+    loop = Loop(2, 8)
+    options = loop.options()
+    options.setExecutionStrategy(strategy())
+    options.outputMode(OutputMode.All)
+    options.anchorTensor("gradient", f"Gradient___{first}")
+    device = poptorch.trainingModel(model, options, sgd(model))
+    eager = EagerTrainer(twin, sgd(twin), loop)
+    tolerance = TRAINED[torch.float32]
+    for _ in range(UPDATES // 2):
+        inputs = case.inputs(2 * loop.micro_batches)
+        output, loss = device(*inputs)
+        call = eager(*inputs)
+        assert_close(output, torch.cat(call.outputs), tolerance)
+        assert_close(loss, torch.stack(call.losses), tolerance)
+        expected = torch.cat([g[first] for g in call.gradients])
+        assert_close(device.getAnchoredTensor("gradient"), expected, tolerance)
+    ours = model.state_dict()
+    for key, expected in twin.state_dict().items():
+        if expected.is_floating_point():
+            assert_close(ours[key], expected, tolerance, key)
+
+
+# --- Ways to write forward -------------------------------------------------------------------
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, _unused):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * y, None
+
+
+def gradient_penalty(y, weight):
+    (gradient,) = torch.autograd.grad(y.sin().sum(), y, create_graph=True)
+    return gradient + weight[0]
+
+
+def changed_through_its_transpose(y, weight):
+    y = y.clone()
+    y.t().masked_fill_(y.t() > 0.1, 0.3)
+    return y.reshape(-1)[:6] + y.as_strided((6,), (2,), 1)
+
+
+def written_in_parts(y, weight):
+    result = torch.zeros(5, 6)
+    result[:, :3] = y[:, :3]
+    result[1] = weight[0]
+    result[:, [5, 4]] = y[:, :2]
+    result[result > 0.2] = 0.25
+    return result
+
+
+def through_no_grad(y, weight):
+    with torch.no_grad():
+        scale = y.mean()
+    return y * scale + y.detach() * weight.sum()
+
+
+def losses_of_losses(y, weight):
+    target = y.detach().tanh()
+    losses = F.mse_loss(y, target) + F.huber_loss(y, target) + F.smooth_l1_loss(y, target)
+    return (
+        losses + F.binary_cross_entropy(y.sigmoid(), target.abs()) + F.soft_margin_loss(y, target)
+    )
+
+
+WAYS = {
+    "custom function": lambda y, weight: Exp.apply(y.tanh(), None),
+    "checkpoint": lambda y, weight: checkpoint(torch.tanh, y * 2, use_reentrant=False),
+    "gradient penalty": gradient_penalty,
+    "changed through its transpose": changed_through_its_transpose,
+    "written in parts": written_in_parts,
+    "through no_grad": through_no_grad,
+    "losses of losses": losses_of_losses,
+    "list as index": lambda y, weight: y[:, [1, 1, 3]] + y[[0, 0, 1, 2, 3], :3],
+    "parameter used often": lambda y, weight: (y @ weight.t()) @ weight + weight.sum(),
+    "constants": lambda y, weight: y * torch.arange(6) + torch.eye(5, 6) - torch.tensor([0.5]),
+    "other types": lambda y, weight: y.half().float() * (y > 0) + y.to(torch.int32) % 3,
+}
+
+
+class Written(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6))
+        self.function = function
+
+    def forward(self, x):
+        output = self.function(x @ self.weight, self.weight)
+        return output, poptorch.identity_loss(output * output, "mean")
+
+
+@pytest.mark.parametrize("function", WAYS.values(), ids=WAYS)
+def test_ways_to_write_forward(function):
+    pair = Pair(Written(function), sgd, tolerance=TRAINED[torch.float32])
+    for _ in range(3):
+        pair.step(torch.randn(5, 4))
+    pair.finish()
