@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.trace import TraceRequest, trace
 
 _NUM_STEPS = 4
+# torch.fx traces with state that belongs to the process.
+_one_at_a_time = threading.RLock()
 _ON_DEVICE = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -134,6 +137,19 @@ def compile_model(
         Error: The model cannot be compiled; nothing has changed, the call may be repeated.
     """
     start = time.perf_counter()
+    with _one_at_a_time:
+        return _compile_with_progress(module, options, args, kwargs, optimizer, warned, start)
+
+
+def _compile_with_progress(
+    module: nn.Module,
+    options: Options,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    optimizer: OptimizerSettings | None,
+    warned: set[str],
+    start: float,
+) -> CompiledModel:
     progress = _Progress(bool(options.show_compilation_progress_bar))
     try:
         return _compile(module, options, args, kwargs, optimizer, warned, progress, start)

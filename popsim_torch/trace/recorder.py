@@ -89,6 +89,16 @@ class Recorder:
                 self._result.parameter_of[key] = name
                 self._mark_gradient(state[name], key)
 
+    def close(self) -> None:
+        """Forget the trace.
+
+        Autograd's nodes hold hooks that hold this object, where the garbage collector cannot see
+        it: what is kept here would be kept for ever.
+        """
+        for kept in (self._seen, self._hooked, self.losses, self._known, self._constants):
+            kept.clear()
+        del self._result
+
     @staticmethod
     def node_of(tensor: torch.Tensor) -> torch.fx.Node:
         """Return the node that a traced tensor is the result of."""

@@ -68,7 +68,6 @@ class TraceResult:
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
         loss: The node of the loss, for training.
-        structure: Forward's result, with fake tensors in it.
     """
 
     graph_module: torch.fx.GraphModule
@@ -82,7 +81,6 @@ class TraceResult:
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
     loss: torch.fx.Node | None = None
-    structure: Any = None
 
     def placeholders(self) -> list[torch.fx.Node]:
         """Return the placeholder nodes in order."""

@@ -71,8 +71,11 @@ class _Tracer:
         flat += [_fake(self._mode, shape, dtype) for shape, dtype in self._request.inputs]
         if self._request.training:
             flat.append(_fake(self._mode, (), torch.float32))
-        with self._mode, recording(), _quiet(), _translated_errors():
-            self._result.graph_module = make_fx(self._joint, tracing_mode="real")(*flat)
+        try:
+            with self._mode, recording(), _quiet(), _translated_errors():
+                self._result.graph_module = make_fx(self._joint, tracing_mode="real")(*flat)
+        finally:
+            self._recorder.close()
         return self._result
 
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -112,7 +115,6 @@ class _Tracer:
             stack.enter_context(FunctionMode(self._recorder, request.training, self._mode))
             structure = module(*args, **kwargs)
             check_not_reassigned(module, given)
-        self._result.structure = structure
         return [
             tensor
             for tensor in request.flatten(structure)

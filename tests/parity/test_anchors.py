@@ -247,6 +247,55 @@ def test_the_final_accumulator_is_zero(d, ga):
     assert torch.equal(model.getAnchoredTensor("accum"), torch.zeros(3))
 
 
+def test_the_stages_of_combined_sgd():
+    """One tensor is accumulator and velocity: ``v = mm * v + sum of gradients / GA``."""
+    d, ga, momentum = 2, 3, 0.5
+    net = make_net()
+    twin = copy.deepcopy(net)
+    options = make_options(d, ga)
+    names = [f"{s}___fc1.weight" for s in ("Accl", "AcclIntoReduce", "AcclOutOfAcclUpdate")]
+    for name in names:
+        options.anchorTensor(name, name, OutputMode.All)
+    optimizer = poptorch.optim.SGD(
+        net.parameters(), lr=0.125, momentum=momentum, use_combined_accum=True
+    )
+    model = poptorch.trainingModel(net, options, optimizer)
+    x, y = make_batch(d, ga)
+    model(x, y)
+    eager = torch.optim.SGD(twin.parameters(), lr=0.125, momentum=momentum)
+    running = Eager(twin, eager, d, ga, x, y).values["Accum___fc1.weight"]
+    velocity = torch.zeros_like(running[0])
+    partial, updated = [], []
+    for i in range(d):
+        partial += [velocity + running[i * ga + a] / ga for a in range(ga)]
+        velocity = momentum * partial[-1]
+        updated += [velocity] * ga
+    into, out = torch.cat(partial), torch.cat(updated)
+    torch.testing.assert_close(model.getAnchoredTensor(names[1]), into, **TOLERANCE)
+    torch.testing.assert_close(model.getAnchoredTensor(names[2]), out, **TOLERANCE)
+    torch.testing.assert_close(model.getAnchoredTensor(names[0]), out, **TOLERANCE)
+
+
+def test_an_accumulator_of_running_means_keeps_the_last_one():
+    d, ga = 2, 3
+    net = make_net()
+    twin = copy.deepcopy(net)
+    options = make_options(d, ga)
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+        poptorch.MeanReductionStrategy.Running
+    )
+    options.anchorTensor("final", "Accum___fc1.weight", OutputMode.Final)
+    options.anchorTensor("every", "Accum___fc1.weight", OutputMode.All)
+    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.125))
+    x, y = make_batch(d, ga)
+    model(x, y)
+    eager = Eager(twin, torch.optim.SGD(twin.parameters(), lr=0.125), d, ga, x, y)
+    sums = eager.values["Accum___fc1.weight"]
+    means = [total / (i % ga + 1) for i, total in enumerate(sums)]
+    torch.testing.assert_close(model.getAnchoredTensor("every"), torch.cat(means), **TOLERANCE)
+    torch.testing.assert_close(model.getAnchoredTensor("final"), means[-1], **TOLERANCE)
+
+
 @pytest.mark.parametrize("first", [OutputMode.Final, OutputMode.All], ids=lambda m: m.name)
 def test_accumulators_anchored_in_two_modes_do_not_depend_on_the_order(first):
     second = OutputMode.All if first == OutputMode.Final else OutputMode.Final

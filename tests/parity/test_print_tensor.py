@@ -319,6 +319,17 @@ def test_nothing_is_printed_outside_of_a_trace(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("value", [None, 3, "text", [1.0]], ids=str)
+def test_what_is_no_tensor(value):
+    with pytest.raises(poptorch.Error, match=r"needs a torch\.Tensor"):
+        ipu_print_tensor(value)
+
+
+def test_an_unknown_format():
+    with pytest.raises(KeyError, match="float_format 'hex' is not one of auto, fixed"):
+        ipu_print_tensor(torch.ones(1), float_format="hex")
+
+
 def test_python_prints_happen_once_while_compiling(capfd):
     def function(x):
         print("traced", x.shape)

@@ -121,6 +121,8 @@ ANCHORS = (
     "Gradient___fc1.weight",
     "Gradient___fc3.bias",
     "UpdatedVar___fc2.weight",
+    "Accum___fc2.weight",
+    "Accl___fc3.weight",
     "norm.running_mean",
 )
 
@@ -301,6 +303,32 @@ def test_a_weight_used_on_two_stages_gets_the_gradients_of_both():
         results.append((out, model.getAnchoredTensor("g"), net.fc.weight.detach().clone()))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_prints_come_once_per_micro_batch_in_the_order_of_the_schedule(capfd):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([1]).float())
+
+        def forward(self, x):
+            poptorch.Block.start(ipu_id=0)
+            x = poptorch.ipu_print_tensor(self.w * x, "a", digits=2)
+            poptorch.Block.start(ipu_id=1)
+            x = poptorch.ipu_print_tensor(x * 2, "b", digits=2)
+            return poptorch.identity_loss(x, "sum")
+
+    net = Net()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.0)
+    model = poptorch.trainingModel(net, make_options(1, 3), optimizer)
+    model(torch.tensor([1.0, 2.0, 3.0]))
+    gradients = {"1B": "b_gradient: (1.0)", "0B": "a_gradient: (2.0)"}
+    expected = []
+    for action in model._compiled.executable.actions().split()[:-1]:
+        where, micro_batch = action[:2], int(action[2])
+        values = {"0F": f"a: ({micro_batch + 1}.0)", "1F": f"b: ({2 * (micro_batch + 1)}.0)"}
+        expected.append({**values, **gradients}[where])
+    assert capfd.readouterr().err.splitlines() == expected
 
 
 # The schedule that runs

@@ -248,9 +248,8 @@ def through_no_grad(y, weight):
 def losses_of_losses(y, weight):
     target = y.detach().tanh()
     losses = F.mse_loss(y, target) + F.huber_loss(y, target) + F.smooth_l1_loss(y, target)
-    return (
-        losses + F.binary_cross_entropy(y.sigmoid(), target.abs()) + F.soft_margin_loss(y, target)
-    )
+    losses = losses + F.binary_cross_entropy(y.sigmoid(), target.abs())
+    return y * losses + F.soft_margin_loss(y, target)
 
 
 WAYS = {
@@ -282,6 +281,23 @@ class Written(nn.Module):
 @pytest.mark.parametrize("function", WAYS.values(), ids=WAYS)
 def test_ways_to_write_forward(function):
     pair = Pair(Written(function), sgd, tolerance=TRAINED[torch.float32])
+    for _ in range(3):
+        pair.step(torch.randn(5, 4))
+    pair.finish()
+
+
+def test_checkpointed_layers():
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 6)
+            self.layer = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+        def forward(self, x):
+            output = checkpoint(self.layer, self.first(x), use_reentrant=False)
+            return output, poptorch.identity_loss(output * output, "mean")
+
+    pair = Pair(Checkpointed(), sgd, tolerance=TRAINED[torch.float32])
     for _ in range(3):
         pair.step(torch.randn(5, 4))
     pair.finish()

@@ -4,6 +4,8 @@ import copy
 import gc
 import io
 import logging
+import threading
+import weakref
 from collections import namedtuple
 
 import pytest
@@ -1168,8 +1170,6 @@ def test_a_dropped_inference_executor_does_not_matter():
 
 
 def test_executors_are_freed():
-    import weakref
-
     net = Net()
     model = train(net)
     model(*batch())
@@ -1177,6 +1177,63 @@ def test_executors_are_freed():
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("destroy", [True, False])
+def test_parameters_are_freed_with_their_model(destroy):
+    def use():
+        net = Net()
+        model = train(net)
+        model(*batch())
+        if destroy:
+            model.destroy()
+        return [weakref.ref(parameter) for parameter in net.parameters()]
+
+    alive = use()
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 4
+
+
+def test_compiling_in_threads():
+    nets = [Net() for _ in range(4)]
+    x, y = batch()
+    results = {}
+
+    def use(position):
+        try:
+            results[position] = train(nets[position])(x, y)[1]
+        except Exception as error:
+            results[position] = error
+
+    expected = [net(x, y)[1].detach() for net in nets]
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for position, loss in enumerate(expected):
+        torch.testing.assert_close(results[position], loss, **TOLERANCE)
+
+
+def test_a_running_executor_refuses_another_thread():
+    model = infer(nn.Sequential(*[nn.Linear(256, 256) for _ in range(20)]), make_options(50))
+    x = torch.randn(50 * 8, 256)
+    expected = model(x)
+    outcomes = []
+
+    def use():
+        try:
+            outcomes.append(torch.equal(model(x), expected))
+        except poptorch.Error as error:
+            outcomes.append("already running" in str(error))
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [True, True, True]
+    assert torch.equal(model(x), expected)
 
 
 def test_a_deep_copy_of_a_trained_model_is_plain_and_current():

@@ -1,6 +1,9 @@
 """Tracing a module: what the graph holds, and that nothing else has changed."""
 
+import contextlib
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -610,6 +613,26 @@ def test_random_numbers_of_the_host_are_left_alone():
     torch.manual_seed(0)
     trace_of(Function(lambda x: x + torch.randn(4)), X)
     assert torch.equal(torch.rand(2), expected)
+
+
+class Failing(Net):
+    def forward(self, x):
+        super().forward(x)
+        raise KeyError("ours")
+
+
+@pytest.mark.parametrize("kind", [Net, Failing])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_trace_keeps_no_parameter_alive(kind, training):
+    def trace_once():
+        net = kind()
+        with contextlib.suppress(KeyError):
+            trace_of(net, X, training=training)
+        return [weakref.ref(parameter) for parameter in net.parameters()]
+
+    alive = trace_once()
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 4
 
 
 def test_tracing_inside_of_no_grad():
