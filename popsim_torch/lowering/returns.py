@@ -34,10 +34,12 @@ class ReturnLowering:
         self._loop = loop
         self._pipelined = pipelined
         self._behind: dict[int, list[Op]] = defaultdict(list)
-        self._writer: dict[int, int] = {}
+        self._writer: dict[int, int] = {}  # of a tensor's memory, the last one
+        self._producer: dict[int, int] = {}  # of the tensor itself
         for position, op in enumerate(self._graph.ops):
             for tensor_id in op.outputs:
                 if tensor_id >= 0:
+                    self._producer[tensor_id] = position
                     self._writer[self._graph.root(self._graph.tensors[tensor_id]).id] = position
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
@@ -109,6 +111,11 @@ class ReturnLowering:
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return where forward sees a tensor: a variable before anything changes it."""
+        if tensor.id in self._producer:
+            producer = self._producer[tensor.id]
+            op = self._graph.ops[producer]
+            if op.phase != Phase.SETUP:
+                return producer, op.phase, op.stage
         position, phase, stage = self._complete(tensor)
         root = self._graph.root(tensor)
         if root.kind != TensorKind.VARIABLE or root.id not in self._writer:

@@ -284,20 +284,3 @@ def test_ways_to_write_forward(function):
     for _ in range(3):
         pair.step(torch.randn(5, 4))
     pair.finish()
-
-
-def test_checkpointed_layers():
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 6)
-            self.layer = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
-
-        def forward(self, x):
-            output = checkpoint(self.layer, self.first(x), use_reentrant=False)
-            return output, poptorch.identity_loss(output * output, "mean")
-
-    pair = Pair(Checkpointed(), sgd, tolerance=TRAINED[torch.float32])
-    for _ in range(3):
-        pair.step(torch.randn(5, 4))
-    pair.finish()

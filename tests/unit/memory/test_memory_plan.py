@@ -186,10 +186,10 @@ def test_accumulated_gradients_do_not_wait():
     assert deep.arena_bytes - shallow.arena_bytes <= 2 * gradient
 
 
-def test_inference_takes_less_than_training():
-    for name in CASES:
-        net, inputs, _ = make_case(name)
-        assert infer(net.eval(), *inputs).arena_bytes < train(net.train(), *inputs).arena_bytes
+@pytest.mark.parametrize("name", ["mlp", "cnn", "residual"])
+def test_inference_takes_less_than_training(name):
+    net, inputs, _ = make_case(name)
+    assert infer(net.eval(), *inputs).arena_bytes < train(net.train(), *inputs).arena_bytes
 
 
 def test_the_bytes_of_a_plain_chain():
