@@ -12,10 +12,10 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo test slow lint format types tutorials bench clean help
+.PHONY: build demo test slow lint format types tutorials bench bench-quick clean help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # --- Environment -------------------------------------------------------------
 # One stamp per set of packages. An environment that is already there is used
@@ -80,10 +80,17 @@ demo: build $(STAMPS)/tutorials.installed ## run the gradient-histogram tutorial
 tutorials: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run every tutorial as a test
 	$(PY) -m pytest -m tutorial
 
+BENCHMARKS := $(sort $(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCH_OPTIONS ?=
+
 bench: build ## run every benchmark
-	@for script in $(wildcard benchmarks/*.py); do \
-	  echo "$$script"; $(PY) "$$script" || exit 1; \
+	@for name in $(BENCHMARKS); do \
+	  printf '\n## %s\n\n' "$$name"; \
+	  $(PY) -m benchmarks.$$name $(BENCH_OPTIONS) || exit 1; \
 	done
+
+bench-quick: ## run every benchmark with one round each
+	@$(MAKE) --no-print-directory bench BENCH_OPTIONS="--rounds 1"
 
 # --- Check it ----------------------------------------------------------------
 

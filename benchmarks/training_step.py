@@ -1,121 +1,50 @@
-"""How long does a training step of the tutorial's network take, against eager PyTorch?
+"""How long is a training step, against eager PyTorch and torch.compile?
 
-Both run in turn, round by round, on the same data, after their losses were compared. Reported: the
-medians over the rounds, their ratio, and what tracing and compiling took.
+For one device iteration per call and for several: the time is per step. Losses of all contenders
+are compared before anything is timed. torch.compile is left out with ``--no-compile``.
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
-import platform
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
-from torch import nn
 
-import popsim_torch as poptorch
+from benchmarks.common.cases import Case
+from benchmarks.common.clock import check_agreement, medians
+from benchmarks.common.contenders import TOLERANCE, Step, eager_training, our_training
+from benchmarks.common.report import Table, describe_machine, make_parser, rival_columns, rival_row
 
-BATCH_SIZES = (32, 1000)
-LEARNING_RATE = 0.01
-
-
-class Network(nn.Module):
-    """784-320-100-10 with its loss, as in ``tutorials/observing_tensors``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(784, 320)
-        self.fc2 = nn.Linear(320, 100)
-        self.fc3 = nn.Linear(100, 10)
-        self.loss = nn.NLLLoss()
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log probabilities, shape ``(batch, 10)``, and the loss."""
-        x = torch.relu(self.fc1(torch.flatten(x, start_dim=1)))
-        x = torch.relu(self.fc2(x))
-        x = torch.log_softmax(self.fc3(x), dim=1)
-        return x, self.loss(x, labels)
+ITERATIONS = (1, 16)
 
 
-def processor_name() -> str:
-    """Return the processor's name as the system knows it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if "model name" in line]
-        return names[0]
-    except (OSError, IndexError):
-        return platform.processor() or "unknown processor"
-
-
-def seconds_per_call(step: Callable[[], object], calls: int) -> float:
-    """Return the mean time of ``calls`` calls, in seconds."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        step()
-    return (time.perf_counter() - start) / calls
-
-
-def compare(batch_size: int, rounds: int, device_iterations: int) -> None:
-    """Measure one batch size and print one line."""
-    torch.manual_seed(0)
-    eager = Network()
-    network = copy.deepcopy(eager)
-    options = poptorch.Options().showCompilationProgressBar(False)
-    options.deviceIterations(device_iterations)
-    model = poptorch.trainingModel(
-        network, options, poptorch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
-    )
-    images = torch.randn(batch_size * device_iterations, 1, 28, 28)
-    labels = torch.randint(0, 10, (batch_size * device_iterations,))
-    start = time.perf_counter()
-    model.compile(images, labels)
-    compile_seconds = time.perf_counter() - start
-    optimizer = torch.optim.SGD(eager.parameters(), lr=LEARNING_RATE)
-    batches = list(zip(images.split(batch_size), labels.split(batch_size), strict=True))
-
-    def ours() -> torch.Tensor:
-        _, loss = model(images, labels)
-        return loss
-
-    def eagerly() -> torch.Tensor:
-        for x, y in batches:
-            optimizer.zero_grad()
-            _, loss = eager(x, y)
-            loss.backward()
-            optimizer.step()
-        return loss.detach()
-
-    for _ in range(3):
-        torch.testing.assert_close(ours(), eagerly(), rtol=1e-4, atol=1e-5)
-    calls = max(1, int(0.1 / seconds_per_call(eagerly, 3)))
-    times: dict[str, list[float]] = {"ours": [], "eager": []}
-    for _ in range(rounds):
-        times["ours"].append(seconds_per_call(ours, calls) / device_iterations)
-        times["eager"].append(seconds_per_call(eagerly, calls) / device_iterations)
-    ours_ms = 1e3 * statistics.median(times["ours"])
-    eager_ms = 1e3 * statistics.median(times["eager"])
-    print(
-        f"batch {batch_size:5d}, {device_iterations:3d} device iterations: "
-        f"ours {ours_ms:8.3f} ms, eager {eager_ms:8.3f} ms, eager/ours {eager_ms / ours_ms:5.2f}; "
-        f"compiled in {compile_seconds:.2f} s, {len(model.getTensorNames())} tensors"
-    )
+def measure(
+    case: Case, device_iterations: int, rounds: int, *, with_compile: bool
+) -> dict[str, float]:
+    """Return the medians of the contenders, in seconds per step."""
+    batches = case.make_batches(device_iterations)
+    contenders: dict[str, Step] = {"eager": eager_training(case, batches, device_iterations)}
+    if with_compile:
+        contenders["compile"] = eager_training(case, batches, device_iterations, compiled=True)
+    contenders["ours"] = our_training(case, batches, device_iterations)
+    check_agreement(contenders, num_calls=2, tolerance=TOLERANCE[case.dtype])
+    times = medians(contenders, rounds)
+    return {name: time / device_iterations for name, time in times.items()}
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    """Print the table: a row per case and number of device iterations."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--iterations", type=int, nargs="*", default=ITERATIONS)
     arguments = parser.parse_args()
-    print(
-        f"{processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"popsim_torch {poptorch.__version__}; medians of {arguments.rounds} rounds"
-    )
-    for device_iterations in (1, 16):
-        for batch_size in BATCH_SIZES:
-            compare(batch_size, arguments.rounds, device_iterations)
+    print(describe_machine())
+    with_compile = not arguments.no_compile
+    table = Table("Training step", rival_columns(with_compile=with_compile))
+    for case in arguments.cases:
+        # What earlier cases compiled would count against torch.compile's limits.
+        torch.compiler.reset()
+        for device_iterations in arguments.iterations:
+            times = measure(case, device_iterations, arguments.rounds, with_compile=with_compile)
+            rival_row(table, case.name, device_iterations, times)
 
 
 if __name__ == "__main__":

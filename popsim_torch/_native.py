@@ -34,6 +34,7 @@ except ImportError as error:  # pragma: no cover - depends on the installation
     ) from error
 
 __all__ = [
+    "ERRORS",
     "Arguments",
     "Executable",
     "Graph",
@@ -46,9 +47,20 @@ __all__ = [
     "has_onednn",
     "op_table",
     "schedule_actions",
+    "translated",
     "translated_errors",
     "validate_schedule",
 ]
+
+
+ERRORS = (_NativeUserError, _NativeInternalError)
+"""What the C++ library raises."""
+
+
+def translated(error: BaseException) -> Error:
+    """Return the package's exception for one of the C++ library's ``ERRORS``."""
+    kind = InternalError if isinstance(error, _NativeInternalError) else Error
+    return kind(str(error))
 
 
 @contextmanager
@@ -56,7 +68,5 @@ def translated_errors() -> Iterator[None]:
     """Turn the C++ library's exceptions into the package's."""
     try:
         yield
-    except _NativeUserError as error:
-        raise Error(str(error)) from error
-    except _NativeInternalError as error:
-        raise InternalError(str(error)) from error
+    except ERRORS as error:
+        raise translated(error) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -315,6 +316,14 @@ class OutputSpec:
             return ConstantNode(name, value, snapshot=False)
 
         self._node = describe("output", value, leaf)
+        # How most results are put together, without a walk through the structure.
+        self._simple: Callable[[list[torch.Tensor]], Any] | None = None
+        if isinstance(self._node, TensorNode):
+            self._simple = operator.itemgetter(0)
+        elif self._node.kind is tuple and all(
+            isinstance(child, TensorNode) for child in self._node.children
+        ):
+            self._simple = tuple
         self.names = tuple(n.name for n in walk([self._node]) if isinstance(n, TensorNode))
 
     def flatten(self, value: Any) -> list[torch.Tensor]:
@@ -333,12 +342,11 @@ class OutputSpec:
         Args:
             tensors: As many tensors as ``names``, in that order, of any shape.
         """
-        return self._node.build(iter([_narrow(tensor) for tensor in tensors]))
-
-
-def _narrow(tensor: torch.Tensor) -> torch.Tensor:
-    dtype = _NARROWED.get(tensor.dtype)
-    return tensor if dtype is None else tensor.to(dtype)
+        results = [
+            tensor.to(_NARROWED[tensor.dtype]) if tensor.dtype in _NARROWED else tensor
+            for tensor in tensors
+        ]
+        return self._node.build(iter(results)) if self._simple is None else self._simple(results)
 
 
 def _input_leaf(name: str, value: Any) -> Node:

@@ -44,6 +44,7 @@ class CompiledModel:
         arguments: What calls must look like.
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
+        converts_inputs: Whether any of them is not the caller's type.
         plan: The optimizer's updates; None for inference.
         duration: How long compilation took.
     """
@@ -53,6 +54,7 @@ class CompiledModel:
     arguments: ArgumentSpec
     outputs: OutputSpec
     input_dtypes: tuple[torch.dtype, ...]
+    converts_inputs: bool
     plan: OptimizerPlan | None
     duration: datetime.timedelta
 
@@ -223,12 +225,14 @@ def _compile(
     schedule = "pipelined" if pipelined else "sequential"
     executable = build_executable(program, loop, training=training, schedule=schedule)
     progress.step()
+    input_dtypes = tuple(_ON_DEVICE.get(dtype, dtype) for dtype in arguments.dtypes)
     return CompiledModel(
         executable,
         program,
         arguments,
         outputs[0],
-        tuple(_ON_DEVICE.get(dtype, dtype) for dtype in arguments.dtypes),
+        input_dtypes,
+        input_dtypes != arguments.dtypes,
         plans[0] if plans else None,
         datetime.timedelta(seconds=time.perf_counter() - start),
     )

@@ -163,6 +163,7 @@ class PoplarExecutor:
             self._settings = self._read_optimizer(optimizer)
             self._wrap_host_model()
         self._options.freeze()
+        self._never_connects = self._options.connection_type == ConnectionType.Never
 
     def _wrap_host_model(self) -> None:
         """Let reads of the user's model see the weights that the device has trained."""
@@ -234,13 +235,13 @@ class PoplarExecutor:
         Raises:
             Error: The call differs from the one that compiled the model, or the device failed.
         """
-        if self._options.connection_type == ConnectionType.Never:
+        if self._never_connects:
             raise UsageAssertionError("Trying to run a model with ConnectionType.Never.")
         compiled = self._compiled
         if compiled is None:
             compiled = self._compile(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
-        if self._optimizer is None:
+        if self._optimizer is None and _trainers:
             self._pull_trained_weights()
         return self._run(compiled, inputs)
 
@@ -348,10 +349,14 @@ class PoplarExecutor:
         """Upload weights that a training executor of the same parameters has changed."""
         newer = False
         for trainer in list(_trainers):
+            version = self._seen_versions.get(trainer, 0)
+            # Most calls end here; whose weights these are takes a walk through the modules.
+            if not trainer._dirty and version == trainer._host_version:
+                continue
             if trainer._compiled is None or not self._shares_weights_with(trainer):
                 continue
             trainer.copyWeightsToHostIfNeeded()
-            if self._seen_versions.get(trainer, 0) != trainer._host_version:
+            if version != trainer._host_version:
                 self._seen_versions[trainer] = trainer._host_version
                 newer = True
         if newer:
@@ -465,8 +470,11 @@ class PoplarExecutor:
                 f"{len(anchors)} anchors.{hint} Register it with Options.anchorTensor before the "
                 "model is wrapped."
             )
-        value: torch.Tensor = compiled.executable.read_kept(anchors[short_name])
-        return value
+        anchor = anchors[short_name]
+        executable = compiled.executable
+        if anchor.kept is None:
+            return anchor.of(executable.read(anchor.tensor))
+        return anchor.of(executable.read_kept(anchor.kept))
 
     # Internals
 
@@ -495,23 +503,31 @@ class PoplarExecutor:
         return compiled
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
-        device_inputs = [
-            tensor if tensor.dtype == dtype else tensor.to(dtype)
-            for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
-        ]
-        if self._optimizer is not None or compiled.program.changed_buffers:
+        # What a call costs beyond the native program: nothing here may depend on the model's size.
+        program, optimizer = compiled.program, self._optimizer
+        device_inputs = inputs
+        if compiled.converts_inputs:
+            device_inputs = [
+                tensor.to(dtype)
+                for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
+            ]
+        if optimizer is not None or program.changed_buffers:
             self._dirty = True
-        with _native.translated_errors():
+        try:
             results = compiled.executable.run(device_inputs)
+        except _native.ERRORS as error:
+            raise _native.translated(error) from error
         self._has_run = True
-        if self._optimizer is not None:
+        if optimizer is not None:
             # Schedulers of torch warn when they believe that no update came before theirs.
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        num_outputs = compiled.program.num_outputs
-        changed = compiled.program.changed_inputs
-        for position, value in zip(changed, results[num_outputs:], strict=False):
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        if len(results) == program.num_outputs:
+            return compiled.outputs.unflatten(results)
+        for position, value in zip(
+            program.changed_inputs, results[program.num_outputs :], strict=False
+        ):
             inputs[position].copy_(value)
-        return compiled.outputs.unflatten(results[:num_outputs])
+        return compiled.outputs.unflatten(results[: program.num_outputs])
 
     def _require_compiled(self, what: str) -> CompiledModel:
         if self._compiled is None:

@@ -88,14 +88,21 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"));
+  py::class_<runtime::OpTime>(m, "OpTime")
+      .def_readonly("op", &runtime::OpTime::op)
+      .def_readonly("executions", &runtime::OpTime::executions)
+      .def_readonly("seconds", &runtime::OpTime::seconds);
   py::class_<Executable>(m, "Executable")
       .def(py::init<Graph, const runtime::RunConfig&,
                     std::vector<runtime::ReturnSpec>>(),
            py::arg("graph"), py::arg("config"), py::arg("returns"),
            py::call_guard<py::gil_scoped_release>())
       .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
-      .def("run", &Executable::run, py::arg("inputs"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("run",
+           py::overload_cast<const std::vector<at::Tensor>&>(&Executable::run),
+           py::arg("inputs"), py::call_guard<py::gil_scoped_release>())
+      .def("profile", &Executable::profile, py::arg("inputs"),
+           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def("write", &Executable::write, py::arg("tensor"), py::arg("value"))
       .def("read", &Executable::read, py::arg("tensor"))
       .def("read_kept", &Executable::read_kept, py::arg("index"))

@@ -6,6 +6,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
@@ -52,10 +54,63 @@ class Busy {
 
 }  // namespace
 
+// Adds up the time of every op, run by run.
+class Executable::Stopwatch {
+ public:
+  explicit Stopwatch(const Executable& executable)
+      : first_(executable.graph_.ops().data()),
+        ops_(executable.graph_.ops().size()) {}
+
+  void start() { last_ = Clock::now(); }
+  // The op has just run. One reading of the clock ends an op and starts the
+  // next.
+  void lap(const graph::Op& op) {
+    const Clock::time_point now = Clock::now();
+    Laps& laps = ops_[static_cast<size_t>(&op - first_)];
+    laps.seconds += std::chrono::duration<double>(now - last_).count();
+    ++laps.executions;
+    last_ = now;
+  }
+  void end_run() {
+    for (Laps& laps : ops_) {
+      laps.runs.push_back(laps.seconds);
+      laps.seconds = 0;
+    }
+  }
+  [[nodiscard]] std::vector<OpTime> times() {
+    std::vector<OpTime> times;
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      Laps& laps = ops_[i];
+      if (laps.executions == 0) continue;
+      const auto num_runs = static_cast<int64_t>(laps.runs.size());
+      const auto middle = laps.runs.begin() + num_runs / 2;
+      std::nth_element(laps.runs.begin(), middle, laps.runs.end());
+      times.push_back(
+          {static_cast<int64_t>(i), laps.executions / num_runs, *middle});
+    }
+    return times;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Laps {
+    double seconds = 0;
+    int64_t executions = 0;
+    std::vector<double> runs;
+  };
+
+  const graph::Op* first_;
+  std::vector<Laps> ops_;
+  Clock::time_point last_;
+};
+
 class Executable::Context final : public ops::RunContext {
  public:
-  Context(const Executable& executable, std::vector<void*> buffers)
-      : memory_(*executable.memory_), buffers_(std::move(buffers)) {
+  Context(const Executable& executable, std::vector<void*> buffers,
+          Stopwatch* stopwatch)
+      : stopwatch(stopwatch),
+        memory_(*executable.memory_),
+        buffers_(std::move(buffers)) {
     pointers = memory_.pointers();
     seed = executable.seed_;
   }
@@ -66,6 +121,8 @@ class Executable::Context final : public ops::RunContext {
   void* return_buffer(int64_t index) const override {
     return buffers_[static_cast<size_t>(index)];
   }
+
+  Stopwatch* const stopwatch;  // null: ops are not timed
 
  private:
   const DeviceMemory& memory_;
@@ -147,24 +204,35 @@ const std::vector<Executable::Instruction>& Executable::block(
   throw InternalError("executable: not an action");
 }
 
-void Executable::execute(const std::vector<Instruction>& block,
+void Executable::execute(const Instruction& instruction,
                          const ops::RunContext& context) {
+  try {
+    instruction.kernel->run(context);
+  } catch (const InternalError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw failure(*instruction.op, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw failure(*instruction.op, error.what());
+  }
+}
+
+void Executable::execute(const std::vector<Instruction>& block,
+                         const Context& context) {
+  if (context.stopwatch == nullptr) {
+    for (const Instruction& instruction : block) execute(instruction, context);
+    return;
+  }
+  context.stopwatch->start();
   for (const Instruction& instruction : block) {
-    try {
-      instruction.kernel->run(context);
-    } catch (const InternalError&) {
-      throw;
-    } catch (const c10::Error& error) {
-      throw failure(*instruction.op, error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      throw failure(*instruction.op, error.what());
-    }
+    execute(instruction, context);
+    context.stopwatch->lap(*instruction.op);
   }
 }
 
 void Executable::load() {
   const c10::InferenceMode no_autograd;
-  execute(setup_, Context(*this, {}));
+  execute(setup_, Context(*this, {}, nullptr));
 }
 
 void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
@@ -210,7 +278,8 @@ void Executable::run_iteration(const std::vector<at::Tensor>& inputs,
   }
 }
 
-std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
+                                        Stopwatch* stopwatch) {
   const Busy busy(running_);
   check_inputs(inputs);
   std::vector<at::Tensor> results;
@@ -224,10 +293,21 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs) {
                                        : results.back().data_ptr());
   }
   const c10::InferenceMode no_autograd;
-  Context context(*this, std::move(buffers));
+  Context context(*this, std::move(buffers), stopwatch);
   const int64_t iterations = config_.training ? config_.device_iterations : 1;
   for (int64_t i = 0; i < iterations; ++i) run_iteration(inputs, context, i);
   return results;
+}
+
+std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,
+                                        int64_t repeats) {
+  check_user(repeats > 0, "profile: repeats must be at least 1, got ", repeats);
+  Stopwatch stopwatch(*this);
+  for (int64_t i = 0; i < repeats; ++i) {
+    run(inputs, &stopwatch);
+    stopwatch.end_run();
+  }
+  return stopwatch.times();
 }
 
 void Executable::write(TensorId id, const at::Tensor& value) {

@@ -24,6 +24,13 @@ struct ReturnSpec {
   bool keep = false;
 };
 
+// What an op took over the runs of a profile.
+struct OpTime {
+  int64_t op;          // position in Graph::ops()
+  int64_t executions;  // in one run
+  double seconds;      // of all executions in one run: the median over the runs
+};
+
 struct RunConfig {
   int64_t device_iterations = 1;
   int64_t gradient_accumulation = 1;
@@ -44,7 +51,14 @@ class Executable {
   // One call: all device iterations and micro-batches. `inputs` are contiguous
   // tensors of whole batches, in the order of the graph's input tensors.
   // Returns one tensor per ReturnSpec, undefined for kept ones.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
+    return run(inputs, nullptr);
+  }
+
+  // Runs `repeats` times and returns a time per op that runs, setup left out.
+  // These are runs like any other: weights train, random numbers move on.
+  std::vector<OpTime> profile(const std::vector<at::Tensor>& inputs,
+                              int64_t repeats);
 
   void write(graph::TensorId id, const at::Tensor& value);
   [[nodiscard]] at::Tensor read(graph::TensorId id) const;
@@ -78,6 +92,7 @@ class Executable {
     int64_t bytes;
   };
   class Context;
+  class Stopwatch;
 
   void prepare_kernels();
   void build_blocks(const std::vector<memory::Block>& blocks);
@@ -87,8 +102,13 @@ class Executable {
   void bind_inputs(const std::vector<at::Tensor>& inputs, int64_t micro_batch);
   void run_iteration(const std::vector<at::Tensor>& inputs, Context& context,
                      int64_t iteration);
-  static void execute(const std::vector<Instruction>& block,
+  static void execute(const Instruction& instruction,
                       const ops::RunContext& context);
+  static void execute(const std::vector<Instruction>& block,
+                      const Context& context);
+  // With a stopwatch, every op is timed.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
+                              Stopwatch* stopwatch);
 
   graph::Graph graph_;
   RunConfig config_;

@@ -10,6 +10,7 @@ from popsim_torch.ir.graph import (
     TensorArgument,
     TensorKind,
     TensorListArgument,
+    contiguous_strides,
 )
 from popsim_torch.ir.text import to_text
 from popsim_torch.ir.verify import verify
@@ -24,6 +25,7 @@ __all__ = [
     "TensorArgument",
     "TensorKind",
     "TensorListArgument",
+    "contiguous_strides",
     "to_text",
     "verify",
 ]

@@ -65,6 +65,45 @@ class Return:
     keep: bool
 
 
+@dataclass(frozen=True)
+class AnchorView:
+    """Where an anchored tensor is found after a run.
+
+    A tensor and its views share one place: a kept return, or the tensor's own memory if nothing
+    else comes there.
+
+    Attributes:
+        kept: Position in ``Program.returns``, or None.
+        tensor: Without ``kept``, the id of the tensor that holds the values.
+        shape: What the user gets.
+        num_entries: How many micro-batches' values that is.
+        entry_shape: The anchored tensor's own shape.
+        entry_strides: In elements of one entry of the return, or of the tensor.
+        offset: The same, from its start.
+        is_whole: It is all that lies there, in the same order.
+    """
+
+    kept: int | None
+    tensor: int
+    shape: tuple[int, ...]
+    num_entries: int
+    entry_shape: tuple[int, ...]
+    entry_strides: tuple[int, ...]
+    offset: int
+    is_whole: bool
+
+    def of(self, entries: torch.Tensor) -> torch.Tensor:
+        """Return the anchored tensor out of a copy of what ``kept`` or ``tensor`` holds."""
+        if self.is_whole:
+            return entries.view(self.shape)
+        view = entries.as_strided(
+            (self.num_entries, *self.entry_shape),
+            (entries.numel() // self.num_entries, *self.entry_strides),
+            self.offset,
+        )
+        return view.reshape(self.shape).contiguous()
+
+
 @dataclass
 class Program:
     """A lowered model.
@@ -81,7 +120,7 @@ class Program:
         num_outputs: How many of ``returns`` are outputs.
         changed_inputs: Positions of the inputs that forward changes, in the order of the returns
             behind the outputs.
-        anchors: Position in ``returns`` by the anchor's short name.
+        anchors: Where to find an anchored tensor, by the anchor's short name.
         num_stages: Number of pipeline stages.
     """
 
@@ -95,5 +134,5 @@ class Program:
     returns: list[Return] = field(default_factory=list)
     num_outputs: int = 0
     changed_inputs: list[int] = field(default_factory=list)
-    anchors: dict[str, int] = field(default_factory=dict)
+    anchors: dict[str, AnchorView] = field(default_factory=dict)
     num_stages: int = 1

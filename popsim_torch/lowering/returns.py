@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 
 from popsim_torch.anchors import check_return_mode, num_returned
 from popsim_torch.enums import OutputMode
-from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor, TensorKind
+from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor, TensorKind, contiguous_strides
 from popsim_torch.lowering.program import (
     AnchorTarget,
+    AnchorView,
     LoopCounts,
     Program,
     Return,
     returned_dtype,
 )
+
+_WRITERS_IF_IT_STAYS = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
 
 
 class ReturnLowering:
@@ -34,13 +38,21 @@ class ReturnLowering:
         self._loop = loop
         self._pipelined = pipelined
         self._behind: dict[int, list[Op]] = defaultdict(list)
+        # Position of the return that an anchor's copy goes to.
+        self._kept: dict[tuple[int, tuple[int, Phase, int], OutputMode, int], int] = {}
+        # Tensors that are read from their own memory.
+        self._staying: set[int] = set()
+        self._num_writers: Counter[int] = Counter()
         self._writer: dict[int, int] = {}  # of a tensor's memory, the last one
         self._producer: dict[int, int] = {}  # of the tensor itself
+        self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
         for position, op in enumerate(self._graph.ops):
             for tensor_id in op.outputs:
                 if tensor_id >= 0:
                     self._producer[tensor_id] = position
-                    self._writer[self._graph.root(self._graph.tensors[tensor_id]).id] = position
+                    root = self._graph.root(self._graph.tensors[tensor_id])
+                    self._writer[root.id] = position
+                    self._num_writers[root.id] += 1
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
         """Return a tensor from every run, as forward left it."""
@@ -48,16 +60,59 @@ class ReturnLowering:
 
     def add_anchor(self, tensor: Tensor, target: AnchorTarget) -> None:
         """Keep a tensor's values of each run until they are asked for."""
-        request = target.request
+        request, graph = target.request, self._graph
+        mode, period = request.output_mode, request.period
         where = f"Options.anchorTensor('{request.short_name}')"
-        self._program.anchors[request.short_name] = len(self._program.returns)
         place = self._complete(tensor) if self._is_state(target.name) else self._in_forward(tensor)
         if target.name.startswith("Accum___") and request.output_mode == OutputMode.Final:
             place = self._after_update(tensor, place)
-        self._add(tensor, request.output_mode, request.period, place, True, where)
+        count = self._count(mode, period, where)
+        root = graph.root(tensor)
+        shape = _returned_shape(tensor, count)
+        kept: int | None = None
+        if self._stays(root, mode):
+            self._staying.add(root.id)
+            source, strides, offset = root, tensor.strides, tensor.offset
+        else:
+            # Views that only rearrange a tensor are read from the tensor's copy, which takes as
+            # long as that of one of them.
+            shared = is_rearrangement(tensor, root)
+            source, offset = (root if shared else tensor), 0
+            strides = tensor.strides if shared else contiguous_strides(tensor.shape)
+            key = (source.id, place, mode, period)
+            if key not in self._kept:
+                self._kept[key] = len(self._program.returns)
+                self._add(source, mode, period, place, True, where)
+            kept = self._kept[key]
+        is_whole = math.prod(tensor.shape) == math.prod(
+            source.shape
+        ) and strides == contiguous_strides(tensor.shape)
+        self._program.anchors[request.short_name] = AnchorView(
+            kept, root.id, shape, count, tensor.shape, strides, offset, is_whole
+        )
+
+    def _stays(self, root: Tensor, mode: OutputMode) -> bool:
+        """Whether a tensor's memory can hold what an anchor asks for until the next run.
+
+        It does if it is constant or only one op writes it, the last micro-batch is the one asked
+        for, and nothing else is put there: ``finish`` sees to that.
+        """
+        loop = self._loop
+        return (
+            self._num_writers[root.id] == _WRITERS_IF_IT_STAYS.get(root.kind)
+            and not self._pipelined
+            and returned_dtype(root.dtype) == root.dtype
+            and (
+                mode == OutputMode.Final or loop.device_iterations * loop.gradient_accumulation == 1
+            )
+        )
 
     def finish(self) -> None:
-        """Put the collected ops into their places."""
+        """Put the collected ops into their places, and let anchored tensors keep their memory."""
+        for tensor_id in self._staying:
+            tensor = self._graph.tensors[tensor_id]
+            if tensor.kind == TensorKind.VALUE:
+                tensor.kind = TensorKind.VARIABLE
         ops = list(self._behind.pop(-1, []))
         for position, op in enumerate(self._graph.ops):
             ops.append(op)
@@ -80,12 +135,7 @@ class ReturnLowering:
         where: str,
     ) -> None:
         loop = self._loop
-        check_return_mode(
-            mode, period, loop.device_iterations, pipelined=self._pipelined, where=where
-        )
-        count = num_returned(
-            mode, period, loop.device_iterations, loop.gradient_accumulation, 1, where=where
-        )
+        count = self._count(mode, period, where)
         dtype = returned_dtype(tensor.dtype)
         position, phase, stage = place
         self._behind[position].append(
@@ -108,6 +158,16 @@ class ReturnLowering:
             )
         )
         self._program.returns.append(Return(_returned_shape(tensor, count), dtype, mode, keep))
+
+    def _count(self, mode: OutputMode, period: int, where: str) -> int:
+        """Return how many entries come back."""
+        loop = self._loop
+        check_return_mode(
+            mode, period, loop.device_iterations, pipelined=self._pipelined, where=where
+        )
+        return num_returned(
+            mode, period, loop.device_iterations, loop.gradient_accumulation, 1, where=where
+        )
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return where forward sees a tensor: a variable before anything changes it."""
@@ -133,7 +193,7 @@ class ReturnLowering:
         return position, op.phase, op.stage
 
     def _last_setup(self) -> int:
-        return sum(op.phase == Phase.SETUP for op in self._graph.ops) - 1
+        return self._num_setup - 1
 
     def _after_update(
         self, accumulator: Tensor, place: tuple[int, Phase, int]
@@ -156,6 +216,19 @@ class ReturnLowering:
         op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")
         self._graph.ops.append(op)
         return len(self._graph.ops) - 1, Phase.UPDATE, 0
+
+
+def is_rearrangement(view: Tensor, root: Tensor) -> bool:
+    """Return whether a tensor has every element of the memory it lies in exactly once."""
+    if view.offset != 0 or view.dtype != root.dtype:
+        return False
+    expected = 1
+    for stride, size in sorted(zip(view.strides, view.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return expected == math.prod(root.shape)
 
 
 def _returned_shape(tensor: Tensor, count: int) -> tuple[int, ...]:

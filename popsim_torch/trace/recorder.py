@@ -28,7 +28,7 @@ from popsim_torch.errors import InternalError
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.markers import PrintedTensor
+from popsim_torch.trace.markers import PrintedTensor, mark
 from popsim_torch.trace.origin import Origin, set_origin
 from popsim_torch.trace.result import PrintRequest, TraceResult
 
@@ -257,7 +257,7 @@ class Recorder:
     @staticmethod
     def _mark_gradient(tensor: torch.Tensor, key: int) -> None:
         tensor.register_hook(  # type: ignore[no-untyped-call]
-            lambda gradient: None if gradient is None else torch.ops.popsim.mark(gradient, key)
+            lambda gradient: None if gradient is None else mark(gradient, key)
         )
 
     def _follow(self, node: Any) -> None:

@@ -73,7 +73,9 @@ class _Tracer:
             flat.append(_fake(self._mode, (), torch.float32))
         try:
             with self._mode, recording(), _quiet(), _translated_errors():
-                self._result.graph_module = make_fx(self._joint, tracing_mode="real")(*flat)
+                self._result.graph_module = make_fx(
+                    self._joint, tracing_mode="real", _disable_torch_fn_metadata_mode=True
+                )(*flat)
         finally:
             self._recorder.close()
         return self._result

@@ -1,0 +1,85 @@
+"""Measures contenders in turn, so that what else the machine does meets all of them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+Call = Callable[[], object]
+
+
+def seconds_per_call(call: Call, num_calls: int) -> float:
+    """Return the mean time of some calls, in seconds."""
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        call()
+    return (time.perf_counter() - start) / num_calls
+
+
+def calls_per_round(call: Call, round_seconds: float = 0.05) -> int:
+    """Return how many calls make a turn of about so many seconds; at least one."""
+    return max(1, int(round_seconds / seconds_per_call(call, 2)))
+
+
+def fastest(call: Call, num_calls: int) -> float:
+    """Return the shortest of some calls, in seconds: what the machine can do at best."""
+    return min(seconds_per_call(call, 1) for _ in range(num_calls))
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Keep the collector from running in one contender's turn for what another one left."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def medians(
+    contenders: Mapping[str, Call], rounds: int, round_seconds: float = 0.05
+) -> dict[str, float]:
+    """Return each contender's median time per call, in seconds.
+
+    Args:
+        contenders: What to call, by name. Each has been called before.
+        rounds: How often each gets a turn.
+        round_seconds: About how long a turn is; at least one call.
+    """
+    num_calls = {name: calls_per_round(call, round_seconds) for name, call in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    with _without_garbage_collection():
+        for _ in range(rounds):
+            for name, call in contenders.items():
+                times[name].append(seconds_per_call(call, num_calls[name]))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def check_agreement(
+    contenders: Mapping[str, Callable[[], torch.Tensor]], num_calls: int, tolerance: float
+) -> None:
+    """Call each contender a few times and compare their results.
+
+    Raises:
+        AssertionError: Two contenders do not compute the same.
+    """
+    expected: list[torch.Tensor] = []
+    for name, call in contenders.items():
+        results = [call().float() for _ in range(num_calls)]
+        expected = expected or results
+        for ours, theirs in zip(results, expected, strict=True):
+            torch.testing.assert_close(
+                ours,
+                theirs,
+                rtol=tolerance,
+                atol=tolerance,
+                msg=lambda text, n=name: f"{n}: {text}",
+            )

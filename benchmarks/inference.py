@@ -1,0 +1,52 @@
+"""How long does inference take, against eager PyTorch and torch.compile?
+
+All contenders run without autograd (``torch.inference_mode``). For one device iteration per call
+and for several: the time is per batch. The results of all contenders are compared before anything
+is timed. torch.compile is left out with ``--no-compile``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.common.cases import Case
+from benchmarks.common.clock import check_agreement, medians
+from benchmarks.common.contenders import TOLERANCE, Step, eager_inference, our_inference
+from benchmarks.common.report import Table, describe_machine, make_parser, rival_columns, rival_row
+
+ITERATIONS = (1, 16)
+
+
+def measure(
+    case: Case, device_iterations: int, rounds: int, *, with_compile: bool
+) -> dict[str, float]:
+    """Return the medians of the contenders, in seconds per batch."""
+    batches = case.make_batches(device_iterations)
+    contenders: dict[str, Step] = {"eager": eager_inference(case, batches, device_iterations)}
+    if with_compile:
+        contenders["compile"] = eager_inference(case, batches, device_iterations, compiled=True)
+    contenders["ours"] = our_inference(case, batches, device_iterations)
+    check_agreement(contenders, num_calls=2, tolerance=TOLERANCE[case.dtype])
+    times = medians(contenders, rounds)
+    return {name: time / device_iterations for name, time in times.items()}
+
+
+def main() -> None:
+    """Print the table: a row per case and number of device iterations."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--iterations", type=int, nargs="*", default=ITERATIONS)
+    arguments = parser.parse_args()
+    print(describe_machine())
+    with_compile = not arguments.no_compile
+    table = Table("Inference", rival_columns(with_compile=with_compile))
+    for case in arguments.cases:
+        # What earlier cases compiled would count against torch.compile's limits.
+        torch.compiler.reset()
+        for device_iterations in arguments.iterations:
+            times = measure(case, device_iterations, arguments.rounds, with_compile=with_compile)
+            rival_row(table, case.name, device_iterations, times)
+
+
+if __name__ == "__main__":
+    main()
