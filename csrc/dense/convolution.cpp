@@ -18,10 +18,11 @@ namespace {
 using dnnl::memory;
 using Dims = memory::dims;
 
-// Who chooses the layouts of input and output.
+// What the primitive computes with.
 enum class Layout : int8_t {
-  kBlocked,  // oneDNN: fast code behind a reorder at each edge
-  kPlain,    // the caller: a matrix product per image, without reorders
+  kBlocked,       // oneDNN's choice: fast code behind a reorder at each edge
+  kChannelsLast,  // as fast, and without reorders where the tensors agree
+  kPlain,         // a matrix product per image, on channels-first tensors
 };
 
 struct Sizes {
@@ -76,9 +77,22 @@ bool all_equal(const Extents& values, int64_t value) {
   return std::ranges::all_of(values, [&](int64_t v) { return v == value; });
 }
 
+Dims strides_in(Order order, const Dims& sizes) {
+  if (order == Order::kChannelsFirst) return contiguous_strides(sizes);
+  Dims moved = sizes;
+  std::rotate(moved.begin() + 1, moved.begin() + 2, moved.end());
+  Dims strides = contiguous_strides(moved);
+  std::rotate(strides.begin() + 1, strides.end() - 1, strides.end());
+  return strides;
+}
+
 // Faster layout first.
 std::vector<Layout> candidates(const ConvolutionSpec& spec,
                                ConvolutionPass pass) {
+  if (spec.input_order == Order::kChannelsLast ||
+      spec.output_order == Order::kChannelsLast) {
+    return {Layout::kChannelsLast, Layout::kBlocked, Layout::kPlain};
+  }
   // A pointwise convolution is a matrix product already. Over large images,
   // moving its operands into blocks takes a third of the time.
   const bool pointwise =
@@ -113,11 +127,12 @@ class Describer {
       dilations_.push_back(dilation - 1);
     }
     const Sizes sizes = sizes_of(spec);
-    input_ = layout == Layout::kBlocked ? any(sizes.input) : plain(sizes.input);
-    output_ =
-        layout == Layout::kBlocked ? any(sizes.output) : plain(sizes.output);
+    input_ = activation(sizes.input, layout);
+    output_ = activation(sizes.output, layout);
     weight_ = any(sizes.weight);
-    if (spec.bias) bias_ = plain(sizes.bias);
+    if (spec.bias) {
+      bias_ = plain_desc(sizes.bias, contiguous_strides(sizes.bias));
+    }
   }
 
   std::optional<Described> describe(ConvolutionPass pass) const {
@@ -139,23 +154,27 @@ class Describer {
   static memory::desc any(const Dims& sizes) {
     return {sizes, memory::data_type::f32, memory::format_tag::any};
   }
-  static memory::desc plain(const Dims& sizes) {
-    return plain_desc(sizes, contiguous_strides(sizes));
+  static memory::desc activation(const Dims& sizes, Layout layout) {
+    if (layout == Layout::kBlocked) return any(sizes);
+    const Order order = layout == Layout::kChannelsLast ? Order::kChannelsLast
+                                                        : Order::kChannelsFirst;
+    return plain_desc(sizes, strides_in(order, sizes));
   }
 
   // Also the hint that the gradients ask for.
-  dnnl::convolution_forward::primitive_desc forward_desc() const {
+  dnnl::convolution_forward::primitive_desc forward_desc(
+      const dnnl::primitive_attr& attributes = user_scratchpad()) const {
     return {cpu(),      dnnl::prop_kind::forward_training,
             kAlgorithm, input_,
             weight_,    bias_,
             output_,    strides_,
             dilations_, padding_,
-            padding_,   user_scratchpad(),
+            padding_,   attributes,
             kAllowEmpty};
   }
 
   std::optional<Described> forward() const {
-    const auto desc = forward_desc();
+    const auto desc = forward_desc(user_scratchpad());
     if (!desc || !is_fast(desc)) return std::nullopt;
     return Described{dnnl::convolution_forward(desc),
                      desc.src_desc(),
@@ -211,11 +230,12 @@ class PrimitiveConvolution final : public Convolution {
                        const Described& described, int num_threads)
       : num_threads_(num_threads), stream_(cpu()) {
     const Sizes sizes = sizes_of(spec);
-    input_ = make_operand(sizes.input, described.input);
-    weight_ = make_operand(sizes.weight, described.weight);
-    output_ = make_operand(sizes.output, described.output);
+    input_ = make_operand(sizes.input, spec.input_order, described.input);
+    weight_ =
+        make_operand(sizes.weight, Order::kChannelsFirst, described.weight);
+    output_ = make_operand(sizes.output, spec.output_order, described.output);
     if (!described.bias.is_zero()) {
-      bias_ = make_operand(sizes.bias, described.bias);
+      bias_ = make_operand(sizes.bias, Order::kChannelsFirst, described.bias);
     }
     add_steps(pass, described);
     scratchpad_offset_ = plan_.add(scratchpad_bytes_);
@@ -247,8 +267,9 @@ class PrimitiveConvolution final : public Convolution {
     std::optional<size_t> offset;  // of `blocked` in the workspace
   };
 
-  Operand make_operand(const Dims& sizes, const memory::desc& wanted) {
-    const memory::desc desc = plain_desc(sizes, contiguous_strides(sizes));
+  Operand make_operand(const Dims& sizes, Order order,
+                       const memory::desc& wanted) {
+    const memory::desc desc = plain_desc(sizes, strides_in(order, sizes));
     Operand operand{unbound(desc), {}, std::nullopt};
     if (desc == wanted) {
       operand.blocked = operand.plain;

@@ -11,6 +11,12 @@ namespace popsim::dense {
 // Per spatial axis, one to three of them.
 using Extents = std::vector<int64_t>;
 
+// The order of a tensor's axes in memory, outermost first. No gaps.
+enum class Order : int8_t {
+  kChannelsFirst,  // batch, channels, spatial axes
+  kChannelsLast,   // batch, spatial axes, channels
+};
+
 struct ConvolutionSpec {
   int64_t batch = 0;
   int64_t in_channels = 0;
@@ -23,12 +29,14 @@ struct ConvolutionSpec {
   Extents padding;    // on both ends
   Extents dilation;   // 1: neighbours
   bool bias = false;  // forward: added; gradient of the weight: computed
+  Order input_order = Order::kChannelsFirst;
+  Order output_order = Order::kChannelsFirst;
 };
 
 enum class ConvolutionPass : int8_t { kForward, kGradInput, kGradWeight };
 
-// Contiguous tensors, channels before the spatial axes. What the pass computes
-// is written, the rest is read:
+// Tensors in the orders of the spec; the weight is contiguous. What the pass
+// computes is written, the rest is read:
 //   kForward     input, weight, bias -> output
 //   kGradInput   weight, output (its gradient) -> input (its gradient)
 //   kGradWeight  input, output (its gradient) -> weight, bias (their gradients)

@@ -2,6 +2,8 @@
 
 #include "base/check.h"
 #include "dense/available.h"
+#include "dense/short_matmul.h"
+#include "dense/split_matmul.h"
 
 #if defined(POPSIM_HAVE_ONEDNN)
 #include <algorithm>
@@ -102,14 +104,13 @@ class PrimitiveMatmul final : public Matmul {
     return scratchpad_.get_desc().get_size();
   }
 
-  void run(const float* a, const float* b, const float* bias, float* c,
-           void* workspace) override {
+  void run(const MatmulOperands& operands) override {
     // oneDNN takes what it only reads as non-const, too.
-    a_.set_data_handle(const_cast<float*>(a));
-    b_.set_data_handle(const_cast<float*>(b));
-    if (bias_) bias_.set_data_handle(const_cast<float*>(bias));
-    c_.set_data_handle(c);
-    scratchpad_.set_data_handle(workspace);
+    a_.set_data_handle(const_cast<float*>(operands.a));
+    b_.set_data_handle(const_cast<float*>(operands.b));
+    if (bias_) bias_.set_data_handle(const_cast<float*>(operands.bias));
+    c_.set_data_handle(operands.c);
+    scratchpad_.set_data_handle(operands.workspace);
     const ThreadScope scope(num_threads_);
     step_->execute(stream_);
   }
@@ -134,8 +135,8 @@ class VectorMatmul final : public Matmul {
 
   size_t workspace_bytes() const override { return 0; }
 
-  void run(const float* a, const float* b, const float* bias, float* c,
-           void*) override {
+  void run(const MatmulOperands& operands) override {
+    const auto& [a, b, bias, mask, c, workspace, rate, decay, sums] = operands;
     if (spec_.bias) {
       for (int64_t row = 0; row < spec_.m; ++row) {
         std::copy_n(bias, spec_.n, c + row * spec_.n);
@@ -166,7 +167,10 @@ std::unique_ptr<Matmul> create_matmul(const MatmulSpec& spec) {
   const ThreadScope scope(num_threads);
   const dnnl::matmul::primitive_desc desc = describe(spec);
   if (!desc || !is_fast(desc)) return nullptr;
-  return std::make_unique<PrimitiveMatmul>(desc, spec, num_threads);
+  std::unique_ptr<Matmul> matmul =
+      std::make_unique<PrimitiveMatmul>(desc, spec, num_threads);
+  auto split = create_split_matmul(spec, matmul);
+  return split != nullptr ? std::move(split) : std::move(matmul);
 }
 
 }  // namespace
@@ -179,11 +183,14 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   check_internal(!spec.bias || (spec.alpha == 1.0f && spec.beta == 0.0f),
                  "dense::Matmul: a bias with alpha ", spec.alpha, " and beta ",
                  spec.beta);
-#if defined(POPSIM_HAVE_ONEDNN)
   const bool empty =
       spec.batch == 0 || spec.m == 0 || spec.n == 0 || spec.k == 0;
-  if (!available() || empty || spec.alpha == 0.0f ||
-      !is_plain(spec.a, spec.m, spec.k) || !is_plain(spec.b, spec.k, spec.n)) {
+  if (empty) return nullptr;
+  if (auto matmul = create_short_matmul(spec)) return matmul;
+#if defined(POPSIM_HAVE_ONEDNN)
+  if (!available() || spec.alpha == 0.0f || spec.relu || spec.mask ||
+      spec.update || !is_plain(spec.a, spec.m, spec.k) ||
+      !is_plain(spec.b, spec.k, spec.n)) {
     return nullptr;
   }
   try {

@@ -16,6 +16,12 @@ struct MatrixStrides {
 
 // c[batch, m, n] = alpha * (a[batch, m, k] @ b[batch, k, n]) + bias[n]
 //                  + beta * c, where c is contiguous.
+// Then, for short products only (short_matmul.h), one of:
+//   relu    max(c, 0)
+//   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
+//           of relu
+//   update  c is read as well: decay * c - rate * (a @ b); rate and decay come
+//           with each run, and memory for a @ b itself if it is wanted, too
 struct MatmulSpec {
   int64_t batch = 1;
   int64_t m = 0;
@@ -26,12 +32,31 @@ struct MatmulSpec {
   bool bias = false;  // only with the default alpha and beta
   float alpha = 1.0f;
   float beta = 0.0f;
+  // Of the numbers in a and b: float16 and bfloat16 numbers, widened to
+  // float32, have 11 and 8.
+  int significant_bits = 24;
+  bool relu = false;
+  bool mask = false;
+  bool update = false;
+};
+
+struct MatmulOperands {
+  const float* a = nullptr;
+  const float* b = nullptr;
+  const float* bias = nullptr;  // null where the spec has none, as the mask
+  const float* mask = nullptr;
+  float* c = nullptr;
+  void* workspace = nullptr;  // aligned to 64 bytes
+  float rate = 0.0f;
+  float decay = 0.0f;
+  float* sums = nullptr;
 };
 
 class Matmul {
  public:
-  // Null when oneDNN has no fast code for the problem: without oneDNN, for
-  // empty matrices, and for matrices without an axis of stride 1.
+  // Null when there is no fast code for the problem: for empty matrices and,
+  // except for short products, for matrices without an axis of stride 1 and
+  // without oneDNN.
   [[nodiscard]] static std::unique_ptr<Matmul> create(const MatmulSpec& spec);
 
   Matmul() = default;
@@ -41,9 +66,12 @@ class Matmul {
 
   // Memory that run() needs besides the matrices.
   [[nodiscard]] virtual size_t workspace_bytes() const = 0;
-  // `workspace` is aligned to 64 bytes. `bias` is null where the spec has none.
-  virtual void run(const float* a, const float* b, const float* bias, float* c,
-                   void* workspace) = 0;
+  virtual void run(const MatmulOperands& operands) = 0;
+
+  void run(const float* a, const float* b, const float* bias, float* c,
+           void* workspace) {
+    run({.a = a, .b = b, .bias = bias, .c = c, .workspace = workspace});
+  }
 };
 
 }  // namespace popsim::dense

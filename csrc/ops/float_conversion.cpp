@@ -36,12 +36,26 @@ T from_float(float value) {
   }
 }
 
+auto widened(const at::vec::Vectorized<at::Half>& values) {
+  return at::vec::convert_half_float(values);
+}
+
+auto widened(const at::vec::Vectorized<at::BFloat16>& values) {
+  return at::vec::convert_bfloat16_float(values);
+}
+
 // The compiler does not vectorise the conversions of 16-bit floats itself.
 template <typename T>
 void load_run_16bit(const T* source, int64_t count, float* out) {
   using at::vec::Vectorized;
   constexpr int64_t kLanes = Vectorized<float>::size();
-  for (int64_t i = 0; i < count; i += kLanes) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    const auto [low, high] = widened(Vectorized<T>::loadu(source + i));
+    low.store(out + i);
+    high.store(out + i + kLanes);
+  }
+  for (; i < count; i += kLanes) {
     const int64_t lanes = std::min(kLanes, count - i);
     at::vec::convert<float>(Vectorized<T>::loadu(source + i, lanes))
         .store(out + i, lanes);

@@ -7,6 +7,8 @@
 #include <new>
 #include <numeric>
 
+#include "ops/image_layout.h"
+
 namespace popsim::ops {
 namespace {
 
@@ -107,8 +109,8 @@ FloatOutput::FloatOutput(graph::TensorId id, const graph::Tensor& tensor,
     : id_(id),
       numel_(tensor.numel()),
       in_place_(tensor.dtype == DType::kFloat32) {
-  check_internal(tensor.contiguous(), "output '", tensor.name,
-                 "' is not contiguous");
+  check_internal(is_image(tensor), "output '", tensor.name,
+                 "' is neither contiguous nor channels last");
   if (in_place_) return;
   offset_ = workspace.add(static_cast<size_t>(numel_) * sizeof(float));
   store_floats_ = store_floats(tensor.dtype);

@@ -77,7 +77,8 @@ class FloatBroadcast {
   StridedWalk walk_;
 };
 
-// A contiguous output.
+// A contiguous output, or one with the channels last: the buffer is in the
+// order of its memory.
 class FloatOutput {
  public:
   FloatOutput(graph::TensorId id, const graph::Tensor& tensor,

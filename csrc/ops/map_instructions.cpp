@@ -1,17 +1,15 @@
 #include "ops/map_instructions.h"
 
-#include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <tuple>
 #include <utility>
 
+#include "ops/vec_math.h"
+
 namespace popsim::ops {
 namespace {
-
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t kLanes = Vec::size();
 
 // What an instruction reads: a block of values, or one value for all of it.
 template <bool kUniform>
@@ -145,7 +143,7 @@ constexpr std::array kInstructions{
     entry("div", 6, [](Vec a, Vec b) { return a / b; }),
     entry("eq", 1, [](Vec a, Vec b) { return one_if(a == b); }),
     entry("erf", 14, [](Vec x) { return erf(x); }),
-    entry("exp", 10, [](Vec x) { return x.exp(); }),
+    entry("exp", 10, [](Vec x) { return exp(x); }),
     entry("expm1", 20, [](Vec x) { return x.expm1(); }),
     entry("floor", 1, [](Vec x) { return x.floor(); }),
     entry("ge", 1, [](Vec a, Vec b) { return one_if(a >= b); }),
@@ -157,7 +155,7 @@ constexpr std::array kInstructions{
           [](Vec x, Vec slope) {
             return x * Vec::blendv(slope, Vec(1.0f), x > Vec(0.0f));
           }),
-    entry("log", 14, [](Vec x) { return x.log(); }),
+    entry("log", 14, [](Vec x) { return log(x); }),
     entry("log1p", 20, [](Vec x) { return x.log1p(); }),
     entry("log2", 14, [](Vec x) { return x.log2(); }),
     entry("lt", 1, [](Vec a, Vec b) { return one_if(a < b); }),
@@ -173,16 +171,15 @@ constexpr std::array kInstructions{
     entry("relu", 1, [](Vec x) { return at::vec::clamp_min(x, Vec(0.0f)); }),
     entry("round", 1, [](Vec x) { return x.round(); }),
     entry("rsqrt", 12, [](Vec x) { return x.rsqrt(); }),
-    entry(
-        "sigmoid", 18,
-        [](Vec x) { return (Vec(1.0f) + (Vec(0.0f) - x).exp()).reciprocal(); }),
+    entry("sigmoid", 18,
+          [](Vec x) { return (Vec(1.0f) + exp(Vec(0.0f) - x)).reciprocal(); }),
     entry("sign", 2,
           [](Vec x) { return one_if(Vec(0.0f) < x) - one_if(x < Vec(0.0f)); }),
     entry("sin", 16, [](Vec x) { return x.sin(); }),
     entry("sqrt", 6, [](Vec x) { return x.sqrt(); }),
     entry("square", 1, [](Vec x) { return x * x; }),
     entry("sub", 1, [](Vec a, Vec b) { return a - b; }),
-    entry("tanh", 24, [](Vec x) { return x.tanh(); }),
+    entry("tanh", 24, [](Vec x) { return tanh(x); }),
     entry("trunc", 1, [](Vec x) { return x.trunc(); }),
     entry("where", 2,
           [](Vec condition, Vec a, Vec b) {

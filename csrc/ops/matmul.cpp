@@ -5,6 +5,7 @@
 // out, as an IPU with float32 partials does. Everything else goes to ATen.
 #include "dense/matmul.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
 
@@ -20,9 +21,22 @@ namespace {
 constexpr size_t kA = 0;
 constexpr size_t kB = 1;
 constexpr size_t kBias = 2;
+constexpr size_t kMask = 3;
 
 double number_or_one(const OpView& op, std::string_view name) {
   return op.has_attribute(name) ? op.attribute<double>(name) : 1.0;
+}
+
+int significant_bits(DType dtype) {
+  return dtype == DType::kFloat16 ? 11 : dtype == DType::kBFloat16 ? 8 : 24;
+}
+
+bool has_relu(const OpView& op) {
+  if (!op.has_attribute("activation")) return false;
+  const auto& activation = op.attribute<std::string>("activation");
+  check_internal(activation == "relu", "matmul '", op.op().name,
+                 "': activation '", activation, "' is not relu");
+  return true;
 }
 
 // An operand as a batch of matrices. A repeated batch has size 1.
@@ -64,12 +78,8 @@ bool is_plain(const Matrices& m) {
 }
 
 // A batch of matrices times one matrix is one tall matrix times that matrix.
-void fold_batch(Matrices& a, const Matrices& b) {
-  if (b.batch != 1 || a.strides.batch != a.rows * a.strides.row) return;
-  a.rows *= a.batch;
-  a.batch = 1;
-  a.strides.batch = 0;
-  normalise(a);
+bool is_one_tall_matrix(const Matrices& a) {
+  return a.strides.batch == a.rows * a.strides.row;
 }
 
 // `keep`: strides that oneDNN can work with stay, as far as the type allows.
@@ -108,19 +118,40 @@ class DenseMatmul final : public Kernel {
     char* workspace = workspace_.memory();
     float* out = out_.buffer(context, workspace);
     if (initial_) initial_->write(context, out);
-    matmul_->run(a_.load(context, workspace), b_.load(context, workspace),
-                 bias_ ? bias_->load(context, workspace) : nullptr, out,
-                 workspace + matmul_offset_);
+    const float* mask = mask_ ? mask_->load(context, workspace) : nullptr;
+    matmul_->run({.a = a_.load(context, workspace),
+                  .b = b_.load(context, workspace),
+                  .bias = bias_ ? bias_->load(context, workspace) : nullptr,
+                  .mask = mask,
+                  .c = out,
+                  .workspace = workspace + matmul_offset_});
+    if (close_after_) close(mask_ ? mask : out, out);
     out_.store(context, workspace);
   }
 
  private:
-  DenseMatmul(const OpView& op, const Matrices& a, const Matrices& b, bool keep)
-      : a_(make_operand(op.input_id(kA), op.input(kA).dtype, a, keep,
+  DenseMatmul(const OpView& op, const Matrices& a, const Matrices& b,
+              bool keep_a, bool keep)
+      : a_(make_operand(op.input_id(kA), op.input(kA).dtype, a, keep_a,
                         workspace_)),
         b_(make_operand(op.input_id(kB), op.input(kB).dtype, b, keep,
                         workspace_)),
-        out_(op.output_id(0), op.output(0), workspace_) {}
+        out_(op.output_id(0), op.output(0), workspace_),
+        numel_(op.output(0).numel()) {
+    if (op.has_input(kMask)) {
+      mask_.emplace(op.input_id(kMask), op.input(kMask), workspace_);
+    }
+  }
+
+  // Zero where `gate` is. oneDNN's ReLU would turn NaN into zero.
+  void close(const float* gate, float* out) const {
+    constexpr int64_t kGrain = 1 << 16;
+    at::parallel_for(0, numel_, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        out[i] = gate[i] <= 0.0f ? 0.0f : out[i];
+      }
+    });
+  }
 
   // A bias per column is added by the product itself. Any other one is what the
   // output holds before the product is added to it.
@@ -147,6 +178,9 @@ class DenseMatmul final : public Kernel {
   FloatInput a_;
   FloatInput b_;
   FloatOutput out_;
+  int64_t numel_;
+  std::optional<FloatInput> mask_;
+  bool close_after_ = false;  // the product knows no relu and no mask
   std::optional<FloatInput> bias_;
   std::optional<FloatBroadcast> initial_;
   std::unique_ptr<dense::Matmul> matmul_;
@@ -156,8 +190,15 @@ class DenseMatmul final : public Kernel {
 std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op, bool keep) {
   Matrices a = matrices_of(op.input(kA));
   const Matrices b = matrices_of(op.input(kB));
-  fold_batch(a, b);
-  auto kernel = std::unique_ptr<DenseMatmul>(new DenseMatmul(op, a, b, keep));
+  const bool fold = b.batch == 1 && a.batch > 1;
+  // One copy is cheaper than many small products.
+  const bool copy = fold && (!is_one_tall_matrix(a) || !is_row_major(a));
+  auto kernel = std::unique_ptr<DenseMatmul>(
+      new DenseMatmul(op, a, b, keep && !copy, keep));
+  if (fold) {
+    a.rows *= a.batch;
+    a.batch = 1;
+  }
   dense::MatmulSpec spec{
       .batch = op.output(0).numel() / (a.rows * b.columns),
       .m = a.rows,
@@ -165,9 +206,17 @@ std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op, bool keep) {
       .k = a.columns,
       .a = strides_of(kernel->a_, a),
       .b = strides_of(kernel->b_, b),
-      .alpha = static_cast<float>(number_or_one(op, "alpha"))};
+      .alpha = static_cast<float>(number_or_one(op, "alpha")),
+      .significant_bits = significant_bits(op.input(kA).dtype),
+      .relu = has_relu(op),
+      .mask = op.has_input(kMask)};
   kernel->plan_bias(op, spec);
   kernel->matmul_ = dense::Matmul::create(spec);
+  if (kernel->matmul_ == nullptr && (spec.relu || spec.mask)) {
+    spec.relu = spec.mask = false;
+    kernel->close_after_ = true;
+    kernel->matmul_ = dense::Matmul::create(spec);
+  }
   if (kernel->matmul_ == nullptr) return nullptr;
   kernel->matmul_offset_ =
       kernel->workspace_.add(kernel->matmul_->workspace_bytes());
@@ -182,13 +231,16 @@ class AtenMatmul final : public Kernel {
         out_(op.output_id(0)),
         alpha_(number_or_one(op, "alpha")),
         beta_(number_or_one(op, "beta")),
+        relu_(has_relu(op)),
         widen_(computes_in_float32(op.output(0).dtype)) {
     if (op.has_input(kBias) && beta_ != 0.0) bias_ = op.input_id(kBias);
+    if (op.has_input(kMask)) mask_ = op.input_id(kMask);
   }
 
   std::vector<graph::TensorId> at_tensors() const override {
     std::vector<graph::TensorId> ids{a_, b_, out_};
     if (bias_ != graph::kNoTensor) ids.push_back(bias_);
+    if (mask_ != graph::kNoTensor) ids.push_back(mask_);
     return ids;
   }
 
@@ -198,6 +250,10 @@ class AtenMatmul final : public Kernel {
     if (bias_ != graph::kNoTensor) {
       const at::Tensor bias = operand(context, bias_);
       result.add_(beta_ == 1.0 ? bias : bias.mul(beta_));
+    }
+    if (relu_) result.relu_();
+    if (mask_ != graph::kNoTensor) {
+      result.masked_fill_(context.tensor(mask_).le(0), 0);
     }
     context.tensor(out_).copy_(result);
   }
@@ -211,9 +267,11 @@ class AtenMatmul final : public Kernel {
   graph::TensorId a_;
   graph::TensorId b_;
   graph::TensorId bias_ = graph::kNoTensor;
+  graph::TensorId mask_ = graph::kNoTensor;
   graph::TensorId out_;
   double alpha_;
   double beta_;
+  bool relu_;
   bool widen_;
 };
 
@@ -244,6 +302,10 @@ std::vector<TensorType> product_type(const OpView& op) {
     check(op.input(kBias).dtype == a.dtype, "the bias has the operands' type");
     bias_view(op, shape);  // throws where it does not broadcast
   }
+  if (op.has_input(kMask)) {
+    check(op.input(kMask).dtype == a.dtype && op.input(kMask).shape == shape,
+          "the mask has the type and shape of the product");
+  }
   return {{a.dtype, shape}};
 }
 
@@ -262,8 +324,8 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
 const OpDef kMatmul{
     .name = "matmul",
     .schema =
-        "matmul(Tensor a, Tensor b, Tensor? bias=None, *, "
-        "float alpha=1, float beta=1) -> Tensor",
+        "matmul(Tensor a, Tensor b, Tensor? bias=None, Tensor? mask=None, *, "
+        "float alpha=1, float beta=1, str? activation=None) -> Tensor",
     .shape = product_type,
     .prepare = prepare,
 };

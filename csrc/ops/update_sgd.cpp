@@ -1,4 +1,8 @@
 // SGD without a velocity, and with one beside a separate accumulator.
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+
 #include "ops/entries.h"
 #include "ops/update_common.h"
 
@@ -6,6 +10,20 @@ namespace popsim::ops {
 namespace {
 
 using update::Scratch;
+using Vec = at::vec::Vectorized<float>;
+
+// Rounds as the product does that an update rides on (dense/matmul.h).
+void step(float decay, float rate, const float* g, float* w, int64_t size) {
+  for (int64_t i = 0; i < size; i += Vec::size()) {
+    const auto count =
+        static_cast<int>(std::min<int64_t>(Vec::size(), size - i));
+    const auto load = [count](const float* from) {
+      return count == Vec::size() ? Vec::loadu(from) : Vec::loadu(from, count);
+    };
+    at::vec::fmadd(Vec(-rate), load(g + i), Vec(decay) * load(w + i))
+        .store(w + i, count);
+  }
+}
 
 // w = decay * w - learning_rate * g
 class SgdUpdate final : public Kernel {
@@ -29,8 +47,7 @@ class SgdUpdate final : public Kernel {
       float* w = weight_.load(context, begin, size, weight_scratch.data());
       const float* g =
           gradient_.read(context, begin, size, gradient_scratch.data());
-#pragma omp simd
-      for (int64_t i = 0; i < size; ++i) w[i] = decay * w[i] - rate * g[i];
+      step(decay, rate, g, w, size);
       weight_.store(context, begin, size, w);
     });
   }

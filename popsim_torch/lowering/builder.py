@@ -51,6 +51,9 @@ class Builder:
         # Phase and stage in which the tensor's memory is written; nothing for what exists before.
         self._written: dict[int, tuple[Phase, int]] = {}
         self._contiguous: dict[tuple[int, Phase], Tensor] = {}
+        self._as_images: dict[tuple[int, Phase], Tensor] = {}
+        # Owners of the memory of images.
+        self._images: set[int] = set()
 
     def tensor(self, node: torch.fx.Node) -> Tensor:
         """Return the tensor that a node became."""
@@ -80,6 +83,32 @@ class Builder:
     def value(self, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:
         """Add a tensor for an op to write."""
         return self.graph.add_tensor(TensorKind.VALUE, dtype, shape)
+
+    def image(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """Add a tensor ``[batch, channels, height, width]`` that lies with its channels last.
+
+        What owns the memory is a contiguous ``[batch, height, width, channels]``; the result is a
+        view of it. So every op can read it, and ops that know no better get a copy.
+        """
+        batch, channels, height, width = (int(size) for size in shape)
+        root = self.value(dtype, (batch, height, width, channels))
+        self._images.add(root.id)
+        return self._as_image(root)
+
+    def _as_image(self, root: Tensor) -> Tensor:
+        view = (root.shape[0], root.shape[3], root.shape[1], root.shape[2])
+        strides = (root.strides[0], 1, root.strides[1], root.strides[2])
+        return self.graph.add_view(root, view, strides, 0)
+
+    def channels_last(self, tensor: Tensor) -> Tensor | None:
+        """Return the owner of the memory of a whole tensor from ``image``, None for any other."""
+        root = self.graph.root(tensor)
+        if root.id not in self._images or len(tensor.shape) != 4 or tensor.offset:
+            return None
+        batch, height, width, channels = root.shape
+        strides = (root.strides[0], 1, root.strides[1], root.strides[2])
+        same = tensor.shape == (batch, channels, height, width) and tensor.strides == strides
+        return root if same else None
 
     def constant(self, value: torch.Tensor) -> Tensor:
         """Add a tensor with fixed data."""
@@ -162,3 +191,26 @@ class Builder:
             self.op("copy", [tensor], [copy], place=place)
             self._contiguous[key] = copy
         return self._contiguous[key]
+
+    def laid_out_like(self, tensor: Tensor, other: Tensor, place: Place) -> Tensor:
+        """Return the tensor with its channels last if ``other`` has them there, else contiguous.
+
+        Args:
+            tensor: Copied if it lies otherwise.
+            other: Of the same shape.
+            place: Where a copy belongs.
+        """
+        if self.channels_last(other) is None:
+            return self.contiguous(tensor, place)
+        if self.channels_last(tensor) is not None:
+            return tensor
+        key = (tensor.id, place.phase)
+        if key not in self._as_images:
+            copy = self.image(tensor.dtype, tensor.shape)
+            self.op("copy", [tensor], [copy], place=place)
+            self._as_images[key] = copy
+        return self._as_images[key]
+
+    def image_or_contiguous(self, tensor: Tensor, place: Place) -> Tensor:
+        """Return the tensor, copied unless it is contiguous or has its channels last."""
+        return tensor if self.channels_last(tensor) is not None else self.contiguous(tensor, place)

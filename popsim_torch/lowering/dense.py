@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch._native import has_onednn
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 
@@ -64,12 +65,21 @@ def _convolution_attributes(arguments: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
+def _image(builder: Builder, like: torch.Tensor | Tensor, arguments: tuple[Any, ...]) -> Tensor:
+    """Add the result of a convolution, with its channels last where that is faster."""
+    _stride, _padding, _dilation, transposed, _output_padding, groups = arguments
+    shape = tuple(like.shape)
+    if has_onednn() and len(shape) == 4 and not transposed and groups == 1:
+        return builder.image(like.dtype, shape)
+    return builder.value(like.dtype, shape)
+
+
 def _convolution(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     x, weight, bias = node.args[:3]
     inputs = [builder.tensor(x), builder.tensor(weight)]  # type: ignore[arg-type]
     if bias is not None:
         inputs.append(builder.tensor(bias))  # type: ignore[arg-type]
-    out = _result(builder, node)
+    out = _image(builder, node.meta["val"], node.args[3:9])
     builder.op("convolution", inputs, [out], _convolution_attributes(node.args[3:9]), place=place)
     return out
 
@@ -81,7 +91,7 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
     used = builder.used_results(node)
     for_x = for_weight = for_bias = None
     if mask[0] and 0 in used:
-        for_x = builder.value(x.dtype, x.shape)
+        for_x = _image(builder, x, node.args[4:10])
         builder.op(
             "convolution_grad_input",
             [gradient, weight],

@@ -20,10 +20,20 @@ from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.creation import is_filled, is_random, lower_filled, lower_random
 from popsim_torch.lowering.dense import is_dense, lower_dense
 from popsim_torch.lowering.elementwise import is_elementwise, lower_elementwise
-from popsim_torch.lowering.norms import is_fixed_norm, lower_fixed_norm
+from popsim_torch.lowering.joins import is_join, lower_join
+from popsim_torch.lowering.norms import is_batch_norm, lower_batch_norm
+from popsim_torch.lowering.pooling import is_pooling, lower_pooling
 from popsim_torch.lowering.prints import lower_print
 from popsim_torch.lowering.program import AnchorTarget, LoopCounts, Program
+from popsim_torch.lowering.recurrent import is_recurrent, lower_recurrent
+from popsim_torch.lowering.reductions import (
+    is_reduction,
+    is_squared_error,
+    lower_reduction,
+    lower_squared_error,
+)
 from popsim_torch.lowering.returns import ReturnLowering
+from popsim_torch.lowering.rows import is_row_op, lower_row_op
 from popsim_torch.lowering.state import StateLowering, without_ignored
 from popsim_torch.lowering.traced_graph import TracedGraph
 from popsim_torch.lowering.update import UpdateLowering
@@ -66,7 +76,13 @@ _RULES: tuple[tuple[Callable[[torch.fx.Node], bool], _Rule], ...] = (
     (is_random, lower_random),
     (is_elementwise, lower_elementwise),
     (is_dense, lower_dense),
-    (is_fixed_norm, lower_fixed_norm),
+    (is_join, lower_join),
+    (is_batch_norm, lower_batch_norm),
+    (is_pooling, lower_pooling),
+    (is_reduction, lower_reduction),
+    (is_row_op, lower_row_op),
+    (is_recurrent, lower_recurrent),
+    (is_squared_error, lower_squared_error),
 )
 
 

@@ -1,12 +1,14 @@
-"""Batch norm with fixed statistics: an elementwise operation."""
+"""Batch norm: elementwise, once the statistics of the batch are known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from popsim_torch.errors import InternalError
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.elementwise import Code, emit_map
@@ -14,42 +16,177 @@ from popsim_torch.lowering.elementwise import Code, emit_map
 aten = torch.ops.aten
 
 _FLOATING = frozenset({torch.float16, torch.float32})
+_FIXED = aten._native_batch_norm_legit_no_training.default
+_TRAINING = aten._native_batch_norm_legit_functional.default
+_WITHOUT_RUNNING = aten._native_batch_norm_legit.no_stats
+_BACKWARD = aten.native_batch_norm_backward.default
+# Position of the argument that says whether the batch's own statistics are used.
+_USES_BATCH = {_TRAINING: 5, _WITHOUT_RUNNING: 3, _BACKWARD: 7}
 
 
-def is_fixed_norm(node: torch.fx.Node) -> bool:
-    """Whether a node is a batch norm in eval mode."""
-    return node.target is aten._native_batch_norm_legit_no_training.default and all(
-        source.meta["val"].dtype in _FLOATING for source in node.all_input_nodes
+def is_batch_norm(node: torch.fx.Node) -> bool:
+    """Whether a node is a batch norm, or a gradient of one in training mode."""
+    if node.target is not _FIXED and not (
+        node.target in _USES_BATCH and node.args[_USES_BATCH[node.target]] is True
+    ):
+        return False
+    tensors = [source.meta["val"] for source in node.all_input_nodes]
+    return all(t.dtype in _FLOATING and t.numel() > 0 for t in tensors)
+
+
+def lower_batch_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add the ops for a node."""
+    if node.target is _FIXED:
+        return _fixed(builder, node, place)
+    if node.target is _BACKWARD:
+        return _backward(builder, node, place)
+    return _training(builder, node, place)
+
+
+def _per_channel(builder: Builder, vector: Tensor, rank: int) -> Tensor:
+    """Return a per-channel vector so that it broadcasts over ``[N, C, ...]``."""
+    missing = [1] * (rank - 2)
+    shape, strides = (*vector.shape, *missing), (*vector.strides, *missing)
+    return builder.graph.add_view(vector, shape, strides, vector.offset)
+
+
+def _vectors(
+    builder: Builder, nodes: Sequence[torch.fx.Node | None], place: Place
+) -> list[Tensor | None]:
+    return [None if n is None else builder.contiguous(builder.tensor(n), place) for n in nodes]
+
+
+def _training(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
+    source, weight, bias = arguments[:3]
+    running = arguments[3:5] if node.target is _TRAINING else (None, None)
+    momentum, epsilon = arguments[-2:]
+    results = node.meta["val"]
+    x = builder.image_or_contiguous(builder.tensor(source), place)
+    channels = (x.shape[1],)
+    statistics: list[Tensor | None] = [builder.value(r.dtype, channels) for r in results[1:3]]
+    scale = builder.value(torch.float32, channels)
+    changed: list[Tensor | None] = [None, None]
+    if running[0] is not None:
+        changed = [builder.value(r.dtype, channels) for r in results[3:5]]
+    builder.op(
+        "batch_norm_statistics",
+        [x, *_vectors(builder, [weight, *running], place)],
+        [*statistics, scale, *changed],
+        {"momentum": float(momentum), "epsilon": float(epsilon)},
+        place=place,
     )
+    code, rank = Code(), len(x.shape)
+    mean = statistics[0]
+    if mean is None:
+        raise InternalError("batch norm: no mean")
+    value = code("sub", x, _per_channel(builder, mean, rank))
+    value = code("mul", value, _per_channel(builder, scale, rank))
+    if bias is not None:
+        value = code("add", value, _per_channel(builder, builder.tensor(bias), rank))
+    out = emit_map(builder, code, value, results[0].dtype, x.shape, place)
+    return [out, *statistics, *changed][: len(results)]
 
 
-def lower_fixed_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add a ``map`` op for a node.
+def _backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
+    gradient, source, weight, _, _, saved_mean, saved_deviation, _, _, _mask = arguments
+    used = builder.used_results(node)
+    x = builder.image_or_contiguous(builder.tensor(source), place)
+    grad_y = builder.laid_out_like(builder.tensor(gradient), x, place)
+    mean, deviation, scale = _vectors(builder, [saved_mean, saved_deviation, weight], place)
+    channels = (x.shape[1],)
+    for_vectors = [
+        builder.value(node.meta["val"][i].dtype, channels) if i in used else None for i in (1, 2)
+    ]
+    factors: list[Tensor | None] = [None] * 3
+    if 0 in used:
+        factors = [builder.value(torch.float32, channels) for _ in range(3)]
+    builder.op(
+        "batch_norm_gradient",
+        [grad_y, x, mean, deviation, scale],
+        [*for_vectors, *factors],
+        place=place,
+    )
+    if 0 not in used:
+        return [None, *for_vectors]
+    of_gradient, of_deviation, shift, mean = (
+        _per_channel(builder, f, len(x.shape)) for f in [*factors, mean] if f is not None
+    )
+    code = Code()
+    value = code("mul", code("sub", x, mean), of_deviation)
+    value = code("add", value, code("mul", grad_y, of_gradient))
+    value = code("add", value, shift)
+    for_x = emit_map(builder, code, value, node.meta["val"][0].dtype, x.shape, place)
+    return [for_x, *for_vectors]
+
+
+def _fixed(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Normalise with the running statistics.
 
     Returns:
         The normalised tensor and, in the place of the batch's statistics that eval mode does not
         compute, two empty results.
     """
     arguments: Any = node.args
-    x, weight, bias, mean, variance, _momentum, epsilon = arguments
-    code = Code()
-
-    def channels(source: torch.fx.Node) -> Tensor:
-        """Return a per-channel vector so that it broadcasts over ``[N, C, ...]``."""
-        vector = builder.tensor(source)
-        rank = len(x.meta["val"].shape)
-        shape = (*vector.shape, *[1] * (rank - 2))
-        strides = (*vector.strides, *[1] * (rank - 2))
-        return builder.graph.add_view(vector, shape, strides, vector.offset)
-
-    scale = code("div", 1.0, code("sqrt", code("add", channels(variance), epsilon)))
-    if weight is not None:
-        scale = code("mul", scale, channels(weight))
-    shift = code("neg", code("mul", channels(mean), scale))
-    if bias is not None:
-        shift = code("add", channels(bias), shift)
-    result = code("add", code("mul", builder.tensor(x), scale), shift)
+    source, weight, bias, mean, variance, _momentum, epsilon = arguments
+    x = builder.tensor(source)
     value: torch.Tensor = node.meta["val"][0]
-    out = emit_map(builder, code, result, value.dtype, value.shape, place)
+    if builder.channels_last(x) is None:
+        factors = Code()
+        scale, shift = _fixed_factors(builder, factors, [weight, bias, mean, variance], epsilon, x)
+        result = factors("add", factors("mul", x, scale), shift)
+        out = emit_map(builder, factors, result, value.dtype, value.shape, place)
+    else:
+        out = _fixed_image(builder, x, [weight, bias, mean, variance], epsilon, value.dtype, place)
     unused = [builder.constant(torch.zeros(r.shape, dtype=r.dtype)) for r in node.meta["val"][1:]]
     return [out, *unused]
+
+
+def _fixed_factors(
+    builder: Builder,
+    code: Code,
+    nodes: Sequence[torch.fx.Node | None],
+    epsilon: float,
+    x: Tensor | None,
+) -> tuple[Any, Any]:
+    """Add the instructions for scale and shift, on vectors that broadcast over ``x`` if given."""
+
+    def vector(node: torch.fx.Node) -> Tensor:
+        tensor = builder.tensor(node)
+        return tensor if x is None else _per_channel(builder, tensor, len(x.shape))
+
+    weight, bias, mean, variance = nodes
+    if mean is None or variance is None:
+        raise InternalError("batch norm: no running statistics")
+    scale = code("div", 1.0, code("sqrt", code("add", vector(variance), epsilon)))
+    if weight is not None:
+        scale = code("mul", scale, vector(weight))
+    shift = code("neg", code("mul", vector(mean), scale))
+    if bias is not None:
+        shift = code("add", vector(bias), shift)
+    return scale, shift
+
+
+def _fixed_image(
+    builder: Builder,
+    x: Tensor,
+    nodes: Sequence[torch.fx.Node | None],
+    epsilon: float,
+    dtype: torch.dtype,
+    place: Place,
+) -> Tensor:
+    """Normalise a tensor with its channels last.
+
+    There the factors change from element to element, so they are computed ahead.
+    """
+    channels = (x.shape[1],)
+    factors = []
+    for index in range(2):
+        code = Code()
+        factor = _fixed_factors(builder, code, nodes, epsilon, None)[index]
+        factors.append(emit_map(builder, code, factor, torch.float32, channels, place))
+    scale, shift = (_per_channel(builder, factor, len(x.shape)) for factor in factors)
+    code = Code()
+    result = code("add", code("mul", x, scale), shift)
+    return emit_map(builder, code, result, dtype, x.shape, place)

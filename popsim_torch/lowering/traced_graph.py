@@ -8,6 +8,7 @@ from typing import Any
 import torch.fx
 
 from popsim_torch.passes.functionalise import functionalise, is_mutating
+from popsim_torch.passes.join_slices import join_slices
 from popsim_torch.trace import TraceResult
 from popsim_torch.trace.markers import MARK, PRINT
 from popsim_torch.trace.names import NameTable, gradient_name, input_names, without_old_prefix
@@ -34,6 +35,7 @@ class TracedGraph:
         module, became = functionalise(traced.graph_module, watched)
         self._module = module
         self._fx = module.graph
+        join_slices(self._fx)
         self.nodes: list[torch.fx.Node] = list(self._fx.nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]

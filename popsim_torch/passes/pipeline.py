@@ -6,8 +6,14 @@ from collections.abc import Callable
 
 from popsim_torch.ir import Graph, verify
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
+from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
+from popsim_torch.passes.fuse_products import fuse_products
 
-PASSES: tuple[Callable[[Graph], object], ...] = (fuse_elementwise,)
+PASSES: tuple[Callable[[Graph], object], ...] = (
+    fuse_loss_gradient,
+    fuse_elementwise,
+    fuse_products,
+)
 
 
 def run_passes(graph: Graph) -> None:

@@ -23,6 +23,7 @@ from popsim_torch.errors import Error
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.mixed_types import in_one_type
+from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 
 _READS_VALUES = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "is_nonzero"}
@@ -44,7 +45,6 @@ _DROPOUTS = frozenset(
         "feature_alpha_dropout_",
     }
 )
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
 # Where functions take class indices that must be 64 bits long.
 _INDEX_ARGUMENT = {
@@ -198,6 +198,9 @@ class FunctionMode(TorchFunctionMode):
                 result = body(*args, **kwargs)
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
+        elif (recurrent := recurrent_call(name, args, kwargs)) is not None:
+            with self:
+                result = recurrent()
         else:
             result = func(*args, **kwargs)
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
@@ -294,7 +297,7 @@ def _without_dropout(
         args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
         if "dropout_p" in kwargs:
             kwargs["dropout_p"] = 0.0
-    if name in _RECURRENT and len(args) > _RECURRENT_TRAIN:
+    if name in RECURRENT_FUNCTIONS and len(args) > _RECURRENT_TRAIN:
         position = _RECURRENT_TRAIN if isinstance(args[3], bool) else _RECURRENT_TRAIN + 1
         args = (*args[:position], False, *args[position + 1 :])
     return args, kwargs, None

@@ -48,10 +48,12 @@ _TYPES = {
     "eq": "Equal",
     "ge": "GreaterOrEqual",
     "gt": "Greater",
+    "gru": "GRU",
     "hardtanh": "Clip",
     "index": "Gather",
     "index_select": "Gather",
     "le": "LessOrEqual",
+    "lstm": "LSTM",
     "lt": "Less",
     "max": "ReduceMax",
     "max_pool2d_with_indices": "MaxPool",
@@ -69,6 +71,8 @@ _TYPES = {
     "nll_loss2d_forward": "Nll",
     "nll_loss_forward": "Nll",
     "permute": "Transpose",
+    "rnn_relu": "RNN",
+    "rnn_tanh": "RNN",
     "rsub": "Sub",
     "scatter": "ScatterReduce",
     "scatter_add": "ScatterReduce",
@@ -83,6 +87,7 @@ _TYPES = {
 
 
 _TRANSPOSED = 6  # argument of a convolution
+_MODE = 7  # argument of a recurrent layer
 
 
 def op_type(node: torch.fx.Node) -> str:
@@ -93,6 +98,8 @@ def op_type(node: torch.fx.Node) -> str:
     name = node.target._schema.name.split("::")[-1]  # type: ignore[union-attr]
     if node.target is torch.ops.aten.convolution.default and node.args[_TRANSPOSED]:
         return "ConvTranspose"
+    if name == "recurrent":
+        name = str(node.args[_MODE])
     if name not in _TYPES:
         name = name.removesuffix("_copy").removesuffix("_")
     return _TYPES.get(name) or "".join(part.capitalize() for part in name.split("_"))

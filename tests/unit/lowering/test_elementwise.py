@@ -364,3 +364,36 @@ def test_several_results(tensor):
     first = code("exp", a)
     second = code("neg", first)
     assert code.attributes([second, first])["results"] == [2, 1]
+
+
+class Permuted(torch.nn.Module):
+    """Elementwise on a tensor whose axes lie in another order, read again in both orders."""
+
+    def __init__(self, *order: int) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x):
+        y = torch.sin(x.permute(self.order) * 2)
+        return y, y.transpose(-1, -2).reshape(-1), (y @ y.transpose(-1, -2)).exp()
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((3, 3), (1, 0)),
+        ((4, 3), (1, 0)),
+        ((3, 3, 3), (2, 0, 1)),
+        ((1, 1, 3, 3), (0, 1, 3, 2)),
+        ((2, 3, 4, 5), (3, 1, 0, 2)),
+        ((5, 1, 5, 5), (2, 1, 3, 0)),
+        ((2, 2, 2, 2), (0, 3, 1, 2)),
+    ],
+    ids=str,
+)
+def test_results_of_permuted_inputs(shape, order):
+    x = torch.rand(shape) - 0.5
+    options = poptorch.Options().showCompilationProgressBar(False)
+    ours = poptorch.inferenceModel(Permuted(*order), options)(x)
+    for mine, theirs in zip(ours, Permuted(*order)(x), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -170,10 +170,18 @@ def test_training_keeps_the_activations_of_every_layer():
 
 def test_gradients_of_weights_wait_for_the_update():
     x, y = torch.randn(1, 16), torch.zeros(1, dtype=torch.long)
-    shallow, deep = (train(mlp(depth, 64), x, y) for depth in (4, 24))
+    adam = poptorch.optim.Adam
+    shallow, deep = (train(mlp(depth, 64), x, y, kind=adam) for depth in (4, 24))
     gradients = 20 * (64 * 64 + 64) * 4
     more = deep.arena_bytes - shallow.arena_bytes
     assert gradients <= more <= 1.1 * gradients
+
+
+def test_gradients_that_plain_sgd_takes_from_a_small_batch_do_not_exist():
+    x, y = torch.randn(1, 16), torch.zeros(1, dtype=torch.long)
+    shallow, deep = (train(mlp(depth, 64), x, y) for depth in (4, 24))
+    of_biases_and_rows = 20 * 3 * 64 * 4
+    assert deep.arena_bytes - shallow.arena_bytes <= of_biases_and_rows
 
 
 def test_accumulated_gradients_do_not_wait():

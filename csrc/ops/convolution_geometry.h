@@ -1,0 +1,41 @@
+// Shapes and attributes of the convolution ops.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/op_def.h"
+
+namespace popsim::ops {
+
+// Positions of inputs and outputs.
+inline constexpr size_t kX = 0;  // convolution
+inline constexpr size_t kWeight = 1;
+inline constexpr size_t kBias = 2;
+inline constexpr size_t kGradY = 0;     // both gradients
+inline constexpr size_t kForwardX = 1;  // convolution_grad_weight
+inline constexpr size_t kGradBias = 1;  // output of convolution_grad_weight
+
+struct ConvolutionGeometry {
+  Shape x;
+  Shape weight;
+  Shape y;
+  std::vector<int64_t> stride;
+  std::vector<int64_t> padding;
+  std::vector<int64_t> dilation;
+  std::vector<int64_t> output_padding;
+  bool transposed;
+  int64_t groups;
+};
+
+[[nodiscard]] ConvolutionGeometry forward_geometry(const OpView& op);
+[[nodiscard]] ConvolutionGeometry grad_input_geometry(const OpView& op);
+[[nodiscard]] ConvolutionGeometry grad_weight_geometry(const OpView& op);
+
+// Shape rules.
+[[nodiscard]] std::vector<TensorType> forward_type(const OpView& op);
+[[nodiscard]] std::vector<TensorType> grad_input_type(const OpView& op);
+[[nodiscard]] std::vector<TensorType> grad_weight_type(const OpView& op);
+
+}  // namespace popsim::ops

@@ -1,0 +1,57 @@
+// The functions of recurrent layers' gates, a vector at a time.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+
+namespace popsim::ops::recurrent {
+
+using Vec = at::vec::Vectorized<float>;
+
+// Within 2e-7 of exp(x), relative to it, for |x| <= 87; beyond, the value
+// there.
+[[nodiscard]] inline Vec exp(Vec x) {
+  x = at::vec::clamp(x, Vec(-87.0f), Vec(87.0f));
+  const Vec n = (x * Vec(1.44269504f)).round();
+  // x = n * ln(2) + r, with ln(2) in two parts, of which the first times n is
+  // exact.
+  Vec r = at::vec::fmadd(n, Vec(-0.693359375f), x);
+  r = at::vec::fmadd(n, Vec(2.12194440e-4f), r);
+  // 1 + r + r^2 * p(r), with p interpolated at Chebyshev's points.
+  Vec p(1.3926176e-3f);
+  p = at::vec::fmadd(p, r, Vec(8.3631733e-3f));
+  p = at::vec::fmadd(p, r, Vec(4.1666556e-2f));
+  p = at::vec::fmadd(p, r, Vec(0.16666578f));
+  p = at::vec::fmadd(p, r, Vec(0.5f));
+  const Vec power = at::vec::fmadd(r * r, p, r) + Vec(1.0f);
+  using Int = at::vec::Vectorized<int32_t>;
+  const Int exponent = at::vec::convert_to_int_of_same_size(n) + Int(127);
+  return power * at::vec::cast<float>(exponent << Int(23));
+}
+
+[[nodiscard]] inline Vec sigmoid(Vec x) {
+  const Vec one(1.0f);
+  return one / (one + exp(x.neg()));
+}
+
+// Within 2e-7 of tanh(x), relative to it; several times faster than the vector
+// library's, whose calls spill all registers.
+[[nodiscard]] inline Vec tanh(Vec x) {
+  // Near 0, where the formula for the rest would cancel, x + x^3 * p(x^2) with
+  // p interpolated at Chebyshev's points.
+  const Vec square = x * x;
+  Vec p(-0.006096714f);
+  p = at::vec::fmadd(p, square, Vec(0.02099718f));
+  p = at::vec::fmadd(p, square, Vec(-0.053850908f));
+  p = at::vec::fmadd(p, square, Vec(0.1333277f));
+  p = at::vec::fmadd(p, square, Vec(-0.33333328f));
+  const Vec near = at::vec::fmadd(x * square, p, x);
+  const Vec size = x.abs();
+  const Vec one(1.0f);
+  const Vec rest = one - Vec(2.0f) / (exp(size + size) + one);
+  const Vec far = Vec::blendv(rest, rest.neg(), x < Vec(0.0f));
+  return Vec::blendv(far, near, size < Vec(0.625f));
+}
+
+}  // namespace popsim::ops::recurrent

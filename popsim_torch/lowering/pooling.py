@@ -1,0 +1,149 @@
+"""Pooling over images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.ir import Attribute, Tensor
+from popsim_torch.lowering.builder import Builder, Place, Value
+
+aten = torch.ops.aten
+
+_FLOATING = frozenset({torch.float16, torch.float32})
+_MAX = aten.max_pool2d_with_indices.default
+_MAX_BACKWARD = aten.max_pool2d_with_indices_backward.default
+_AVERAGE = aten.avg_pool2d.default
+_AVERAGE_BACKWARD = aten.avg_pool2d_backward.default
+_ADAPTIVE = aten._adaptive_avg_pool2d.default
+_ADAPTIVE_BACKWARD = aten._adaptive_avg_pool2d_backward.default
+_TARGETS = frozenset(
+    {_MAX, _MAX_BACKWARD, _AVERAGE, _AVERAGE_BACKWARD, _ADAPTIVE, _ADAPTIVE_BACKWARD}
+)
+# Largest image whose positions are kept in 32 bits.
+_SMALL = 2**31 - 1
+
+
+def is_pooling(node: torch.fx.Node) -> bool:
+    """Whether the device has an op of its own for a pooling node."""
+    if node.target not in _TARGETS:
+        return False
+    tensors = [source.meta["val"] for source in node.all_input_nodes]
+    images = all(len(t.shape) == 4 and t.numel() > 0 for t in tensors)
+    return images and tensors[0].dtype in _FLOATING
+
+
+def lower_pooling(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add the op for a node."""
+    if node.target is _MAX:
+        return _max_pool(builder, node, place)
+    if node.target is _MAX_BACKWARD:
+        return _max_pool_backward(builder, node, place)
+    if node.target in (_AVERAGE, _ADAPTIVE):
+        return _average_pool(builder, node, place)
+    return _average_pool_backward(builder, node, place)
+
+
+def _pair(value: Any) -> list[int]:
+    """Return one value per axis where one may hold for both."""
+    values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
+    return values * 2 if len(values) == 1 else values
+
+
+def _like(builder: Builder, other: Tensor, dtype: torch.dtype, shape: Any) -> Tensor:
+    """Add a tensor that has its channels last if ``other`` has."""
+    if builder.channels_last(other) is None:
+        return builder.value(dtype, shape)
+    return builder.image(dtype, shape)
+
+
+def _window(
+    kernel: Any, stride: Any, padding: Any, dilation: Any, output: Any
+) -> dict[str, Attribute]:
+    return {
+        "kernel": _pair(kernel),
+        "stride": _pair(stride or kernel),
+        "padding": _pair(padding),
+        "dilation": _pair(dilation),
+        "output_size": [int(size) for size in output[2:]],
+    }
+
+
+def _rest(arguments: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with the defaults of those left out."""
+    return (*arguments, *defaults[len(arguments) :])
+
+
+def _max_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    x = builder.image_or_contiguous(builder.tensor(node.args[0]), place)  # type: ignore[arg-type]
+    kernel, stride, padding, dilation, _ = _rest(node.args[1:], (0, [], 0, 1, False))
+    shape = node.meta["val"][0].shape
+    out = _like(builder, x, x.dtype, shape)
+    # Half the memory, where nobody needs PyTorch's type.
+    small = x.shape[2] * x.shape[3] <= _SMALL and _only_for_gradients(node)
+    indices = _like(builder, x, torch.int32 if small else torch.int64, shape)
+    attributes = _window(kernel, stride, padding, dilation, shape)
+    builder.op("max_pool", [x], [out, indices], attributes, place=place)
+    return [out, indices]
+
+
+def _only_for_gradients(node: torch.fx.Node) -> bool:
+    for result in node.users:
+        if result.args[1] != 1:
+            continue
+        for user in result.users:
+            if user.target in (aten.detach.default, aten.alias.default):
+                return False
+            if user.op != "output" and not (user.target is _MAX_BACKWARD and is_pooling(user)):
+                return False
+    return True
+
+
+def _max_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
+    source, kernel, stride, padding, dilation, _, positions = arguments[1:]
+    x = builder.tensor(source)
+    indices = builder.image_or_contiguous(builder.tensor(positions), place)
+    out = _like(builder, indices, x.dtype, x.shape)
+    gradient = builder.laid_out_like(builder.tensor(arguments[0]), indices, place)
+    attributes = _window(kernel, stride, padding, dilation, gradient.shape)
+    attributes["input_shape"] = list(x.shape)
+    builder.op("max_pool_gradient", [gradient, indices], [out], attributes, place=place)
+    return out
+
+
+def _average_attributes(
+    node: torch.fx.Node, arguments: tuple[Any, ...], output: Any
+) -> dict[str, Attribute]:
+    if node.target in (_ADAPTIVE, _ADAPTIVE_BACKWARD):
+        attributes = _window([0, 0], [0, 0], [0, 0], [1, 1], output)
+        return {**attributes, "adaptive": True, "count_include_pad": False, "divisor": 0}
+    kernel, stride, padding, _, include_padding, divisor = _rest(
+        arguments, (0, [], 0, False, True, None)
+    )
+    return {
+        **_window(kernel, stride, padding, 1, output),
+        "adaptive": False,
+        "count_include_pad": bool(include_padding),
+        "divisor": int(divisor or 0),
+    }
+
+
+def _average_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    x = builder.tensor(node.args[0])  # type: ignore[arg-type]
+    shape = node.meta["val"].shape
+    out = _like(builder, x, x.dtype, shape)
+    attributes = _average_attributes(node, node.args[1:], shape)
+    builder.op("average_pool", [x], [out], attributes, place=place)
+    return out
+
+
+def _average_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    gradient, x = (builder.tensor(arg) for arg in node.args[:2])  # type: ignore[arg-type]
+    out = _like(builder, x, x.dtype, x.shape)
+    attributes = _average_attributes(node, node.args[2:], gradient.shape)
+    attributes["input_shape"] = list(x.shape)
+    builder.op("average_pool_gradient", [gradient], [out], attributes, place=place)
+    return out

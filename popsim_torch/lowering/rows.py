@@ -1,0 +1,234 @@
+"""Norms, softmax, losses over classes and embeddings: operators that work row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.ir import Attribute, Tensor
+from popsim_torch.lowering.builder import Builder, Place, Value
+
+aten = torch.ops.aten
+
+_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_LABELS = frozenset({torch.int32, torch.int64})
+_REDUCTIONS = ("none", "mean", "sum")  # by the number of torch's enum
+
+
+def is_row_op(node: torch.fx.Node) -> bool:
+    """Whether the device has an op of its own for a norm, softmax or loss node."""
+    if node.target not in RULES:
+        return False
+    _, supports = RULES[node.target]
+    sources = [source.meta["val"] for source in node.all_input_nodes]
+    return all(source.numel() > 0 for source in sources) and supports(node)
+
+
+def lower_row_op(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add the op for a node."""
+    lower, _ = RULES[node.target]
+    return lower(builder, node, place)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _given(builder: Builder, argument: Any) -> Tensor | None:
+    return builder.tensor(argument) if isinstance(argument, torch.fx.Node) else None
+
+
+def _read_results(builder: Builder, node: torch.fx.Node) -> list[Tensor | None]:
+    """Add a tensor for each result that somebody reads."""
+    used = builder.used_results(node)
+    return [
+        builder.value(result.dtype, result.shape) if index in used and result is not None else None
+        for index, result in enumerate(node.meta["val"])
+    ]
+
+
+def _all_floating(node: torch.fx.Node) -> bool:
+    return all(source.meta["val"].dtype in _FLOATING for source in node.all_input_nodes)
+
+
+def _layer_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    x, shape, weight, bias, epsilon = node.args
+    inputs = [_given(builder, argument) for argument in (x, weight, bias)]
+    outputs = _read_results(builder, node)
+    attributes: dict[str, Attribute] = {
+        "width": math.prod(shape),  # type: ignore[arg-type]
+        "epsilon": float(epsilon),  # type: ignore[arg-type]
+    }
+    builder.op("layer_norm", inputs, outputs, attributes, place=place)
+    return outputs
+
+
+def _layer_norm_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    gradient, x, shape, mean, rstd, weight, _bias, _mask = node.args
+    inputs = [_given(builder, argument) for argument in (gradient, x, mean, rstd, weight)]
+    outputs = _read_results(builder, node)
+    width = math.prod(shape)  # type: ignore[arg-type]
+    builder.op("layer_norm_grad", inputs, outputs, {"width": width}, place=place)
+    return outputs
+
+
+def _group_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    x, weight, bias, _n, _c, _pixels, groups, epsilon = node.args
+    inputs = [_given(builder, argument) for argument in (x, weight, bias)]
+    outputs = _read_results(builder, node)
+    attributes: dict[str, Attribute] = {
+        "groups": int(groups),  # type: ignore[arg-type]
+        "epsilon": float(epsilon),  # type: ignore[arg-type]
+    }
+    builder.op("group_norm", inputs, outputs, attributes, place=place)
+    return outputs
+
+
+def _group_norm_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    gradient, x, mean, rstd, weight, _n, _c, _pixels, groups, _mask = node.args
+    inputs = [_given(builder, argument) for argument in (gradient, x, mean, rstd, weight)]
+    outputs = _read_results(builder, node)
+    attributes: dict[str, Attribute] = {"groups": int(groups)}  # type: ignore[arg-type]
+    builder.op("group_norm_grad", inputs, outputs, attributes, place=place)
+    return outputs
+
+
+def _softmax(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    x, axis = node.args[:2]
+    attributes = {
+        "log": node.target is aten._log_softmax.default,
+        "safe": node.target is aten._safe_softmax.default,
+    }
+    return _over_axis(builder, node, "softmax", [x], axis, attributes, place)
+
+
+def _softmax_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    gradient, y, axis, _dtype = node.args
+    attributes = {"log": node.target is aten._log_softmax_backward_data.default}
+    return _over_axis(builder, node, "softmax_grad", [gradient, y], axis, attributes, place)
+
+
+def _over_axis(
+    builder: Builder,
+    node: torch.fx.Node,
+    kind: str,
+    sources: list[Any],
+    axis: Any,
+    flags: Mapping[str, bool],
+    place: Place,
+) -> Tensor:
+    value = node.meta["val"]
+    inputs = [builder.tensor(source) for source in sources]
+    out = builder.value(value.dtype, value.shape)
+    attributes: dict[str, Attribute] = {
+        "axis": int(axis) % value.dim(),
+        "dtype": _name(value.dtype),
+        **flags,
+    }
+    builder.op(kind, inputs, [out], attributes, place=place)
+    return out
+
+
+def _has_axes(node: torch.fx.Node) -> bool:
+    return _all_floating(node) and node.meta["val"].dim() > 0
+
+
+def _nll_loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    x, labels, weights, reduction, ignored = node.args
+    inputs = [_given(builder, argument) for argument in (x, labels, weights)]
+    outputs = _read_results(builder, node)
+    attributes: dict[str, Attribute] = {
+        "reduction": _REDUCTIONS[reduction],  # type: ignore[index]
+        "ignore_index": int(ignored),  # type: ignore[arg-type]
+    }
+    builder.op("nll_loss", inputs, outputs, attributes, place=place)
+    return outputs
+
+
+def _nll_loss_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    gradient, _x, labels, weights, reduction, ignored, total = node.args
+    inputs = [_given(builder, argument) for argument in (gradient, total, labels, weights)]
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    attributes: dict[str, Attribute] = {
+        "reduction": _REDUCTIONS[reduction],  # type: ignore[index]
+        "ignore_index": int(ignored),  # type: ignore[arg-type]
+        "classes": int(value.shape[1]),
+        "dtype": _name(value.dtype),
+    }
+    builder.op("nll_loss_grad", inputs, [out], attributes, place=place)
+    return out
+
+
+def _has_rows_of_classes(x: Any, labels: Any, others: list[Any]) -> bool:
+    floating = [x, *(other for other in others if other is not None)]
+    return (
+        x.meta["val"].dim() == 2
+        and labels.meta["val"].dim() == 1
+        and labels.meta["val"].dtype in _LABELS
+        and all(tensor.meta["val"].dtype in _FLOATING for tensor in floating)
+    )
+
+
+def _nll_loss_supported(node: torch.fx.Node) -> bool:
+    x, labels, weights, _reduction, _ignored = node.args
+    return _has_rows_of_classes(x, labels, [weights])
+
+
+def _nll_loss_backward_supported(node: torch.fx.Node) -> bool:
+    gradient, x, labels, weights, _reduction, _ignored, total = node.args
+    return _has_rows_of_classes(x, labels, [gradient, weights, total])
+
+
+def _embedding(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    table, indices = (builder.tensor(argument) for argument in node.args[:2])  # type: ignore[arg-type]
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    builder.op("embedding", [builder.contiguous(table, place), indices], [out], place=place)
+    return out
+
+
+def _embedding_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    gradient, indices = (builder.tensor(argument) for argument in node.args[:2])  # type: ignore[arg-type]
+    num_rows, padding, _scale = node.args[2:]
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    attributes: dict[str, Attribute] = {
+        "rows": int(num_rows),  # type: ignore[arg-type]
+        "padding_index": int(padding),  # type: ignore[arg-type]
+    }
+    builder.op("embedding_grad", [gradient, indices], [out], attributes, place=place)
+    return out
+
+
+def _embedding_supported(node: torch.fx.Node) -> bool:
+    indices: Any = node.args[1]
+    return node.meta["val"].dtype in _FLOATING and indices.meta["val"].dtype in _LABELS
+
+
+def _embedding_backward_supported(node: torch.fx.Node) -> bool:
+    scale_by_frequency = node.args[4]
+    return not scale_by_frequency and _embedding_supported(node)
+
+
+_Lower = Callable[[Builder, torch.fx.Node, Place], Value]
+_Supports = Callable[[torch.fx.Node], bool]
+RULES: dict[Any, tuple[_Lower, _Supports]] = {
+    aten._log_softmax.default: (_softmax, _has_axes),
+    aten._log_softmax_backward_data.default: (_softmax_backward, _has_axes),
+    aten._safe_softmax.default: (_softmax, _has_axes),
+    aten._softmax.default: (_softmax, _has_axes),
+    aten._softmax_backward_data.default: (_softmax_backward, _has_axes),
+    aten.embedding.default: (_embedding, _embedding_supported),
+    aten.embedding_dense_backward.default: (_embedding_backward, _embedding_backward_supported),
+    aten.native_group_norm.default: (_group_norm, _all_floating),
+    aten.native_group_norm_backward.default: (_group_norm_backward, _all_floating),
+    aten.native_layer_norm.default: (_layer_norm, _all_floating),
+    aten.native_layer_norm_backward.default: (_layer_norm_backward, _all_floating),
+    aten.nll_loss_backward.default: (_nll_loss_backward, _nll_loss_backward_supported),
+    aten.nll_loss_forward.default: (_nll_loss, _nll_loss_supported),
+}

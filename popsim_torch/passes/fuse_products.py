@@ -1,0 +1,216 @@
+"""Lets matrix products do what follows them, while their result is in registers or caches.
+
+* A ``map`` that adds a bias per column joins the product it reads.
+* Short products, as small batches give them, take in relu and the mask of relu's gradient, and the
+  update by plain SGD of the weight that they are the gradient of.
+
+Only where nobody else reads what is then no longer computed. Names of such tensors stay in the
+graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from popsim_torch.ir import Graph, Op, Tensor, TensorKind
+from popsim_torch.ir.graph import NO_TENSOR
+
+_MAX_SHORT = 64
+"""Longest short axis of a product that ``csrc/dense/short_matmul.cpp`` computes."""
+
+_ADD = (["add 0 1"], ["add 1 0"])
+_RELU = ["relu 0"]
+# where(mask <= 0, 0, gradient): which of the two inputs is the gradient.
+_GRADIENT_POSITION = {("le 0 2", "where 3 2 1"): 1, ("le 1 2", "where 3 2 0"): 0}
+
+
+def fuse_products(graph: Graph) -> int:
+    """Fuse what follows matrix products into them, in place.
+
+    Args:
+        graph: Complete, returns included: a tensor that is copied to the host has a reader more.
+
+    Returns:
+        The number of ops that became part of a product, or that a product became part of.
+    """
+    return _Fusion(graph).run()
+
+
+class _Fusion:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._readers = Counter(
+            self._root(i).id for op in graph.ops for i in op.inputs if i != NO_TENSOR
+        )
+        self._changed = {
+            (self._root(i).id, op.phase)
+            for op in graph.ops
+            for i in op.outputs
+            if i != NO_TENSOR and self._root(i).kind == TensorKind.VARIABLE
+        }
+        self._products: dict[int, Op] = {}  # by the tensor they write
+        self._gone: set[int] = set()
+
+    def run(self) -> int:
+        for op in self._graph.ops:
+            if op.kind == "map":
+                self._join_map(op)
+            elif op.kind == "sgd_update":
+                self._join_update(op)
+            if op.kind == "matmul" and not self._reads_changed(op):
+                self._products[op.outputs[0]] = op
+        self._graph.ops = [op for op in self._graph.ops if id(op) not in self._gone]
+        return len(self._gone)
+
+    def _reads_changed(self, op: Op) -> bool:
+        """Whether the op reads a variable that its phase changes: it has to stay where it is."""
+        return any(
+            (self._root(i).id, op.phase) in self._changed for i in op.inputs if i != NO_TENSOR
+        )
+
+    def _tensor(self, tensor_id: int) -> Tensor:
+        return self._graph.tensors[tensor_id]
+
+    def _root(self, tensor_id: int) -> Tensor:
+        return self._graph.root(self._tensor(tensor_id))
+
+    def _product_of(self, op: Op, tensor_id: int) -> Op | None:
+        """Return the product that writes what ``op`` alone reads as ``tensor_id``, all of it."""
+        tensor, root = self._tensor(tensor_id), self._root(tensor_id)
+        product = self._products.get(root.id)
+        if product is None or self._readers[root.id] != 1:
+            return None
+        whole = tensor.is_contiguous and tensor.offset == 0 and _size(tensor) == _size(root)
+        return product if whole else None
+
+    def _join_map(self, op: Op) -> None:
+        code: Any = op.attributes["code"]
+        if len(op.outputs) != 1:
+            return
+        out = self._tensor(op.outputs[0])
+        for position, tensor_id in enumerate(op.inputs):
+            product = self._product_of(op, tensor_id)
+            if (
+                product is None
+                or self._root(tensor_id).kind != TensorKind.VALUE
+                or (product.phase, product.stage) != (op.phase, op.stage)
+                or out.kind != TensorKind.VALUE
+                or out.dtype != self._tensor(tensor_id).dtype
+                or out.shape != self._tensor(tensor_id).shape
+                or "activation" in product.attributes
+                or len(product.inputs) > 3
+            ):
+                continue
+            constants = op.attributes["constants"]
+            if code == _RELU:
+                joined = self._with_relu(product)
+            elif len(op.inputs) == 2 and code in _ADD and not constants:
+                joined = self._with_bias(product, op.inputs[1 - position])
+            else:
+                joined = (
+                    _GRADIENT_POSITION.get(tuple(code)) == position
+                    and constants == [0.0]
+                    and self._with_mask(product, op.inputs[1 - position])
+                )
+            if joined:
+                self._replace(op, product)
+                return
+
+    def _with_relu(self, product: Op) -> bool:
+        if not self._is_short(product, with_columns=True):
+            return False
+        product.attributes["activation"] = "relu"
+        return True
+
+    def _with_bias(self, product: Op, bias_id: int) -> bool:
+        bias = self._tensor(bias_id)
+        columns = self._tensor(product.outputs[0]).shape[-1]
+        if (
+            bias.dtype != torch.float32
+            or bias.shape != (columns,)
+            or len(product.inputs) != 2
+            or self._root(bias_id).kind != TensorKind.VARIABLE
+        ):
+            return False
+        product.inputs.append(bias_id)
+        return True
+
+    def _with_mask(self, product: Op, mask_id: int) -> bool:
+        mask, out = self._tensor(mask_id), self._tensor(product.outputs[0])
+        if (
+            mask.dtype != torch.float32
+            or not mask.is_contiguous
+            or _size(mask) != _size(out)
+            or not self._is_short(product)
+        ):
+            return False
+        seen = self._graph.add_view(mask, out.shape, out.strides, mask.offset)
+        inputs = [*product.inputs, *[NO_TENSOR] * (3 - len(product.inputs)), seen.id]
+        product.inputs[:] = inputs
+        return True
+
+    def _replace(self, op: Op, product: Op) -> None:
+        """Put the product in the place of ``op``, whose result it now computes."""
+        out, seen = self._tensor(op.outputs[0]), self._tensor(product.outputs[0])
+        # The product sees its result as a matrix, its reader perhaps with more axes.
+        if out.shape != seen.shape:
+            out = self._graph.add_view(out, seen.shape, seen.strides, 0)
+        op.kind, op.inputs, op.outputs = product.kind, product.inputs, [out.id]
+        op.attributes = product.attributes
+        self._gone.add(id(product))
+
+    def _join_update(self, op: Op) -> None:
+        weight_id, gradient_id, *scalars = op.inputs
+        product = self._product_of(op, gradient_id)
+        weight, gradient = self._tensor(weight_id), self._tensor(gradient_id)
+        if (
+            product is None
+            or len(product.inputs) != 2
+            or len(scalars) != 2
+            or product.attributes
+            or weight.shape != self._tensor(product.outputs[0]).shape
+            or gradient.shape != weight.shape
+            or not self._is_short(product)
+            or not self._pays(product)
+        ):
+            return
+        kept = self._root(gradient_id)
+        if kept.kind != TensorKind.VALUE:  # the host reads it
+            whole = self._graph.add_view(kept, weight.shape, weight.strides, 0)
+            op.outputs = [*op.outputs, whole.id]
+        op.kind = "sgd_product_update"
+        op.inputs = [weight_id, *product.inputs, *scalars]
+        self._gone.add(id(product))
+
+    def _is_short(self, product: Op, *, with_columns: bool = False) -> bool:
+        """Whether ``csrc/dense/short_matmul.cpp`` computes the product, with what is joined.
+
+        Args:
+            product: Of two matrices.
+            with_columns: What is joined is possible for a second matrix that lies by columns, too.
+        """
+        a, b = (self._tensor(i) for i in product.inputs[:2])
+        if len(a.shape) != 2 or len(b.shape) != 2 or {a.dtype, b.dtype} != {torch.float32}:
+            return False
+        if b.strides[1] == 1 and b.strides[0] >= b.shape[1]:
+            return min(a.shape) <= _MAX_SHORT
+        by_columns = b.strides[0] == 1 and b.strides[1] >= b.shape[0]
+        return with_columns and by_columns and a.shape[0] <= _MAX_SHORT
+
+    def _pays(self, product: Op) -> bool:
+        """Whether keeping the operands until the update takes less memory than the gradient."""
+        kept = [self._root(i) for i in product.inputs[:2]]
+        if any(t.kind not in (TensorKind.VALUE, TensorKind.INPUT) for t in kept):
+            return False
+        values = sum(_size(t) for t in kept if t.kind == TensorKind.VALUE)
+        return values <= _size(self._tensor(product.outputs[0]))
+
+
+def _size(tensor: Tensor) -> int:
+    size = 1
+    for length in tensor.shape:
+        size *= length
+    return size

@@ -1,0 +1,239 @@
+"""LSTM, GRU and plain recurrent layers as one operator each, instead of one per step.
+
+PyTorch takes ``torch.lstm`` and its relatives apart into the products and gates of every step. Here
+a layer in one direction is ``popsim::recurrent``; what is between layers (dropout, the joining of
+directions) are calls of PyTorch's own functions, seen by the function mode like those of user code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.markers import NAMESPACE
+
+RECURRENT_FUNCTIONS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Names of the functions of ``torch`` that run a recurrent network over a sequence."""
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""Gates of each kind of layer, by the name of its function."""
+
+_SCHEMAS = (
+    "recurrent(Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, Tensor weight_hidden, "
+    "Tensor? bias_input, Tensor? bias_hidden, str mode, bool reverse)"
+    " -> (Tensor y, Tensor h, Tensor c, Tensor gates, Tensor state)",
+    "recurrent_grad(Tensor? grad_y, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h0, "
+    "Tensor? c0, Tensor weight_input, Tensor weight_hidden, Tensor y, Tensor gates, Tensor state, "
+    "str mode, bool reverse)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_FLOATING = (torch.float16, torch.float32)
+_NUM_GRADIENTS = 7  # of x, h0, c0, both weights and both biases
+
+
+def _recurrent(
+    x: torch.Tensor,
+    h0: torch.Tensor,
+    c0: torch.Tensor | None,
+    weight_input: torch.Tensor,
+    weight_hidden: torch.Tensor,
+    bias_input: torch.Tensor | None,
+    bias_hidden: torch.Tensor | None,
+    mode: str,
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Return empty results; those that a kind of layer does not have are of size 0."""
+    steps, batch = x.shape[:2]
+    hidden = weight_hidden.shape[1]
+    sequence, state, nothing = (steps, batch, hidden), (batch, hidden), (0,)
+    gates = nothing if GATES[mode] == 1 else (steps, batch, GATES[mode] * hidden)
+    shapes: Sequence[tuple[int, ...]] = (
+        sequence,
+        state,
+        nothing if c0 is None else state,
+        gates,
+        nothing if GATES[mode] == 1 else sequence,
+    )
+    return tuple(x.new_empty(shape) for shape in shapes)
+
+
+def _recurrent_grad(
+    grad_y: torch.Tensor | None,
+    grad_h: torch.Tensor | None,
+    grad_c: torch.Tensor | None,
+    x: torch.Tensor,
+    h0: torch.Tensor,
+    c0: torch.Tensor | None,
+    weight_input: torch.Tensor,
+    weight_hidden: torch.Tensor,
+    *_: object,
+) -> tuple[torch.Tensor, ...]:
+    bias = weight_input.shape[:1]
+    cell: tuple[int, ...] = (0,) if c0 is None else h0.shape
+    shapes = (x.shape, h0.shape, cell, weight_input.shape, weight_hidden.shape, bias, bias)
+    return tuple(x.new_empty(shape) for shape in shapes)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    x, h0, c0, weight_input, weight_hidden, bias_input, _, ctx.mode, ctx.reverse = inputs
+    y, _, _, gates, state = output
+    ctx.has_bias = bias_input is not None
+    ctx.has_cell = c0 is not None
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(gates, state)
+    ctx.save_for_backward(x, h0, c0, weight_input, weight_hidden, y, gates, state)
+
+
+def _backward(ctx: Any, grad_y: Any, grad_h: Any, grad_c: Any, *_: object) -> tuple[Any, ...]:
+    gradients = (grad_y, grad_h, grad_c if ctx.has_cell else None)
+    if all(gradient is None for gradient in gradients):
+        return (None,) * (_NUM_GRADIENTS + 2)
+    results: list[Any] = list(
+        torch.ops.popsim.recurrent_grad(*gradients, *ctx.saved_tensors, ctx.mode, ctx.reverse)
+    )
+    if not ctx.has_cell:
+        results[2] = None
+    if not ctx.has_bias:
+        results[5:7] = None, None
+    return (*results, None, None)
+
+
+def _refuse_second_gradient(ctx: Any, *_: object) -> tuple[Any, ...]:
+    raise Error(
+        "The gradient of a gradient is not supported for torch.nn.LSTM, GRU and RNN: "
+        "torch.autograd.grad(..., create_graph=True) through a recurrent layer. Use the cells "
+        "(torch.nn.LSTMCell, GRUCell, RNNCell) in a loop over the steps."
+    )
+
+
+def _register() -> Any:
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in _SCHEMAS:
+        library.define(schema)
+    torch.library.register_fake(f"{NAMESPACE}::recurrent", _recurrent, lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::recurrent_grad", _recurrent_grad, lib=library)
+    torch.library.register_autograd(
+        f"{NAMESPACE}::recurrent", _backward, setup_context=_keep_for_backward, lib=library
+    )
+    torch.library.register_autograd(
+        f"{NAMESPACE}::recurrent_grad", _refuse_second_gradient, lib=library
+    )
+    return library
+
+
+_library = _register()  # the operators exist as long as it does
+
+RECURRENT = torch.ops.popsim.recurrent.default
+RECURRENT_GRAD = torch.ops.popsim.recurrent_grad.default
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of ``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` for a padded sequence."""
+
+    mode: str
+    x: torch.Tensor
+    states: tuple[torch.Tensor, ...]
+    weights: list[torch.Tensor]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def weights_per_layer(self) -> int:
+        return 4 if self.has_biases else 2
+
+    def is_covered(self) -> bool:
+        """Whether our operator computes the call; PyTorch takes the others apart."""
+        tensors = (self.x, *self.states, *self.weights)
+        layers = self.num_layers * self.num_directions
+        return (
+            self.x.dim() == 3
+            and self.x.dtype in _FLOATING
+            and all(t.dtype == self.x.dtype and t.numel() > 0 for t in tensors)
+            # With proj_size there is one more weight per layer.
+            and len(self.weights) == layers * self.weights_per_layer
+            and all(
+                state.dim() == 3
+                and state.shape[0] == layers
+                and state.shape[1] == self.x.shape[0 if self.batch_first else 1]
+                and state.shape[2] == self.weights[1].shape[1]
+                for state in self.states
+            )
+        )
+
+    def run(self) -> tuple[torch.Tensor, ...]:
+        """Return what the function returns: the last layer's sequence, then the final states."""
+        x = self.x.transpose(0, 1) if self.batch_first else self.x
+        finals: list[tuple[torch.Tensor, ...]] = []
+        for layer in range(self.num_layers):
+            if layer > 0 and self.dropout > 0 and self.train:
+                x = F.dropout(x, self.dropout)
+            sequences = []
+            for direction in range(self.num_directions):
+                sequence, final = self._run_layer(x, layer, direction)
+                sequences.append(sequence)
+                finals.append(final)
+            x = sequences[0] if len(sequences) == 1 else torch.cat(sequences, -1)
+        if self.batch_first:
+            x = x.transpose(0, 1)
+        return (x, *map(_stacked, zip(*finals, strict=True)))
+
+    def _run_layer(
+        self, x: torch.Tensor, layer: int, direction: int
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        index = layer * self.num_directions + direction
+        start = index * self.weights_per_layer
+        weights = self.weights[start : start + self.weights_per_layer]
+        biases = weights[2:] if self.has_biases else [None, None]
+        states = [state[index] for state in self.states]
+        cell = states[1] if len(states) == 2 else None
+        y, h, c, _, _ = torch.ops.popsim.recurrent(
+            x, states[0], cell, *weights[:2], *biases, self.mode, direction == 1
+        )
+        return y, (h,) if cell is None else (h, c)
+
+
+def _stacked(states: Sequence[torch.Tensor]) -> torch.Tensor:
+    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(tuple(states))
+
+
+def _parsed(mode: str, args: tuple[Any, ...]) -> _Call | None:
+    """Return the call with these arguments; None for one of another form."""
+    if len(args) != 9 or not isinstance(args[3], bool):
+        return None  # a packed sequence
+    x, states, weights, *settings = args
+    states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
+    if len(states) != (2 if mode == "lstm" else 1):
+        return None
+    return _Call(mode, x, states, list(weights), *settings)
+
+
+def recurrent_call(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], tuple[torch.Tensor, ...]] | None:
+    """Return what computes a call with our operators, or None to leave it to PyTorch.
+
+    Args:
+        name: The called function's name.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if name not in RECURRENT_FUNCTIONS or kwargs:
+        return None
+    call = _parsed(name, args)
+    if call is None or not call.is_covered():
+        return None
+    return call.run

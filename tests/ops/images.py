@@ -1,0 +1,70 @@
+"""Runs one op on images, contiguous or with their channels last."""
+
+from collections.abc import Sequence
+
+import torch
+
+from popsim_torch import _native, ir
+from popsim_torch.lowering.native import to_native
+
+TypeAndShape = tuple[torch.dtype, Sequence[int]]
+
+
+def run_image_op(
+    kind: str,
+    inputs: Sequence[torch.Tensor | None],
+    outputs: Sequence[TypeAndShape],
+    attributes: dict,
+    *,
+    channels_last: bool = False,
+) -> list[torch.Tensor]:
+    """Return what an op writes.
+
+    Args:
+        kind: Its name.
+        inputs: Operands, with the strides they are given with.
+        outputs: Types and shapes of the results.
+        attributes: Of the op.
+        channels_last: Four-dimensional results have their channels last.
+    """
+    graph = ir.Graph()
+    written = []
+
+    def add_input(value: torch.Tensor | None) -> ir.Tensor | None:
+        if value is None:
+            return None
+        count = value.untyped_storage().nbytes() // value.element_size()
+        base = graph.add_tensor(ir.TensorKind.VARIABLE, value.dtype, (count,))
+        written.append((base, value.as_strided((count,), (1,), 0)))
+        return graph.add_view(base, value.shape, value.stride(), value.storage_offset())
+
+    def add_output(dtype: torch.dtype, shape: Sequence[int]) -> ir.Tensor:
+        if not channels_last or len(shape) != 4:
+            return graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape)
+        n, c, h, w = shape
+        base = graph.add_tensor(ir.TensorKind.VARIABLE, dtype, (n, h, w, c))
+        return graph.add_view(base, shape, (h * w * c, 1, w * c, c), 0)
+
+    operands = [add_input(value) for value in inputs]
+    results = [add_output(dtype, shape) for dtype, shape in outputs]
+    graph.add_op(kind, operands, results, attributes, phase=ir.Phase.FORWARD, name="op")
+    with _native.translated_errors():
+        config = _native.RunConfig(1, 1, False, "sequential")
+        executable = _native.Executable(to_native(graph), config, [])
+        executable.load()
+        for base, memory in written:
+            executable.write(base.id, memory)
+        executable.run([])
+        roots = [executable.read(graph.root(result).id) for result in results]
+    return [
+        memory.as_strided(result.shape, result.strides)
+        for memory, result in zip(roots, results, strict=True)
+    ]
+
+
+def with_channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def random(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(tuple(shape), dtype=torch.float64).to(dtype)

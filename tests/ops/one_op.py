@@ -1,0 +1,92 @@
+"""Runs a program that is one op of the device."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from popsim_torch import _native, ir
+from popsim_torch.lowering.native import to_native
+
+Type = tuple[torch.dtype, Sequence[int]]
+
+
+class OneOp:
+    """One op on tensors that keep their values and strides.
+
+    Args:
+        kind: Name in the op registry.
+        inputs: None for one that is left out.
+        outputs: Element type and shape; None for a result that nobody reads.
+        attributes: Of the op.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        inputs: Sequence[torch.Tensor | None],
+        outputs: Sequence[Type | None],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        self._graph = ir.Graph()
+        self._memory: list[tuple[ir.Tensor, torch.Tensor]] = []
+        operands = [None if value is None else self._variable(value) for value in inputs]
+        self._outputs = [
+            None if out is None else self._graph.add_tensor(ir.TensorKind.VARIABLE, *out)
+            for out in outputs
+        ]
+        self._graph.add_op(
+            kind, operands, self._outputs, attributes, phase=ir.Phase.FORWARD, name="it"
+        )
+        config = _native.RunConfig(1, 1, False, "sequential")
+        with _native.translated_errors():
+            self._executable = _native.Executable(to_native(self._graph), config, [])
+            for base, memory in self._memory:
+                self._executable.write(base.id, memory)
+            self._executable.load()
+
+    def _variable(self, value: torch.Tensor) -> ir.Tensor:
+        count = value.untyped_storage().nbytes() // value.element_size()
+        base = self._graph.add_tensor(ir.TensorKind.VARIABLE, value.dtype, (count,))
+        self._memory.append((base, value.as_strided((count,), (1,), 0)))
+        return self._graph.add_view(base, value.shape, value.stride(), value.storage_offset())
+
+    def run(self) -> list[torch.Tensor]:
+        """Run the op once more and return its outputs, those that are there."""
+        with _native.translated_errors():
+            self._executable.run([])
+        return [self._executable.read(out.id) for out in self._outputs if out is not None]
+
+
+def run_op(
+    kind: str,
+    inputs: Sequence[torch.Tensor | None],
+    outputs: Sequence[Type | None],
+    **attributes: Any,
+) -> list[torch.Tensor]:
+    """Return the outputs of one run of an op."""
+    return OneOp(kind, inputs, outputs, attributes).run()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that attributes use."""
+    return str(dtype).removeprefix("torch.")
+
+
+def transposed(value: torch.Tensor) -> torch.Tensor:
+    """Return the same values with the first axis lying closest in memory."""
+    return value.transpose(0, -1).contiguous().transpose(0, -1) if value.dim() > 1 else value
+
+
+def spread(value: torch.Tensor) -> torch.Tensor:
+    """Return the same values with gaps in between, behind an offset."""
+    ends = {0, value.dim() - 1}
+    shape = [2 * n + 1 if axis in ends else n for axis, n in enumerate(value.shape)]
+    memory = torch.full(shape, 7.0).to(value.dtype)
+    gaps = slice(1, None, 2)
+    view = memory[tuple(gaps if axis in ends else slice(None) for axis in range(value.dim()))]
+    view.copy_(value)
+    return view
+
+
+LAYOUTS = {"contiguous": lambda value: value, "transposed": transposed, "spread": spread}
