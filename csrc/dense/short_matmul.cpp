@@ -24,6 +24,10 @@ constexpr int64_t kTileColumns = kMaxVectors * kLanes;
 constexpr int64_t kMinTaskWork = 1 << 18;
 // Longer axes are oneDNN's.
 constexpr int64_t kMaxShort = 64;
+// So are products that would leave most lanes of a vector empty: those with few
+// columns, and, where the output is computed transposed, with few rows.
+constexpr int64_t kMinLanes = 8;
+constexpr int64_t kMinTransposed = 12;
 constexpr int64_t kLineFloats = 16;  // of a cache line
 // Side of the blocks that a matrix is transposed in.
 constexpr int kBlock = 16;
@@ -386,12 +390,14 @@ std::unique_ptr<Matmul> create_short_matmul(const MatmulSpec& spec) {
                       (spec.beta == 0.0F || spec.beta == 1.0F);
   if (!simple) return nullptr;
   const bool row_major = spec.b.column == 1 && spec.b.row >= spec.n;
-  if (row_major && std::min(spec.m, spec.k) <= kMaxShort) {
+  // An update has no other implementation.
+  const bool pays = spec.update || (spec.m > 1 && spec.n >= kMinLanes);
+  if (row_major && pays && std::min(spec.m, spec.k) <= kMaxShort) {
     return std::make_unique<RowMajorShort>(spec);
   }
   if (spec.mask || spec.update) return nullptr;
   const bool column_major = spec.b.row == 1 && spec.b.column >= spec.k;
-  if (column_major && spec.m <= kMaxShort) {
+  if (column_major && spec.m >= kMinTransposed && spec.m <= kMaxShort) {
     return std::make_unique<ColumnMajorShort>(spec);
   }
   return nullptr;

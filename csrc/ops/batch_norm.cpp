@@ -339,7 +339,7 @@ class Gradient final : public Kernel {
     check_internal(
         op.input(0).shape == op.input(1).shape &&
             is_channels_last(op.input(0)) == is_channels_last(op.input(1)),
-        "batch_norm_gradient '", op.op().name,
+        "batch_norm_grad '", op.op().name,
         "': the gradient lies in memory otherwise than x");
     if (op.has_input(4)) weight_.emplace(op, 4);
     for (Floats& values : results_) {
@@ -435,10 +435,10 @@ const OpDef kBatchNormStatistics{
     },
 };
 
-const OpDef kBatchNormGradient{
-    .name = "batch_norm_gradient",
+const OpDef kBatchNormGrad{
+    .name = "batch_norm_grad",
     .schema =
-        "batch_norm_gradient(Tensor grad_y, Tensor x, Tensor mean, "
+        "batch_norm_grad(Tensor grad_y, Tensor x, Tensor mean, "
         "Tensor inverse_deviation, Tensor? weight) -> (Tensor? grad_weight, "
         "Tensor? grad_bias, Tensor? of_grad_y, Tensor? of_deviation, "
         "Tensor? shift)",

@@ -10,8 +10,8 @@ extern const OpDef kAdamUpdate;             // update_adam.cpp
 extern const OpDef kAnchor;                 // anchor.cpp
 extern const OpDef kAten;                   // aten.cpp
 extern const OpDef kAveragePool;            // pool_average.cpp
-extern const OpDef kAveragePoolGradient;    // pool_average.cpp
-extern const OpDef kBatchNormGradient;      // batch_norm.cpp
+extern const OpDef kAveragePoolGrad;        // pool_average.cpp
+extern const OpDef kBatchNormGrad;          // batch_norm.cpp
 extern const OpDef kBatchNormStatistics;    // batch_norm.cpp
 extern const OpDef kCat;                    // join.cpp
 extern const OpDef kConvolution;            // convolution.cpp
@@ -31,7 +31,7 @@ extern const OpDef kLayerNormGrad;          // layer_norm.cpp
 extern const OpDef kMap;                    // map.cpp
 extern const OpDef kMatmul;                 // matmul.cpp
 extern const OpDef kMaxPool;                // pool_max.cpp
-extern const OpDef kMaxPoolGradient;        // pool_max.cpp
+extern const OpDef kMaxPoolGrad;            // pool_max.cpp
 extern const OpDef kNllLoss;                // nll_loss.cpp
 extern const OpDef kNllLossGrad;            // nll_loss.cpp
 extern const OpDef kPrint;                  // print.cpp

@@ -121,24 +121,37 @@ class LabelGradient {
   // nothing.
   LabelGradient(const OpView& op, size_t first)
       : gradient_(op, first, 1),
-        per_sample_(op.attribute<std::string>("reduction") == "none") {
+        per_sample_(op.attribute<std::string>("reduction") == "none"),
+        load_(load_floats(op.output(0).dtype)),
+        store_(store_floats(op.output(0).dtype)) {
     if (op.attribute<std::string>("reduction") == "mean") {
       total_.emplace(op, first + 1, 1);
     }
   }
 
+  // Rounded to the type of the result: fused or not, the bits are the same.
   [[nodiscard]] float value(const RunContext& context, int64_t sample,
                             float weight) const {
     float scratch = 0.0f;
     const float gradient =
         *gradient_.read(context, per_sample_ ? sample : 0, &scratch);
     const float value = -weight * gradient;
-    return total_ ? value / *total_->read(context, 0, &scratch) : value;
+    return rounded(total_ ? value / *total_->read(context, 0, &scratch)
+                          : value);
   }
 
  private:
+  [[nodiscard]] float rounded(float value) const {
+    float element = 0.0f;  // as long as any type here
+    store_(&value, /*uniform=*/true, &element, 0, 1);
+    load_(&element, 0, /*stride=*/1, 1, &value);
+    return value;
+  }
+
   RowInput gradient_;
   bool per_sample_;
+  LoadFloats load_;
+  StoreFloats store_;
   std::optional<RowInput> total_;
 };
 
@@ -210,11 +223,16 @@ class CrossEntropyGrad final : public Kernel {
         log_softmax_.read(context, row, scratch + padded(classes_));
     const float at_label =
         label ? gradient_.value(context, row, labels_.weight(*label)) : 0.0f;
-    const Vec scale(0.0f - at_label);
+    // As softmax_grad computes it, so that the bits are the same.
+    const Vec scale(-at_label);
+    const auto grad = [&](const float* at, float g, auto n) {
+      return at::vec::fmadd(exp(load(at, n)), scale, Vec(g));
+    };
     for_each_vector(classes_, [&](int64_t i, auto n) {
-      store(exp(load(y + i, n)) * scale, out + i, n);
+      store(grad(y + i, 0.0f, n), out + i, n);
     });
-    if (label) out[*label] += at_label;
+    constexpr int64_t kOne = 1;
+    if (label) store(grad(y + *label, at_label, kOne), out + *label, kOne);
     out_.store(context, row, out);
   }
 

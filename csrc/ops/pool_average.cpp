@@ -158,10 +158,10 @@ const OpDef kAveragePool{
     },
 };
 
-const OpDef kAveragePoolGradient{
-    .name = "average_pool_gradient",
+const OpDef kAveragePoolGrad{
+    .name = "average_pool_grad",
     .schema =
-        "average_pool_gradient(Tensor grad_y, *, int[4] input_shape, "
+        "average_pool_grad(Tensor grad_y, *, int[4] input_shape, "
         "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, "
         "int[2] output_size, bool adaptive, bool count_include_pad, "
         "int divisor) -> Tensor",

@@ -224,10 +224,10 @@ const OpDef kMaxPool{
         [](const OpView& op) { return prepare<MaxPool>(op, op.output(1)); },
 };
 
-const OpDef kMaxPoolGradient{
-    .name = "max_pool_gradient",
+const OpDef kMaxPoolGrad{
+    .name = "max_pool_grad",
     .schema =
-        "max_pool_gradient(Tensor grad_y, Tensor indices, *, "
+        "max_pool_grad(Tensor grad_y, Tensor indices, *, "
         "int[4] input_shape, int[2] kernel, int[2] stride, int[2] padding, "
         "int[2] dilation, int[2] output_size) -> Tensor",
     .shape =

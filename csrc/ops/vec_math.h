@@ -35,6 +35,7 @@ inline Vec load(const float* values, Lanes lanes) {
   if constexpr (std::is_same_v<Lanes, int64_t>) {
     return Vec::loadu(values, lanes);
   } else {
+    static_assert(Lanes::value == kLanes);
     return Vec::loadu(values);
   }
 }
@@ -44,6 +45,7 @@ inline void store(const Vec& vector, float* values, Lanes lanes) {
   if constexpr (std::is_same_v<Lanes, int64_t>) {
     vector.store(values, static_cast<int>(lanes));
   } else {
+    static_assert(Lanes::value == kLanes);
     vector.store(values);
   }
 }
@@ -54,6 +56,7 @@ inline Vec keep(const Vec& vector, const Vec& other, Lanes lanes) {
   if constexpr (std::is_same_v<Lanes, int64_t>) {
     return Vec::set(other, vector, lanes);
   } else {
+    static_assert(Lanes::value == kLanes);
     return vector;
   }
 }

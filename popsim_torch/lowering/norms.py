@@ -103,7 +103,7 @@ def _backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if 0 in used:
         factors = [builder.value(torch.float32, channels) for _ in range(3)]
     builder.op(
-        "batch_norm_gradient",
+        "batch_norm_grad",
         [grad_y, x, mean, deviation, scale],
         [*for_vectors, *factors],
         place=place,

@@ -110,7 +110,7 @@ def _max_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) -> V
     gradient = builder.laid_out_like(builder.tensor(arguments[0]), indices, place)
     attributes = _window(kernel, stride, padding, dilation, gradient.shape)
     attributes["input_shape"] = list(x.shape)
-    builder.op("max_pool_gradient", [gradient, indices], [out], attributes, place=place)
+    builder.op("max_pool_grad", [gradient, indices], [out], attributes, place=place)
     return out
 
 
@@ -145,5 +145,5 @@ def _average_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) 
     out = _like(builder, x, x.dtype, x.shape)
     attributes = _average_attributes(node, node.args[2:], gradient.shape)
     attributes["input_shape"] = list(x.shape)
-    builder.op("average_pool_gradient", [gradient], [out], attributes, place=place)
+    builder.op("average_pool_grad", [gradient], [out], attributes, place=place)
     return out

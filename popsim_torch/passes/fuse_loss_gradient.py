@@ -2,6 +2,7 @@
 
 The gradient with regard to the log-probabilities is zero but for one class of each sample. Where
 only the gradient of a log-softmax reads it, one op computes both and the zeros are never written.
+Values stay the same to the last bit: the op rounds in between as the two do.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def fuse_loss_gradient(graph: Graph) -> int:
             and root.kind == TensorKind.VALUE
             and _is_whole(tensor, root)
             and (loss.phase, loss.stage) == (op.phase, op.stage)
+            and loss.attributes["dtype"] == op.attributes["dtype"]
         ):
             _absorb(op, loss)
             fused.add(id(loss))

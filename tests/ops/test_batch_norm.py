@@ -95,7 +95,7 @@ def test_gradient(affine, last, shape, dtype):
     deviation = (variance.detach() + EPSILON).rsqrt().float()
     outputs = [(dtype, shape[1:2])] * 2 + [(torch.float32, shape[1:2])] * 3
     for_weight, for_bias, of_grad_y, of_deviation, shift = run_image_op(
-        "batch_norm_gradient", [*given, saved_mean, deviation, weight], outputs, {}
+        "batch_norm_grad", [*given, saved_mean, deviation, weight], outputs, {}
     )
     exact = grad_y.double()
     scale = exact.abs().sum(axes(x)).max().item()

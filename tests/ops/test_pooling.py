@@ -88,7 +88,7 @@ def test_gradient_of_max_pool(last_grad, last, name, dtype, index):
     (expected,) = torch.autograd.grad(y, x, grad_y.float())
     indices = indices.to(index)
     (actual,) = run_image_op(
-        "max_pool_gradient",
+        "max_pool_grad",
         [
             with_channels_last(grad_y) if last_grad and last else grad_y,
             with_channels_last(indices) if last else indices,
@@ -156,7 +156,7 @@ def test_average_pool_and_its_gradient(last, name, dtype):
     tolerance = {torch.float32: 1e-6, torch.float16: 2e-3}[dtype]
     torch.testing.assert_close(actual.double(), y.detach(), rtol=tolerance, atol=tolerance)
     (actual,) = run_image_op(
-        "average_pool_gradient",
+        "average_pool_grad",
         [grad_y],
         [(dtype, shape)],
         {**attributes, "input_shape": list(shape)},
