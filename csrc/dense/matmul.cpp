@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "dense/available.h"
 #include "dense/short_matmul.h"
-#include "dense/split_matmul.h"
+#include "dense/tile_matmul.h"
 
 #if defined(POPSIM_HAVE_ONEDNN)
 #include <algorithm>
@@ -106,8 +106,8 @@ class PrimitiveMatmul final : public Matmul {
 
   void run(const MatmulOperands& operands) override {
     // oneDNN takes what it only reads as non-const, too.
-    a_.set_data_handle(const_cast<float*>(operands.a));
-    b_.set_data_handle(const_cast<float*>(operands.b));
+    a_.set_data_handle(const_cast<void*>(operands.a));
+    b_.set_data_handle(const_cast<void*>(operands.b));
     if (bias_) bias_.set_data_handle(const_cast<float*>(operands.bias));
     c_.set_data_handle(operands.c);
     scratchpad_.set_data_handle(operands.workspace);
@@ -136,10 +136,10 @@ class VectorMatmul final : public Matmul {
   size_t workspace_bytes() const override { return 0; }
 
   void run(const MatmulOperands& operands) override {
-    const auto& [a, b, bias, mask, c, workspace, rate, decay, sums] = operands;
+    float* c = operands.c_floats();
     if (spec_.bias) {
       for (int64_t row = 0; row < spec_.m; ++row) {
-        std::copy_n(bias, spec_.n, c + row * spec_.n);
+        std::copy_n(operands.bias, spec_.n, c + row * spec_.n);
       }
     }
     const bool a_row_major = is_row_major(spec_.a, spec_.k);
@@ -147,7 +147,8 @@ class VectorMatmul final : public Matmul {
     const ThreadScope scope(num_threads_);
     const dnnl_status_t status = dnnl_sgemm(
         a_row_major ? 'N' : 'T', b_row_major ? 'N' : 'T', spec_.m, spec_.n,
-        spec_.k, spec_.alpha, a, a_row_major ? spec_.a.row : spec_.a.column, b,
+        spec_.k, spec_.alpha, operands.a_floats(),
+        a_row_major ? spec_.a.row : spec_.a.column, operands.b_floats(),
         b_row_major ? spec_.b.row : spec_.b.column,
         spec_.bias ? 1.0f : spec_.beta, c, spec_.n);
     check_internal(status == dnnl_success, "oneDNN failed with status ",
@@ -167,10 +168,7 @@ std::unique_ptr<Matmul> create_matmul(const MatmulSpec& spec) {
   const ThreadScope scope(num_threads);
   const dnnl::matmul::primitive_desc desc = describe(spec);
   if (!desc || !is_fast(desc)) return nullptr;
-  std::unique_ptr<Matmul> matmul =
-      std::make_unique<PrimitiveMatmul>(desc, spec, num_threads);
-  auto split = create_split_matmul(spec, matmul);
-  return split != nullptr ? std::move(split) : std::move(matmul);
+  return std::make_unique<PrimitiveMatmul>(desc, spec, num_threads);
 }
 
 }  // namespace
@@ -186,6 +184,10 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   const bool empty =
       spec.batch == 0 || spec.m == 0 || spec.n == 0 || spec.k == 0;
   if (empty) return nullptr;
+  if (auto matmul = create_tile_matmul(spec)) return matmul;
+  const bool is_float32 = spec.operand_type == DType::kFloat32 &&
+                          spec.result_type == DType::kFloat32;
+  if (!is_float32) return nullptr;
   if (auto matmul = create_short_matmul(spec)) return matmul;
 #if defined(POPSIM_HAVE_ONEDNN)
   if (!available() || spec.alpha == 0.0f || spec.relu || spec.mask ||

@@ -1,9 +1,11 @@
-// Matrix products in float32.
+// Matrix products with float32 sums.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+
+#include "base/dtype.h"
 
 namespace popsim::dense {
 
@@ -16,7 +18,8 @@ struct MatrixStrides {
 
 // c[batch, m, n] = alpha * (a[batch, m, k] @ b[batch, k, n]) + bias[n]
 //                  + beta * c, where c is contiguous.
-// Then, for short products only (short_matmul.h), one of:
+// Then, for short products and those of the matrix units only (short_matmul.h,
+// tile_matmul.h), one of:
 //   relu    max(c, 0)
 //   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
 //           of relu
@@ -32,6 +35,10 @@ struct MatmulSpec {
   bool bias = false;  // only with the default alpha and beta
   float alpha = 1.0f;
   float beta = 0.0f;
+  // Of the memory of a and b, and of c. Others than float32 are for some
+  // products only (tile_matmul.h).
+  DType operand_type = DType::kFloat32;
+  DType result_type = DType::kFloat32;
   // Of the numbers in a and b: float16 and bfloat16 numbers, widened to
   // float32, have 11 and 8.
   int significant_bits = 24;
@@ -41,15 +48,24 @@ struct MatmulSpec {
 };
 
 struct MatmulOperands {
-  const float* a = nullptr;
-  const float* b = nullptr;
+  const void* a = nullptr;
+  const void* b = nullptr;
   const float* bias = nullptr;  // null where the spec has none, as the mask
   const float* mask = nullptr;
-  float* c = nullptr;
+  void* c = nullptr;
   void* workspace = nullptr;  // aligned to 64 bytes
   float rate = 0.0f;
   float decay = 0.0f;
   float* sums = nullptr;
+
+  // For products of float32.
+  [[nodiscard]] const float* a_floats() const {
+    return static_cast<const float*>(a);
+  }
+  [[nodiscard]] const float* b_floats() const {
+    return static_cast<const float*>(b);
+  }
+  [[nodiscard]] float* c_floats() const { return static_cast<float*>(c); }
 };
 
 class Matmul {

@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-#include "base/check.h"
+#include "dense/product_row.h"
 
 namespace popsim::dense {
 namespace {
@@ -181,7 +181,7 @@ class RowMajorShort final : public Matmul {
         rows_(spec.m, kMaxRows),
         panels_{(spec.n + kTileColumns - 1) / kTileColumns},
         by_rows_(rows_.count >= 2 * at::get_num_threads()),
-        plain_(!spec.bias && spec.beta == 0.0F && !spec.relu && !spec.mask),
+        row_(spec_),
         num_tasks_(num_tasks_for(spec, std::max(rows_.count, panels_))) {}
 
   size_t workspace_bytes() const override {
@@ -192,7 +192,7 @@ class RowMajorShort final : public Matmul {
   using Matmul::run;
   void run(const MatmulOperands& operands) override {
     auto* tail = static_cast<float*>(operands.workspace);
-    if (spec_.n % kLanes != 0) copy_tail(operands.b, tail);
+    if (spec_.n % kLanes != 0) copy_tail(operands.b_floats(), tail);
     for_each_task(num_tasks_, [&](int64_t task) {
       const int64_t total = by_rows_ ? rows_.count : panels_;
       const int64_t begin = total * task / num_tasks_;
@@ -227,13 +227,14 @@ class RowMajorShort final : public Matmul {
     const int64_t column = panel * kTileColumns;
     const int64_t columns = std::min(kTileColumns, spec_.n - column);
     const bool whole = columns % kLanes == 0;
-    const Right right = whole ? Right{operands.b + column, spec_.b.row}
+    const Right right = whole ? Right{operands.b_floats() + column, spec_.b.row}
                               : Right{tail, kTileColumns};
-    const Left left{operands.a + row * spec_.a.row, spec_.a.row,
+    const Left left{operands.a_floats() + row * spec_.a.row, spec_.a.row,
                     spec_.a.column};
-    float* out = operands.c + row * spec_.n + column;
-    float* kept =
-        operands.sums == nullptr ? nullptr : operands.sums + (out - operands.c);
+    float* out = operands.c_floats() + row * spec_.n + column;
+    float* kept = operands.sums == nullptr
+                      ? nullptr
+                      : operands.sums + (out - operands.c_floats());
     // On its way from the outer caches while the tile is computed.
     for (int64_t r = 0; r < rows_.length(i); ++r) {
       for (int64_t j = 0; j < columns; j += kLineFloats) {
@@ -243,7 +244,7 @@ class RowMajorShort final : public Matmul {
         }
       }
     }
-    if (whole && plain_) {
+    if (whole && (row_.plain() || spec_.update)) {
       run_tile(left, right, rows_.length(i), columns, spec_.k,
                {out, spec_.n, operands.rate, operands.decay, kept},
                spec_.update ? kUpdateTiles : kTiles);
@@ -251,36 +252,9 @@ class RowMajorShort final : public Matmul {
     }
     run_tile(left, right, rows_.length(i), columns, spec_.k, tile.output());
     for (int64_t r = 0; r < rows_.length(i); ++r) {
-      store_row(operands, tile.floats.data() + r * kTileColumns,
-                (row + r) * spec_.n + column, column, columns);
-    }
-  }
-
-  // `offset`: of the row's first element in c.
-  void store_row(const MatmulOperands& operands, const float* sums,
-                 int64_t offset, int64_t column, int64_t count) const {
-    float* out = operands.c + offset;
-    for (int64_t j = 0; j < count; j += kLanes) {
-      const auto size = static_cast<int>(std::min(kLanes, count - j));
-      const auto load = [size](const float* from) {
-        return size == kLanes ? Vec::loadu(from) : Vec::loadu(from, size);
-      };
-      Vec value = Vec::loadu(sums + j);
-      if (spec_.update) {
-        if (operands.sums != nullptr) {
-          value.store(operands.sums + offset + j, size);
-        }
-        value = at::vec::fmadd(Vec(-operands.rate), value,
-                               Vec(operands.decay) * load(out + j));
-      }
-      if (spec_.bias) value = value + load(operands.bias + column + j);
-      if (spec_.beta != 0.0F) value = value + load(out + j);
-      if (spec_.relu) value = at::vec::maximum(value, Vec(0.0F));
-      if (spec_.mask) {
-        const Vec closed = load(operands.mask + offset + j) <= Vec(0.0F);
-        value = Vec::blendv(value, Vec(0.0F), closed);
-      }
-      value.store(out + j, size);
+      const int64_t offset = (row + r) * spec_.n + column;
+      row_.finish(operands, tile.floats.data() + r * kTileColumns, columns,
+                  offset, column, operands.c_floats() + offset);
     }
   }
 
@@ -288,7 +262,7 @@ class RowMajorShort final : public Matmul {
   Pieces rows_;
   int64_t panels_;
   bool by_rows_;
-  bool plain_;  // a tile is all there is to it
+  ProductRow row_;
   int64_t num_tasks_;
 };
 
@@ -315,12 +289,13 @@ class ColumnMajorShort final : public Matmul {
       // one.
       float* columns =
           static_cast<float*>(operands.workspace) + task * columns_size();
-      transpose(operands.a, columns);
+      transpose(operands.a_floats(), columns);
       Tile tile;
       const int64_t end = blocks_.count * (task + 1) / num_tasks_;
       for (int64_t i = blocks_.count * task / num_tasks_; i < end; ++i) {
         const int64_t first = blocks_.begin(i);
-        const Left left{operands.b + first * spec_.b.column, spec_.b.column, 1};
+        const Left left{operands.b_floats() + first * spec_.b.column,
+                        spec_.b.column, 1};
         for (int64_t row = 0; row < spec_.m; row += kTileColumns) {
           const int64_t rows = std::min(kTileColumns, spec_.m - row);
           run_tile(left, {columns + row, width_}, blocks_.length(i), rows,
@@ -367,7 +342,7 @@ class ColumnMajorShort final : public Matmul {
   void store(const Tile& tile, const MatmulOperands& operands, int64_t first,
              int64_t count, int64_t row, int64_t rows) const {
     for (int64_t r = 0; r < rows; ++r) {
-      float* out = operands.c + (row + r) * spec_.n + first;
+      float* out = operands.c_floats() + (row + r) * spec_.n + first;
       for (int64_t j = 0; j < count; ++j) {
         float value = tile.floats[static_cast<size_t>(j * kTileColumns + r)];
         if (spec_.bias) value += operands.bias[first + j];

@@ -1,8 +1,9 @@
 // Matrix products.
 //
-// Floating types up to 32 bits are computed in float32 by csrc/dense: 16-bit
-// operands are widened on the way in and the result is rounded once, on the way
-// out, as an IPU with float32 partials does. Everything else goes to ATen.
+// Floating types up to 32 bits are computed with float32 sums by csrc/dense:
+// 16-bit operands are read where they are or widened on the way in, and the
+// result is rounded once, on the way out, as an IPU with float32 partials does.
+// Everything else goes to ATen.
 #include "dense/matmul.h"
 
 #include <ATen/Parallel.h>
@@ -82,26 +83,44 @@ bool is_one_tall_matrix(const Matrices& a) {
   return a.strides.batch == a.rows * a.strides.row;
 }
 
-// `keep`: strides that oneDNN can work with stay, as far as the type allows.
-FloatInput make_operand(graph::TensorId id, DType dtype, const Matrices& m,
-                        bool keep, Workspace& workspace) {
-  const bool plain = keep && is_plain(m);
-  const bool transposed = plain && !is_row_major(m);
-  const std::vector<size_t> order =
-      transposed ? std::vector<size_t>{0, 2, 1} : std::vector<size_t>{0, 1, 2};
-  return {{id,
-           dtype,
-           {m.batch, m.rows, m.columns},
-           {m.strides.batch, m.strides.row, m.strides.column}},
-          order,
-          plain,
-          workspace};
-}
+// What the product is computed from.
+enum class Reading : int8_t {
+  kInPlace,  // the operands as they are, 16-bit types included
+  kWidened,  // float32, with strides that oneDNN can work with where they are
+  kCopied    // contiguous float32
+};
 
-dense::MatrixStrides strides_of(const FloatInput& operand, const Matrices& m) {
-  const Strides& s = operand.strides();
-  return {m.batch == 1 ? 0 : s[0], s[1], s[2]};
-}
+class Operand {
+ public:
+  Operand(graph::TensorId id, DType dtype, const Matrices& m, Reading reading,
+          Workspace& workspace)
+      : id_(id), strides_(m.strides) {
+    if (reading == Reading::kInPlace) return;
+    const bool plain = reading == Reading::kWidened && is_plain(m);
+    const bool transposed = plain && !is_row_major(m);
+    const std::vector<size_t> order = transposed ? std::vector<size_t>{0, 2, 1}
+                                                 : std::vector<size_t>{0, 1, 2};
+    const FloatView view{id,
+                         dtype,
+                         {m.batch, m.rows, m.columns},
+                         {m.strides.batch, m.strides.row, m.strides.column}};
+    floats_.emplace(view, order, plain, workspace);
+    const Strides& s = floats_->strides();
+    strides_ = {m.batch == 1 ? 0 : s[0], s[1], s[2]};
+  }
+
+  // Of the memory that load() returns.
+  [[nodiscard]] const dense::MatrixStrides& strides() const { return strides_; }
+  [[nodiscard]] const void* load(const RunContext& context,
+                                 char* workspace) const {
+    return floats_ ? floats_->load(context, workspace) : context.data(id_);
+  }
+
+ private:
+  graph::TensorId id_;
+  dense::MatrixStrides strides_;
+  std::optional<FloatInput> floats_;
+};
 
 FloatView bias_view(const OpView& op, const Shape& wanted) {
   const graph::Tensor& bias = op.input(kBias);
@@ -112,32 +131,33 @@ FloatView bias_view(const OpView& op, const Shape& wanted) {
 class DenseMatmul final : public Kernel {
  public:
   // Null when csrc/dense does not have the product.
-  static std::unique_ptr<DenseMatmul> create(const OpView& op, bool keep);
+  static std::unique_ptr<DenseMatmul> create(const OpView& op, Reading reading);
 
   void run(const RunContext& context) override {
     char* workspace = workspace_.memory();
-    float* out = out_.buffer(context, workspace);
-    if (initial_) initial_->write(context, out);
+    float* sums = out_ ? out_->buffer(context, workspace) : nullptr;
+    if (initial_) initial_->write(context, sums);
     const float* mask = mask_ ? mask_->load(context, workspace) : nullptr;
     matmul_->run({.a = a_.load(context, workspace),
                   .b = b_.load(context, workspace),
                   .bias = bias_ ? bias_->load(context, workspace) : nullptr,
                   .mask = mask,
-                  .c = out,
+                  .c = out_ ? sums : context.data(out_id_),
                   .workspace = workspace + matmul_offset_});
-    if (close_after_) close(mask_ ? mask : out, out);
-    out_.store(context, workspace);
+    if (close_after_) close(mask_ ? mask : sums, sums);
+    if (out_) out_->store(context, workspace);
   }
 
  private:
   DenseMatmul(const OpView& op, const Matrices& a, const Matrices& b,
-              bool keep_a, bool keep)
-      : a_(make_operand(op.input_id(kA), op.input(kA).dtype, a, keep_a,
-                        workspace_)),
-        b_(make_operand(op.input_id(kB), op.input(kB).dtype, b, keep,
-                        workspace_)),
-        out_(op.output_id(0), op.output(0), workspace_),
+              Reading of_a, Reading of_b)
+      : a_(op.input_id(kA), op.input(kA).dtype, a, of_a, workspace_),
+        b_(op.input_id(kB), op.input(kB).dtype, b, of_b, workspace_),
+        out_id_(op.output_id(0)),
         numel_(op.output(0).numel()) {
+    if (of_b != Reading::kInPlace) {
+      out_.emplace(out_id_, op.output(0), workspace_);
+    }
     if (op.has_input(kMask)) {
       mask_.emplace(op.input_id(kMask), op.input(kMask), workspace_);
     }
@@ -174,10 +194,25 @@ class DenseMatmul final : public Kernel {
     }
   }
 
+  // Returns whether there is such a product.
+  bool plan_product(dense::MatmulSpec& spec) {
+    if (!out_ && initial_) return false;
+    matmul_ = dense::Matmul::create(spec);
+    if (matmul_ == nullptr && out_ && (spec.relu || spec.mask)) {
+      spec.relu = spec.mask = false;
+      close_after_ = true;
+      matmul_ = dense::Matmul::create(spec);
+    }
+    if (matmul_ == nullptr) return false;
+    matmul_offset_ = workspace_.add(matmul_->workspace_bytes());
+    return true;
+  }
+
   Workspace workspace_;
-  FloatInput a_;
-  FloatInput b_;
-  FloatOutput out_;
+  Operand a_;
+  Operand b_;
+  graph::TensorId out_id_;
+  std::optional<FloatOutput> out_;  // unless the product writes the tensor
   int64_t numel_;
   std::optional<FloatInput> mask_;
   bool close_after_ = false;  // the product knows no relu and no mask
@@ -187,40 +222,39 @@ class DenseMatmul final : public Kernel {
   size_t matmul_offset_ = 0;
 };
 
-std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op, bool keep) {
+std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op,
+                                                 Reading reading) {
   Matrices a = matrices_of(op.input(kA));
   const Matrices b = matrices_of(op.input(kB));
+  const bool in_place = reading == Reading::kInPlace;
   const bool fold = b.batch == 1 && a.batch > 1;
   // One copy is cheaper than many small products.
   const bool copy = fold && (!is_one_tall_matrix(a) || !is_row_major(a));
+  if (in_place && (copy || !is_plain(a) || !is_plain(b))) return nullptr;
   auto kernel = std::unique_ptr<DenseMatmul>(
-      new DenseMatmul(op, a, b, keep && !copy, keep));
+      new DenseMatmul(op, a, b, copy ? Reading::kCopied : reading, reading));
   if (fold) {
     a.rows *= a.batch;
     a.batch = 1;
   }
+  const DType dtype = op.input(kA).dtype;
+  const DType memory = in_place ? dtype : DType::kFloat32;
   dense::MatmulSpec spec{
       .batch = op.output(0).numel() / (a.rows * b.columns),
       .m = a.rows,
       .n = b.columns,
       .k = a.columns,
-      .a = strides_of(kernel->a_, a),
-      .b = strides_of(kernel->b_, b),
+      .a = kernel->a_.strides(),
+      .b = kernel->b_.strides(),
       .alpha = static_cast<float>(number_or_one(op, "alpha")),
-      .significant_bits = significant_bits(op.input(kA).dtype),
+      .operand_type = memory,
+      .result_type = memory,
+      .significant_bits = significant_bits(dtype),
       .relu = has_relu(op),
       .mask = op.has_input(kMask)};
+  if (a.batch == 1) spec.a.batch = 0;
   kernel->plan_bias(op, spec);
-  kernel->matmul_ = dense::Matmul::create(spec);
-  if (kernel->matmul_ == nullptr && (spec.relu || spec.mask)) {
-    spec.relu = spec.mask = false;
-    kernel->close_after_ = true;
-    kernel->matmul_ = dense::Matmul::create(spec);
-  }
-  if (kernel->matmul_ == nullptr) return nullptr;
-  kernel->matmul_offset_ =
-      kernel->workspace_.add(kernel->matmul_->workspace_bytes());
-  return kernel;
+  return kernel->plan_product(spec) ? std::move(kernel) : nullptr;
 }
 
 class AtenMatmul final : public Kernel {
@@ -312,8 +346,9 @@ std::vector<TensorType> product_type(const OpView& op) {
 std::unique_ptr<Kernel> prepare(const OpView& op) {
   const graph::Tensor& out = op.output(0);
   if (computes_in_float32(out.dtype) && out.numel() > 0 && out.contiguous()) {
-    for (const bool keep : {true, false}) {
-      if (auto kernel = DenseMatmul::create(op, keep)) return kernel;
+    for (const Reading reading :
+         {Reading::kInPlace, Reading::kWidened, Reading::kCopied}) {
+      if (auto kernel = DenseMatmul::create(op, reading)) return kernel;
     }
   }
   return std::make_unique<AtenMatmul>(op);

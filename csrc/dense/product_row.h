@@ -1,0 +1,64 @@
+// What becomes of the sums of a product.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "dense/matmul.h"
+
+namespace popsim::dense {
+
+// The part of a MatmulSpec that follows a @ b, for pieces of rows.
+class ProductRow {
+ public:
+  explicit ProductRow(const MatmulSpec& spec)
+      : spec_(spec),
+        plain_(spec.alpha == 1.0F && spec.beta == 0.0F && !spec.bias &&
+               !spec.relu && !spec.mask && !spec.update) {}
+
+  // The sums are the result.
+  [[nodiscard]] bool plain() const { return plain_; }
+
+  // `sums` has whole vectors. `out` has `columns` elements from `column` on and
+  // holds what is to be scaled by beta or updated; in c it is at `offset`.
+  void finish(const MatmulOperands& operands, const float* sums,
+              int64_t columns, int64_t offset, int64_t column,
+              float* out) const {
+    for (int64_t j = 0; j < columns; j += kLanes) {
+      const auto size = static_cast<int>(std::min(kLanes, columns - j));
+      const auto load = [size](const float* from) {
+        return size == kLanes ? Vec::loadu(from) : Vec::loadu(from, size);
+      };
+      Vec value = Vec::loadu(sums + j);
+      if (spec_.update) {
+        if (operands.sums != nullptr) {
+          value.store(operands.sums + offset + j, size);
+        }
+        value = at::vec::fmadd(Vec(-operands.rate), value,
+                               Vec(operands.decay) * load(out + j));
+      }
+      if (spec_.alpha != 1.0F) value = value * Vec(spec_.alpha);
+      if (spec_.bias) value = value + load(operands.bias + column + j);
+      if (spec_.beta != 0.0F) {
+        value = at::vec::fmadd(Vec(spec_.beta), load(out + j), value);
+      }
+      if (spec_.relu) value = at::vec::maximum(value, Vec(0.0F));
+      if (spec_.mask) {
+        const Vec closed = load(operands.mask + offset + j) <= Vec(0.0F);
+        value = Vec::blendv(value, Vec(0.0F), closed);
+      }
+      value.store(out + j, size);
+    }
+  }
+
+ private:
+  using Vec = at::vec::Vectorized<float>;
+  static constexpr int64_t kLanes = Vec::size();
+
+  const MatmulSpec& spec_;
+  bool plain_;
+};
+
+}  // namespace popsim::dense

@@ -1,0 +1,56 @@
+// The matrix units of x86 processors (AMX): products of bfloat16 tiles with
+// sums in float32.
+//
+// A block of the output has kBlock x kBlock numbers, its operands come as
+// blocks of kBlock rows (or columns) in the order that the units read. For
+// every kStepDepth numbers along the depth a block holds, for each of its parts
+// (tile_parts.h), two tiles of kTileRows rows.
+#pragma once
+
+#include <cstdint>
+
+namespace popsim::dense {
+
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileNumbers = 512;  // 16 rows of 32 bfloat16 numbers
+inline constexpr int64_t kStepDepth = 32;
+inline constexpr int64_t kBlock = 2 * kTileRows;
+inline constexpr int64_t kBlockNumbers = kBlock * kBlock;
+
+// The processor has the units and the process may use them.
+[[nodiscard]] bool has_tile_units();
+
+// Which products of parts are added up.
+enum class PartProducts : int8_t {
+  kAll,
+  kFirst,     // of the first parts
+  kFollowing  // all but those
+};
+
+struct BlockProduct {
+  const uint16_t* a;
+  const uint16_t* b;
+  int64_t num_steps;
+  bool two_row_tiles;     // or the upper half of the block only
+  bool two_column_tiles;  // or the left half of the block only
+  const float* before;    // [kBlock][kBlock] to add to, or null
+  float* sums;            // may be `before`
+  int64_t sum_stride;     // from row to row
+};
+
+using BlockFunction = void (*)(const BlockProduct&);
+
+// For operands of 1, 2 or 3 parts each.
+[[nodiscard]] BlockFunction block_function(int num_parts,
+                                           PartProducts products);
+
+// Sets this thread's units up for the length of a scope.
+class TileScope {
+ public:
+  TileScope();
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+  ~TileScope();
+};
+
+}  // namespace popsim::dense
