@@ -22,6 +22,7 @@ try:
         TensorListArgument,
         has_onednn,
         op_table,
+        product_takes_in,
         schedule_actions,
         validate_schedule,
     )
@@ -46,6 +47,7 @@ __all__ = [
     "TensorListArgument",
     "has_onednn",
     "op_table",
+    "product_takes_in",
     "schedule_actions",
     "translated",
     "translated_errors",

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "dense/available.h"
+#include "dense/matmul.h"
 #include "graph/graph.h"
 #include "ops/op_def.h"
 #include "runtime/executable.h"
@@ -147,6 +148,25 @@ void bind_ops(py::module_& m) {
     return table;
   });
   m.def("has_onednn", &dense::available);
+  m.def(
+      "product_takes_in",
+      [](const std::string& what, const std::string& dtype, const Shape& a,
+         const Strides& a_strides, const Shape& b, const Strides& b_strides) {
+        const DType type = dtype_from_name(dtype);
+        return dense::Matmul::takes_in(
+            {.m = a.at(0),
+             .n = b.at(1),
+             .k = a.at(1),
+             .a = {0, a_strides.at(0), a_strides.at(1)},
+             .b = {0, b_strides.at(0), b_strides.at(1)},
+             .operand_type = type,
+             .result_type = type,
+             .relu = what == "relu",
+             .mask = what == "mask",
+             .update = what == "update"});
+      },
+      py::arg("what"), py::arg("dtype"), py::arg("a"), py::arg("a_strides"),
+      py::arg("b"), py::arg("b_strides"));
 }
 
 }  // namespace

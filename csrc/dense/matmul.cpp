@@ -205,4 +205,8 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
 #endif
 }
 
+bool Matmul::takes_in(const MatmulSpec& spec) {
+  return create(spec) != nullptr;
+}
+
 }  // namespace popsim::dense

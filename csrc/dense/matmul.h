@@ -74,6 +74,8 @@ class Matmul {
   // except for short products, for matrices without an axis of stride 1 and
   // without oneDNN.
   [[nodiscard]] static std::unique_ptr<Matmul> create(const MatmulSpec& spec);
+  // Whether the product itself does what `spec` says of relu, mask and update.
+  [[nodiscard]] static bool takes_in(const MatmulSpec& spec);
 
   Matmul() = default;
   Matmul(const Matmul&) = delete;

@@ -1,8 +1,9 @@
 """Lets matrix products do what follows them, while their result is in registers or caches.
 
 * A ``map`` that adds a bias per column joins the product it reads.
-* Short products, as small batches give them, take in relu and the mask of relu's gradient, and the
-  update by plain SGD of the weight that they are the gradient of.
+* Products with code of our own, short ones and those of the processor's matrix units, take in relu
+  and the mask of relu's gradient, and the update by plain SGD of the weight that they are the
+  gradient of.
 
 Only where nobody else reads what is then no longer computed. Names of such tensors stay in the
 graph.
@@ -11,15 +12,15 @@ graph.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from popsim_torch._native import product_takes_in
 from popsim_torch.ir import Graph, Op, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
 
-_MAX_SHORT = 64
-"""Longest short axis of a product that ``csrc/dense/short_matmul.cpp`` computes."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _ADD = (["add 0 1"], ["add 1 0"])
 _RELU = ["relu 0"]
@@ -120,7 +121,7 @@ class _Fusion:
                 return
 
     def _with_relu(self, product: Op) -> bool:
-        if not self._is_short(product, with_columns=True):
+        if not self._takes_in("relu", product):
             return False
         product.attributes["activation"] = "relu"
         return True
@@ -144,7 +145,7 @@ class _Fusion:
             mask.dtype != torch.float32
             or not mask.is_contiguous
             or _size(mask) != _size(out)
-            or not self._is_short(product)
+            or not self._takes_in("mask", product)
         ):
             return False
         seen = self._graph.add_view(mask, out.shape, out.strides, mask.offset)
@@ -173,7 +174,7 @@ class _Fusion:
             or product.attributes
             or weight.shape != self._tensor(product.outputs[0]).shape
             or gradient.shape != weight.shape
-            or not self._is_short(product)
+            or not self._takes_in("update", product)
             or not self._pays(product)
         ):
             return
@@ -185,20 +186,15 @@ class _Fusion:
         op.inputs = [weight_id, *product.inputs, *scalars]
         self._gone.add(id(product))
 
-    def _is_short(self, product: Op, *, with_columns: bool = False) -> bool:
-        """Whether ``csrc/dense/short_matmul.cpp`` computes the product, with what is joined.
-
-        Args:
-            product: Of two matrices.
-            with_columns: What is joined is possible for a second matrix that lies by columns, too.
-        """
+    def _takes_in(self, what: Literal["relu", "mask", "update"], product: Op) -> bool:
+        """Whether ``csrc/dense`` has code for the product together with what follows it."""
         a, b = (self._tensor(i) for i in product.inputs[:2])
-        if len(a.shape) != 2 or len(b.shape) != 2 or {a.dtype, b.dtype} != {torch.float32}:
+        if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype not in _DTYPES:
             return False
-        if b.strides[1] == 1 and b.strides[0] >= b.shape[1]:
-            return min(a.shape) <= _MAX_SHORT
-        by_columns = b.strides[0] == 1 and b.strides[1] >= b.shape[0]
-        return with_columns and by_columns and a.shape[0] <= _MAX_SHORT
+        if what != "relu" and a.dtype != torch.float32:
+            return False
+        dtype = str(a.dtype).removeprefix("torch.")
+        return product_takes_in(what, dtype, a.shape, a.strides, b.shape, b.strides)
 
     def _pays(self, product: Op) -> bool:
         """Whether keeping the operands until the update takes less memory than the gradient."""

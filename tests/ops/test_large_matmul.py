@@ -6,6 +6,7 @@ eager PyTorch's float32, and the right infinities and NaN.
 
 import pytest
 import torch
+
 from tests.ops.one_op import run_op, transposed
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -9,7 +9,7 @@ from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, verify
 from popsim_torch.passes.fuse_products import fuse_products
 
 
-def add_product(graph: Graph, m: int = 8, k: int = 5, n: int = 3) -> Tensor:
+def add_product(graph: Graph, m: int = 8, k: int = 5, n: int = 12) -> Tensor:
     a = graph.add_tensor(TensorKind.INPUT, torch.float32, (m, k))
     b = graph.add_tensor(TensorKind.INPUT, torch.float32, (k, n))
     out = graph.add_tensor(TensorKind.VALUE, torch.float32, (m, n))
@@ -76,9 +76,9 @@ def test_a_bias_per_row_stays():
 @pytest.mark.parametrize("gradient_first", [True, False])
 def test_mask(gradient_first):
     graph = Graph()
-    mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (2, 4, 3))
+    mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (2, 4, 12))
     product = add_product(graph)
-    gradient = graph.add_view(product, (2, 4, 3), (12, 3, 1), 0)
+    gradient = graph.add_view(product, (2, 4, 12), (48, 12, 1), 0)
     inputs = [gradient, mask] if gradient_first else [mask, gradient]
     code = ["le 1 2", "where 3 2 0"] if gradient_first else ["le 0 2", "where 3 2 1"]
     out = add_map(graph, inputs, code, [0.0])
@@ -89,7 +89,7 @@ def test_mask(gradient_first):
 
 def test_a_threshold_that_is_not_zero_stays():
     graph = Graph()
-    mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (8, 3))
+    mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (8, 12))
     add_map(graph, [add_product(graph), mask], ["le 1 2", "where 3 2 0"], [0.5])
     assert fuse_products(graph) == 0
 
@@ -97,7 +97,7 @@ def test_a_threshold_that_is_not_zero_stays():
 def test_a_mask_of_the_mask_stays():
     # where(gradient <= 0, 0, mask): the product is not what is let through.
     graph = Graph()
-    mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (8, 3))
+    mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (8, 12))
     add_map(graph, [add_product(graph), mask], ["le 0 2", "where 3 2 1"], [0.0])
     assert fuse_products(graph) == 0
 
@@ -120,7 +120,7 @@ def test_a_product_that_is_kept_for_the_host_stays():
 
 def test_a_part_of_a_product_stays():
     graph = Graph()
-    part = graph.add_view(add_product(graph), (4, 3), (3, 1), 0)
+    part = graph.add_view(add_product(graph), (4, 12), (12, 1), 0)
     add_map(graph, [part], ["relu 0"])
     assert fuse_products(graph) == 0
 
