@@ -159,8 +159,8 @@ class _PrecisionOptions(OptionsGroup):
     partials_type = Setting(
         torch.float32,
         setter="setPartialsType",
-        feature="a choice of the partials type",
-        note="partial sums are float32",
+        feature="another partials type than torch.float and torch.half",
+        supported=(torch.float32, torch.float16),
     )
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
@@ -194,17 +194,22 @@ class _PrecisionOptions(OptionsGroup):
         return self.set(stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Choose the type of partial sums in matrix products and convolutions.
+        """Choose the type of partial sums in products of float16 operands.
+
+        It concerns matrix products, convolutions and recurrent layers, forward and backward; with
+        float32 operands partial sums are float32 whatever is chosen. In half, up to 16 products
+        at a time are summed in float32, and the running sum is rounded to float16 after each such
+        pass: above 65504 it becomes infinite. ``docs/half_partials.md`` says which products make
+        a pass. ``_Popart`` settings of the partials type go before this one.
 
         Args:
-            dtype: Only ``torch.float``, the default, in this version.
+            dtype: ``torch.float``, the default, or ``torch.half``.
 
         Returns:
             The group itself.
 
         Raises:
-            UsageValueError: It is neither ``torch.float`` nor ``torch.half``.
-            Error: It is ``torch.half``.
+            UsageValueError: It is neither.
         """
         if dtype not in (torch.float, torch.half):
             raise UsageValueError(

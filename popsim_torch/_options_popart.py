@@ -11,7 +11,7 @@ from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
 from popsim_torch._options_base import FreezableOptions, require
-from popsim_torch.errors import not_supported_yet
+from popsim_torch.errors import Error, not_supported_yet
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,19 +61,27 @@ _DEFAULTS: dict[str, Any] = {
     "enableFloatingPointChecks": False,
     "enableStableNorm": False,
     "enableStochasticRounding": False,
-    "partialsTypeMatMuls": "float",
     "syntheticDataMode": 0,
 }
 """Settings that would have an effect, with the one value this version carries out."""
+
+_PARTIALS_TYPES = ("float", "half")
+_PRODUCT_OPTIONS = ("convolutionOptions", "matmulOptions")
+"""Dictionaries that may hold a ``partialsType``, and a hint at memory without effect."""
+_MEMORY_HINT = "availableMemoryProportion"
 
 
 class _PopartOptions(FreezableOptions):
     """Settings by name for the back end of PopTorch.
 
-    popsim_torch has another back end, so each of these is in one of two classes. Those that only
+    popsim_torch has another back end, so each of these is in one of three classes. Those that only
     steer compiler checks, dumps, caches and reports (``engineOptions``, ``reportOptions``,
     ``patterns``, ``dotChecks``, ``cachePath``, ``strictOpVersions`` and their like) are stored and
-    have **no effect**. All others are refused unless the value is what popsim_torch does anyway.
+    have **no effect**. Three choose the type of partial sums, ``"float"`` or ``"half"``, as
+    ``Options.Precision.setPartialsType`` does for all products: ``partialsTypeMatMuls``, the entry
+    ``partialsType`` of ``matmulOptions``, which goes before it, and that of
+    ``convolutionOptions``. What none of them says is left to ``setPartialsType``, in whichever
+    order the calls are. All others are refused unless the value is what popsim_torch does anyway.
     """
 
     _path = "Options._Popart"
@@ -84,12 +92,29 @@ class _PopartOptions(FreezableOptions):
         self.__dict__["_options"] = dict(_INITIAL)
 
     @property
+    def matmul_partials(self) -> str | None:
+        """``"float"`` or ``"half"``, where a setting chooses the partials of matrix products."""
+        partials: str | None = self._options.get("matmulOptions", {}).get(
+            "partialsType", self._options.get("partialsTypeMatMuls")
+        )
+        return partials
+
+    @property
+    def convolution_partials(self) -> str | None:
+        """The same for convolutions."""
+        partials: str | None = self._options.get("convolutionOptions", {}).get("partialsType")
+        return partials
+
+    @property
     def options(self) -> dict[str, Any]:
         """The settings themselves, by name; checked again when the options freeze."""
         return self._options
 
     def set(self, key: str, value: Any) -> Self:
         """Store one setting.
+
+        The entries of ``convolutionOptions`` and ``matmulOptions`` are added to those of earlier
+        calls; any other value takes the place of the one before.
 
         Args:
             key: Its name in the back end.
@@ -104,6 +129,8 @@ class _PopartOptions(FreezableOptions):
         """
         self.checkIsFrozen()
         self._check(key, value)
+        if key in _PRODUCT_OPTIONS:
+            value = {**self._options.get(key, {}), **value}
         if key == "logDir":
             _logger.warning("Options._Popart.set('logDir', ...) is ignored. Use Options.logDir.")
         self._options[key] = value
@@ -172,6 +199,12 @@ class _PopartOptions(FreezableOptions):
     def _check(key: str, value: Any) -> None:
         if any(fnmatchcase(key, pattern) for pattern in _ACCEPTED):
             return
+        if key == "partialsTypeMatMuls":
+            _check_partials_type(key, value, value)
+            return
+        if key in _PRODUCT_OPTIONS:
+            _check_product_options(key, value)
+            return
         if key not in _DEFAULTS:
             advice = "Remove the call."
         elif value == _DEFAULTS[key]:
@@ -180,3 +213,25 @@ class _PopartOptions(FreezableOptions):
             advice = f"Remove the call or set it to {_DEFAULTS[key]!r}."
         call = f"Options._Popart.set({key!r}, {saferepr(value)})"
         raise not_supported_yet(call, "this back-end setting", advice)
+
+
+def _check_partials_type(key: str, value: Any, partials: Any) -> None:
+    if partials not in _PARTIALS_TYPES:
+        raise Error(
+            f"Options._Popart.set({key!r}, {saferepr(value)}): unknown partials type "
+            f"{saferepr(partials)}. Use 'float' or 'half'."
+        )
+
+
+def _check_product_options(key: str, value: Any) -> None:
+    call = f"Options._Popart.set({key!r}, {saferepr(value)})"
+    if not isinstance(value, dict):
+        raise Error(
+            f"{call}: unknown value type {type(value).__name__}. Pass a dict of str to str."
+        )
+    for name, entry in value.items():
+        if name == "partialsType":
+            _check_partials_type(key, value, entry)
+        elif name != _MEMORY_HINT:
+            advice = f"Only 'partialsType' and '{_MEMORY_HINT}' may be given."
+            raise not_supported_yet(call, f"the entry {name!r}", advice)

@@ -23,7 +23,14 @@ from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
-from popsim_torch.lowering import LoopCounts, LoweringRequest, Program, build_executable, lower
+from popsim_torch.lowering import (
+    HalfPartials,
+    LoopCounts,
+    LoweringRequest,
+    Program,
+    build_executable,
+    lower,
+)
 from popsim_torch.options import Options
 from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.trace import TraceRequest, trace
@@ -88,6 +95,16 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
         if count < 1:
             raise Error(f"Options.{setter}({count}): the count must be at least 1.")
     return LoopCounts(options.device_iterations, accumulation)
+
+
+def half_partials(options: Options) -> HalfPartials:
+    """Return which products of float16 operands add up in float16."""
+    default = "half" if options.Precision.partials_type == torch.half else "float"
+    popart = options._Popart
+    return HalfPartials(
+        matmul=(popart.matmul_partials or default) == "half",
+        convolution=(popart.convolution_partials or default) == "half",
+    )
 
 
 def make_plan(
@@ -218,6 +235,7 @@ def _compile(
             ],
             plan,
             pipelined,
+            half_partials(options),
         )
     )
     progress.step()

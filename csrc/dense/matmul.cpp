@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "dense/available.h"
+#include "dense/half_matmul.h"
 #include "dense/short_matmul.h"
 #include "dense/tile_matmul.h"
 
@@ -184,9 +185,12 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   const bool empty =
       spec.batch == 0 || spec.m == 0 || spec.n == 0 || spec.k == 0;
   if (empty) return nullptr;
-  if (auto matmul = create_tile_matmul(spec)) return matmul;
   const bool is_float32 = spec.operand_type == DType::kFloat32 &&
                           spec.result_type == DType::kFloat32;
+  if (spec.half_partials) {
+    return is_float32 ? create_half_matmul(spec) : nullptr;
+  }
+  if (auto matmul = create_tile_matmul(spec)) return matmul;
   if (!is_float32) return nullptr;
   if (auto matmul = create_short_matmul(spec)) return matmul;
 #if defined(POPSIM_HAVE_ONEDNN)

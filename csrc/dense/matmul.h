@@ -42,6 +42,8 @@ struct MatmulSpec {
   // Of the numbers in a and b: float16 and bfloat16 numbers, widened to
   // float32, have 11 and 8.
   int significant_bits = 24;
+  // Partial sums are float16, as panels.h says. Any strides of which one is 1.
+  bool half_partials = false;
   bool relu = false;
   bool mask = false;
   bool update = false;

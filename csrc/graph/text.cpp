@@ -16,6 +16,18 @@ void print_tensor(std::ostream& out, const Graph& graph, TensorId id) {
       << popsim::to_string(t.shape);
 }
 
+// Those that are words say what kind of op it is; numbers mostly repeat shapes.
+void print_words(std::ostream& out, const Op& op) {
+  const char* comma = op.inputs.empty() ? "" : ", ";
+  for (const auto& [name, value] : op.attributes) {
+    const auto* word = std::get_if<std::string>(&value);
+    if (word != nullptr && !word->empty()) {
+      out << comma << name << "=" << *word;
+      comma = ", ";
+    }
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Phase phase) {
@@ -44,6 +56,7 @@ std::string to_string(const Graph& graph) {
       if (i > 0) out << ", ";
       print_tensor(out, graph, op.inputs[i]);
     }
+    print_words(out, op);
     out << ")  # " << op.name << ", " << name_of(op.phase) << ", stage "
         << op.stage << "\n";
   }

@@ -2,10 +2,8 @@
 //
 // Floating types up to 32 bits are computed in float32 by csrc/dense: 16-bit
 // operands are widened on the way in and results are rounded once, on the way
-// out. Everything else goes to ATen.
-//
-// A transposed convolution is the gradient of a convolution: its input takes
-// the place of that convolution's output, and its output that of the input.
+// out; or float16 ones are added up in float16 (convolution_half.h). Everything
+// else goes to ATen.
 #include "dense/convolution.h"
 
 #include <ATen/Parallel.h>
@@ -16,10 +14,12 @@
 #include <utility>
 
 #include "ops/convolution_aten.h"
-#include "ops/convolution_geometry.h"
+#include "ops/convolution_half.h"
+#include "ops/convolution_roles.h"
 #include "ops/entries.h"
 #include "ops/float_operand.h"
 #include "ops/image_layout.h"
+#include "ops/partials.h"
 
 namespace popsim::ops {
 namespace {
@@ -28,23 +28,8 @@ using dense::ConvolutionPass;
 using dense::ConvolutionTensors;
 using dense::Order;
 using Geometry = ConvolutionGeometry;
-
-// The convolution that `g` is, or that it is a gradient of.
-dense::ConvolutionSpec dense_spec(const Geometry& g) {
-  const Shape& input = g.transposed ? g.y : g.x;
-  const Shape& output = g.transposed ? g.x : g.y;
-  return {.batch = input[0],
-          .in_channels = input[1],
-          .out_channels = output[1],
-          .groups = g.groups,
-          .input_size = {input.begin() + 2, input.end()},
-          .kernel_size = {g.weight.begin() + 2, g.weight.end()},
-          .output_size = {output.begin() + 2, output.end()},
-          .stride = g.stride,
-          .padding = g.padding,
-          .dilation = g.dilation,
-          .bias = false};
-}
+using Roles = ConvolutionRoles;
+using Slot = ConvolutionSlot;
 
 // A tensor [batch, count, positions].
 struct Channels {
@@ -90,70 +75,9 @@ void sum_per_channel(const float* y, const Channels& c, float* sums) {
                    });
 }
 
-using Slot = float* ConvolutionTensors::*;
-
-// Where the tensors of an op stand in the convolution of csrc/dense.
-struct Roles {
-  ConvolutionPass pass;
-  std::vector<std::pair<size_t, Slot>> inputs;
-  std::vector<std::pair<size_t, Slot>> outputs;
-  bool bias;
-};
-
-Slot place_of_x(const Geometry& g) {
-  return g.transposed ? &ConvolutionTensors::output
-                      : &ConvolutionTensors::input;
-}
-
-Slot place_of_y(const Geometry& g) {
-  return g.transposed ? &ConvolutionTensors::input
-                      : &ConvolutionTensors::output;
-}
-
-Roles forward_roles(const OpView& op, const Geometry& g) {
-  Roles roles{
-      .pass = g.transposed ? ConvolutionPass::kGradInput
-                           : ConvolutionPass::kForward,
-      .inputs = {{kX, place_of_x(g)}, {kWeight, &ConvolutionTensors::weight}},
-      .outputs = {{0, place_of_y(g)}},
-      .bias = op.has_input(kBias)};
-  if (roles.bias) roles.inputs.emplace_back(kBias, &ConvolutionTensors::bias);
-  return roles;
-}
-
-Roles grad_input_roles(const OpView&, const Geometry& g) {
-  return {.pass = g.transposed ? ConvolutionPass::kForward
-                               : ConvolutionPass::kGradInput,
-          .inputs = {{kGradY, place_of_y(g)},
-                     {kWeight, &ConvolutionTensors::weight}},
-          .outputs = {{0, place_of_x(g)}},
-          .bias = false};
-}
-
-Roles grad_weight_roles(const OpView& op, const Geometry& g) {
-  Roles roles{.pass = ConvolutionPass::kGradWeight,
-              .inputs = {{kGradY, place_of_y(g)}, {kForwardX, place_of_x(g)}},
-              .outputs = {{0, &ConvolutionTensors::weight}},
-              .bias = op.attribute<bool>("bias")};
-  if (roles.bias) {
-    roles.outputs.emplace_back(kGradBias, &ConvolutionTensors::bias);
-  }
-  return roles;
-}
-
 Order order_of(const graph::Tensor& tensor) {
   return is_channels_last(tensor) ? Order::kChannelsLast
                                   : Order::kChannelsFirst;
-}
-
-// Axes from the outermost to the innermost.
-std::vector<size_t> axes_in(Order order, size_t rank) {
-  std::vector<size_t> axes(rank);
-  std::iota(axes.begin(), axes.end(), size_t{0});
-  if (order == Order::kChannelsLast) {
-    std::rotate(axes.begin() + 1, axes.begin() + 2, axes.end());
-  }
-  return axes;
 }
 
 void set_order(dense::ConvolutionSpec& spec, Slot slot, Order order) {
@@ -247,6 +171,10 @@ template <Geometry geometry_of(const OpView&),
 std::unique_ptr<Kernel> prepare(const OpView& op) {
   const Geometry g = geometry_of(op);
   const Roles roles = roles_of(op, g);
+  if (has_half_partials(op)) {
+    if (auto kernel = create_half_convolution(op, g, roles)) return kernel;
+    return fallback(op, g);  // without elements: there are no sums
+  }
   const bool any_order =
       !g.transposed && roles.pass != ConvolutionPass::kGradWeight;
   bool direct = computes_in_float32(op.output(0).dtype);
@@ -267,7 +195,7 @@ const OpDef kConvolution{
     .schema =
         "convolution(Tensor x, Tensor weight, Tensor? bias=None, *, "
         "int[] stride, int[] padding, int[] dilation, int[] output_padding, "
-        "bool transposed, int groups) -> Tensor",
+        "bool transposed, int groups, str? partials=None) -> Tensor",
     .shape = forward_type,
     .prepare = prepare<forward_geometry, forward_roles, aten_forward>,
 };
@@ -277,8 +205,8 @@ const OpDef kConvolutionGradInput{
     .schema =
         "convolution_grad_input(Tensor grad_y, Tensor weight, "
         "Tensor? x=None, *, int[] input_shape, int[] stride, int[] padding, "
-        "int[] dilation, int[] output_padding, bool transposed, int groups) "
-        "-> Tensor",
+        "int[] dilation, int[] output_padding, bool transposed, int groups, "
+        "str? partials=None) -> Tensor",
     .shape = grad_input_type,
     .prepare = prepare<grad_input_geometry, grad_input_roles, aten_grad_input>,
 };
@@ -288,8 +216,8 @@ const OpDef kConvolutionGradWeight{
     .schema =
         "convolution_grad_weight(Tensor grad_y, Tensor x, *, "
         "int[] weight_shape, bool bias, int[] stride, int[] padding, "
-        "int[] dilation, int[] output_padding, bool transposed, int groups) "
-        "-> (Tensor, Tensor?)",
+        "int[] dilation, int[] output_padding, bool transposed, int groups, "
+        "str? partials=None) -> (Tensor, Tensor?)",
     .shape = grad_weight_type,
     .prepare =
         prepare<grad_weight_geometry, grad_weight_roles, aten_grad_weight>,

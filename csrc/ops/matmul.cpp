@@ -2,8 +2,9 @@
 //
 // Floating types up to 32 bits are computed with float32 sums by csrc/dense:
 // 16-bit operands are read where they are or widened on the way in, and the
-// result is rounded once, on the way out, as an IPU with float32 partials does.
-// Everything else goes to ATen.
+// result is rounded once, on the way out, as an IPU with float32 partials does;
+// or float16 ones are added up in float16, as with half partials. Everything
+// else goes to ATen.
 #include "dense/matmul.h"
 
 #include <ATen/Parallel.h>
@@ -15,6 +16,7 @@
 
 #include "ops/entries.h"
 #include "ops/float_operand.h"
+#include "ops/partials.h"
 
 namespace popsim::ops {
 namespace {
@@ -250,6 +252,7 @@ std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op,
       .operand_type = memory,
       .result_type = memory,
       .significant_bits = significant_bits(dtype),
+      .half_partials = has_half_partials(op),
       .relu = has_relu(op),
       .mask = op.has_input(kMask)};
   if (a.batch == 1) spec.a.batch = 0;
@@ -351,6 +354,10 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
       if (auto kernel = DenseMatmul::create(op, reading)) return kernel;
     }
   }
+  // Without products there are no partial sums.
+  check_internal(
+      !has_half_partials(op) || out.numel() == 0 || op.input(kA).numel() == 0,
+      "matmul '", op.op().name, "': no kernel with half partials");
   return std::make_unique<AtenMatmul>(op);
 }
 
@@ -360,7 +367,8 @@ const OpDef kMatmul{
     .name = "matmul",
     .schema =
         "matmul(Tensor a, Tensor b, Tensor? bias=None, Tensor? mask=None, *, "
-        "float alpha=1, float beta=1, str? activation=None) -> Tensor",
+        "float alpha=1, float beta=1, str? activation=None, "
+        "str? partials=None) -> Tensor",
     .shape = product_type,
     .prepare = prepare,
 };

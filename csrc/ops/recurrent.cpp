@@ -3,7 +3,8 @@
 //
 // The inputs of all steps are multiplied by their weight at once. Then each
 // step adds the product of the previous h and its weight and computes the
-// gates, while the sums are still in the cache.
+// gates, while the sums are still in the cache. With half partials the h of
+// each step is rounded to float16, before it enters the product of the next.
 
 #include "ops/entries.h"
 #include "ops/recurrent_layer.h"
@@ -47,7 +48,8 @@ class RecurrentKernel final : public Kernel {
         y_(op.output_id(kY), op.output(kY), workspace_),
         gates_(op, kGates, workspace_),
         state_(op, kState, workspace_),
-        panels_(dims_.gates, dims_.hidden, dims_.hidden),
+        panels_(dims_.gates, dims_.hidden, dims_.hidden,
+                dims_.passes(dims_.hidden)),
         split_(recurrent::plan_split(dims_.steps, dims_.batch, panels_)),
         packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
                 workspace_),
@@ -61,7 +63,8 @@ class RecurrentKernel final : public Kernel {
                   .k = dims_.inputs,
                   .a = {.row = dims_.inputs, .column = 1},
                   .b = {.row = 1, .column = dims_.inputs},
-                  .bias = static_cast<bool>(bias_input_)},
+                  .bias = static_cast<bool>(bias_input_),
+                  .half_partials = dims_.half_partials},
                  workspace_) {}
 
   void run(const RunContext& context) override;
@@ -92,7 +95,7 @@ class RecurrentKernel final : public Kernel {
   FloatOutput y_;
   MaybeOutput gates_;
   MaybeOutput state_;
-  recurrent::Panels panels_;
+  dense::Panels panels_;
   recurrent::Split split_;
   Scratch packed_;
   Scratch bias_;
@@ -169,17 +172,20 @@ void RecurrentKernel<Cell>::run(const RunContext& context) {
   const int64_t hidden = dims_.hidden;
   recurrent::run_steps(
       split_, dims_.steps, dims_.batch, panels_,
-      [&](int64_t index, recurrent::Range rows, recurrent::Range panels) {
+      [&](int64_t index, dense::Range rows, dense::Range panels) {
         const recurrent::ForwardStep step = step_memory(memory, index);
-        panels_.multiply(packed, step.h_before, rows, panels,
-                         [&](int64_t row, int64_t unit, int64_t count,
-                             const float* product, int64_t stride) {
-                           Cell::forward(
-                               step,
-                               {row, row * hidden + unit,
-                                row * Cell::kGates * hidden + unit, count},
-                               product, stride);
-                         });
+        panels_.multiply(
+            packed, step.h_before, hidden, rows, panels,
+            [&](int64_t row, int64_t unit, int64_t count, const float* product,
+                int64_t stride) {
+              const int64_t at = row * hidden + unit;
+              Cell::forward(
+                  step, {row, at, row * Cell::kGates * hidden + unit, count},
+                  product, stride);
+              if (dims_.half_partials) {
+                recurrent::round_to_half(step.h + at, count);
+              }
+            });
       });
   y_.store(context, workspace);
   gates_.store(context, workspace);
@@ -208,7 +214,8 @@ const OpDef kRecurrent{
     .schema =
         "recurrent(Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, "
         "Tensor weight_hidden, Tensor? bias_input, Tensor? bias_hidden, *, "
-        "str mode, bool reverse) -> (Tensor y, Tensor? gates, Tensor? state)",
+        "str mode, bool reverse, str? partials=None) -> (Tensor y, Tensor? "
+        "gates, Tensor? state)",
     .shape = types,
     .prepare = prepare,
 };

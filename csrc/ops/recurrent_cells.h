@@ -2,8 +2,9 @@
 // state and the weights, and its backward.
 #pragma once
 
+#include "dense/half.h"
+#include "dense/panels.h"
 #include "ops/recurrent_math.h"
-#include "ops/recurrent_panels.h"
 
 namespace popsim::ops::recurrent {
 
@@ -49,6 +50,11 @@ inline void store(Vec value, float* to, int64_t count) {
   } else {
     value.store(to, static_cast<int>(count));
   }
+}
+
+// Numbers that enter a product with half partials are float16.
+inline void round_to_half(float* values, int64_t count) {
+  store(dense::rounded_to_half(load(values, count)), values, count);
 }
 
 // `at`: of the units in rows of length hidden; `gate_at`: of their first gate.

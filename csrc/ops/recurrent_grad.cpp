@@ -2,7 +2,9 @@
 //
 // Each step computes the gradient of its gates, from the gradient of h that
 // comes from outside and, through the weight, from the step behind it. All
-// weights, biases and inputs then get their gradients at once.
+// weights, biases and inputs then get their gradients at once. With half
+// partials the gradients of the gates are rounded to float16, before they enter
+// a product.
 #include <algorithm>
 #include <optional>
 
@@ -13,11 +15,11 @@
 namespace popsim::ops {
 namespace {
 
+using dense::Range;
 using recurrent::column_sums;
 using recurrent::Dims;
 using recurrent::MaybeInput;
 using recurrent::MaybeOutput;
-using recurrent::Range;
 using recurrent::Scratch;
 
 enum Input : size_t {
@@ -82,6 +84,8 @@ class RecurrentGradKernel final : public Kernel {
   void run_steps(const Memory& memory, const float* packed) const;
   void run_step(const Memory& memory, const float* packed, int64_t index,
                 Range rows, Range panels) const;
+  void round_gates(const recurrent::BackwardStep& step, int64_t gate_at,
+                   int64_t count) const;
   void write_grad_h0(const Memory& memory, const float* packed, Range rows,
                      Range panels) const;
   const float* load_h_before(const Memory& memory, char* workspace) const;
@@ -108,7 +112,7 @@ class RecurrentGradKernel final : public Kernel {
   MaybeOutput grad_weight_hidden_;
   MaybeOutput grad_bias_input_;
   MaybeOutput grad_bias_hidden_;
-  recurrent::Panels panels_;
+  dense::Panels panels_;
   recurrent::Split split_;
   Scratch packed_;
   Scratch input_gates_;
@@ -126,7 +130,8 @@ dense::MatmulSpec weight_product(const Dims& dims, int64_t columns) {
           .n = columns,
           .k = dims.rows(),
           .a = {.row = 1, .column = dims.gate_columns()},
-          .b = {.row = columns, .column = 1}};
+          .b = {.row = columns, .column = 1},
+          .half_partials = dims.half_partials};
 }
 
 template <typename Cell>
@@ -151,7 +156,8 @@ RecurrentGradKernel<Cell>::RecurrentGradKernel(const OpView& op)
       grad_weight_hidden_(op, kGradWeightHidden, workspace_),
       grad_bias_input_(op, kGradBiasInput, workspace_),
       grad_bias_hidden_(op, kGradBiasHidden, workspace_),
-      panels_(1, dims_.hidden, dims_.gate_columns()),
+      panels_(1, dims_.hidden, dims_.gate_columns(),
+              dims_.passes(dims_.gate_columns())),
       split_(recurrent::plan_split(dims_.steps, dims_.batch, panels_)),
       packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
               workspace_),
@@ -164,7 +170,8 @@ RecurrentGradKernel<Cell>::RecurrentGradKernel(const OpView& op)
               .n = dims_.inputs,
               .k = dims_.gate_columns(),
               .a = {.row = dims_.gate_columns(), .column = 1},
-              .b = {.row = dims_.inputs, .column = 1}},
+              .b = {.row = dims_.inputs, .column = 1},
+              .half_partials = dims_.half_partials},
              workspace_),
       for_weight_input_(weight_product(dims_, dims_.inputs), workspace_),
       for_weight_hidden_(weight_product(dims_, dims_.hidden), workspace_) {
@@ -237,10 +244,9 @@ void RecurrentGradKernel<Cell>::run_step(const Memory& memory,
   const recurrent::BackwardStep step = step_memory(memory, index);
   const auto visit = [&](int64_t row, int64_t unit, int64_t count,
                          const float* product) {
-    Cell::backward(
-        step,
-        {row, row * hidden + unit, row * Cell::kGates * hidden + unit, count},
-        product);
+    const int64_t gate_at = row * Cell::kGates * hidden + unit;
+    Cell::backward(step, {row, row * hidden + unit, gate_at, count}, product);
+    if (dims_.half_partials) round_gates(step, gate_at, count);
   };
   if (index == 0) {
     panels_.for_each(
@@ -251,9 +257,22 @@ void RecurrentGradKernel<Cell>::run_step(const Memory& memory,
   }
   const float* grads = step_memory(memory, index - 1).grad_hidden_gates;
   panels_.multiply(
-      packed, grads, rows, panels,
+      packed, grads, dims_.gate_columns(), rows, panels,
       [&](int64_t row, int64_t unit, int64_t count, const float* product,
           int64_t /*stride*/) { visit(row, unit, count, product); });
+}
+
+template <typename Cell>
+void RecurrentGradKernel<Cell>::round_gates(const recurrent::BackwardStep& step,
+                                            int64_t gate_at,
+                                            int64_t count) const {
+  for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+    const int64_t at = gate_at + gate * dims_.hidden;
+    recurrent::round_to_half(step.grad_hidden_gates + at, count);
+    if (Cell::kTwoGradients) {
+      recurrent::round_to_half(step.grad_input_gates + at, count);
+    }
+  }
 }
 
 template <typename Cell>
@@ -261,7 +280,7 @@ void RecurrentGradKernel<Cell>::write_grad_h0(const Memory& memory,
                                               const float* packed, Range rows,
                                               Range panels) const {
   const float* grads = step_memory(memory, dims_.steps - 1).grad_hidden_gates;
-  panels_.multiply(packed, grads, rows, panels,
+  panels_.multiply(packed, grads, dims_.gate_columns(), rows, panels,
                    [&](int64_t row, int64_t unit, int64_t count,
                        const float* product, int64_t /*stride*/) {
                      const int64_t at = row * dims_.hidden + unit;
@@ -371,7 +390,8 @@ const OpDef kRecurrentGrad{
         "recurrent_grad(Tensor? grad_y, Tensor? grad_h, Tensor? grad_c, "
         "Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, "
         "Tensor weight_hidden, Tensor y, Tensor? gates, Tensor? state, *, "
-        "str mode, bool reverse) -> (Tensor? grad_x, Tensor? grad_h0, "
+        "str mode, bool reverse, str? partials=None) -> (Tensor? grad_x, "
+        "Tensor? grad_h0, "
         "Tensor? grad_c0, Tensor? grad_weight_input, "
         "Tensor? grad_weight_hidden, Tensor? grad_bias_input, "
         "Tensor? grad_bias_hidden)",

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "ops/partials.h"
+
 namespace popsim::ops::recurrent {
 namespace {
 
@@ -52,7 +54,8 @@ Dims dims_of(const OpView& op, const Operands& operands) {
           .inputs = x.shape[2],
           .hidden = hidden[1],
           .gates = gates,
-          .reverse = op.attribute<bool>("reverse")};
+          .reverse = op.attribute<bool>("reverse"),
+          .half_partials = has_half_partials(op)};
 }
 
 void column_sums(const float* matrix, int64_t rows, int64_t columns,

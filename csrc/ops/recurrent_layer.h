@@ -23,8 +23,14 @@ struct Dims {
   int64_t hidden = 0;
   int64_t gates = 0;
   bool reverse = false;
+  bool half_partials = false;
 
   [[nodiscard]] int64_t rows() const { return steps * batch; }
+  // For products of rows of this length.
+  [[nodiscard]] std::optional<dense::Passes> passes(int64_t depth) const {
+    if (!half_partials) return std::nullopt;
+    return dense::passes_of(depth);
+  }
   [[nodiscard]] int64_t gate_columns() const { return gates * hidden; }
   [[nodiscard]] int64_t state_floats() const { return batch * hidden; }
   [[nodiscard]] int64_t gate_floats() const { return rows() * gate_columns(); }

@@ -8,6 +8,7 @@
 namespace popsim::ops::recurrent {
 
 using Vec = at::vec::Vectorized<float>;
+inline constexpr int64_t kLanes = Vec::size();
 
 // Within 2e-7 of exp(x), relative to it, for |x| <= 87; beyond, the value
 // there.

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 
-#include "ops/recurrent_panels.h"
+#include "dense/panels.h"
 
 namespace popsim::ops::recurrent {
+
+using dense::Panels;
+using dense::Range;
 
 // Either every thread runs the whole sequence for some of the batch's rows,
 // which are independent of each other, or all meet after each step and every

@@ -25,6 +25,14 @@ class Place:
     name: str
 
 
+@dataclass(frozen=True)
+class HalfPartials:
+    """Which products of float16 operands have partial sums in float16."""
+
+    matmul: bool = False
+    convolution: bool = False
+
+
 class Builder:
     """Adds tensors and ops to a graph, keeping track of when each tensor is available.
 
@@ -32,8 +40,10 @@ class Builder:
         graph: The graph to add to.
         needed: The nodes that are lowered; results that only others read do not count as read.
         random: The nodes that draw random numbers, in the order of the model's calls.
+        half_partials: Which products have them.
 
     Attributes:
+        half_partials: As given.
         stream_of: The stream of random numbers of each node in ``random``. It does not depend on
             what else is in the program: anchors, prints and stages change no number.
     """
@@ -43,8 +53,10 @@ class Builder:
         graph: Graph,
         needed: Collection[torch.fx.Node],
         random: Iterable[torch.fx.Node] = (),
+        half_partials: HalfPartials = HalfPartials(),
     ) -> None:
         self.graph = graph
+        self.half_partials = half_partials
         self.stream_of = {node: number for number, node in enumerate(random)}
         self._needed = needed
         self.values: dict[torch.fx.Node, Value] = {}

@@ -8,12 +8,21 @@ import torch
 import torch.fx
 
 from popsim_torch._native import has_onednn
-from popsim_torch.ir import Tensor
+from popsim_torch.errors import Error
+from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 
 aten = torch.ops.aten
 
 _FLOATING = frozenset({torch.float16, torch.float32})
+
+# Sums of products that PyTorch's kernels compute, in float32: option group that concerns them.
+_WITHOUT_HALF_PARTIALS: dict[Any, str] = {
+    aten.addbmm.default: "matmul",
+    aten._trilinear.default: "matmul",
+    aten.conv_tbc.default: "convolution",
+    aten.conv_tbc_backward.default: "convolution",
+}
 
 
 def is_dense(node: torch.fx.Node) -> bool:
@@ -31,29 +40,82 @@ def lower_dense(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     return value
 
 
+def check_partials(builder: Builder, node: torch.fx.Node, place: Place) -> None:
+    """Check that an operator of the long tail adds up its products as the options ask for.
+
+    Raises:
+        Error: It has float16 operands and would have half partials, which it has not.
+    """
+    kind = _WITHOUT_HALF_PARTIALS.get(node.target)
+    if kind is None or not getattr(builder.half_partials, kind):
+        return
+    if any(n.meta["val"].dtype == torch.float16 for n in node.all_input_nodes):
+        operator: Any = node.target
+        raise Error(
+            f"[{operator._schema.name}] in '{place.name}' has no implementation with half partials "
+            "(Options.Precision.setPartialsType(torch.half)). Use torch.matmul, torch.bmm or a "
+            "convolution of torch.nn instead, or convert its operands to float32."
+        )
+
+
+def partials_attribute(dtype: torch.dtype, *, half: bool) -> dict[str, Attribute]:
+    """Return the attribute of a product of operands of an element type.
+
+    Args:
+        dtype: Of the operands.
+        half: Whether partial sums of float16 products are float16.
+    """
+    return {"partials": "half"} if half and dtype == torch.float16 else {}
+
+
 def _result(builder: Builder, node: torch.fx.Node) -> Tensor:
     return builder.value(node.meta["val"].dtype, node.meta["val"].shape)
+
+
+def _matmul_attributes(builder: Builder, operand: Tensor) -> dict[str, Attribute]:
+    return partials_attribute(operand.dtype, half=builder.half_partials.matmul)
 
 
 def _product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     a, b = (builder.tensor(arg) for arg in node.args[:2])  # type: ignore[arg-type]
     out = _result(builder, node)
-    builder.op("matmul", [a, b], [out], place=place)
+    builder.op("matmul", [a, b], [out], _matmul_attributes(builder, a), place=place)
     return out
 
 
 def _product_plus(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     bias, a, b = (builder.tensor(arg) for arg in node.args[:3])  # type: ignore[arg-type]
     out = _result(builder, node)
-    attributes = {
-        "alpha": float(node.kwargs.get("alpha", 1)),  # type: ignore[arg-type]
-        "beta": float(node.kwargs.get("beta", 1)),  # type: ignore[arg-type]
-    }
+    attributes = {**_scales(node), **_matmul_attributes(builder, a)}
     builder.op("matmul", [a, b, bias], [out], attributes, place=place)
     return out
 
 
-def _convolution_attributes(arguments: tuple[Any, ...]) -> dict[str, Any]:
+def _scales(node: torch.fx.Node) -> dict[str, Attribute]:
+    return {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}  # type: ignore[arg-type]
+
+
+def _vector_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Lower a product with a vector, which is a matrix of one column."""
+    *bias, a, b = (builder.tensor(arg) for arg in node.args)  # type: ignore[arg-type]
+    if len(a.shape) == 1:
+        a = builder.graph.add_view(a, (1, *a.shape), (1, *a.strides), a.offset)
+    out = _result(builder, node)
+    rows = (a.shape[0], 1)
+    inputs = [a, *(_column(builder, tensor) for tensor in (b, *bias))]
+    attributes = {**(_scales(node) if bias else {}), **_matmul_attributes(builder, a)}
+    seen = builder.graph.add_view(out, rows, (1, 1), 0)
+    builder.op("matmul", inputs, [seen], attributes, place=place)
+    return out
+
+
+def _column(builder: Builder, tensor: Tensor) -> Tensor:
+    return builder.graph.add_view(tensor, (*tensor.shape, 1), (*tensor.strides, 1), tensor.offset)
+
+
+def _convolution_attributes(
+    builder: Builder, operand: Tensor, arguments: tuple[Any, ...]
+) -> dict[str, Any]:
     stride, padding, dilation, transposed, output_padding, groups = arguments
     return {
         "stride": [int(v) for v in stride],
@@ -62,6 +124,7 @@ def _convolution_attributes(arguments: tuple[Any, ...]) -> dict[str, Any]:
         "output_padding": [int(v) for v in output_padding],
         "transposed": bool(transposed),
         "groups": int(groups),
+        **partials_attribute(operand.dtype, half=builder.half_partials.convolution),
     }
 
 
@@ -80,13 +143,14 @@ def _convolution(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if bias is not None:
         inputs.append(builder.tensor(bias))  # type: ignore[arg-type]
     out = _image(builder, node.meta["val"], node.args[3:9])
-    builder.op("convolution", inputs, [out], _convolution_attributes(node.args[3:9]), place=place)
+    attributes = _convolution_attributes(builder, inputs[0], node.args[3:9])
+    builder.op("convolution", inputs, [out], attributes, place=place)
     return out
 
 
 def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     gradient, x, weight = (builder.tensor(arg) for arg in node.args[:3])  # type: ignore[arg-type]
-    attributes = _convolution_attributes(node.args[4:10])
+    attributes = _convolution_attributes(builder, gradient, node.args[4:10])
     mask: Any = node.args[10]
     used = builder.used_results(node)
     for_x = for_weight = for_bias = None
@@ -119,9 +183,13 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
 
 RULES: dict[Any, Any] = {
     aten.addmm.default: _product_plus,
+    aten.addmv.default: _vector_product,
     aten.baddbmm.default: _product_plus,
     aten.bmm.default: _product,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten.dot.default: _vector_product,
     aten.mm.default: _product,
+    aten.mv.default: _vector_product,
+    aten.vdot.default: _vector_product,
 }

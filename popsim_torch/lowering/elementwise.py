@@ -297,6 +297,7 @@ RULES: dict[Any, Rule] = {
             "reciprocal": "reciprocal",
             "relu": "relu",
             "round": "round",
+            "sgn": "sign",
             "rsqrt": "rsqrt",
             "sigmoid": "sigmoid",
             "sign": "sign",

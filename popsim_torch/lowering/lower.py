@@ -16,22 +16,18 @@ from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, closest_names
 from popsim_torch.ir import Graph, Tensor, TensorKind
 from popsim_torch.lowering.aten import check_results, lower_aten
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.creation import is_filled, is_random, lower_filled, lower_random
-from popsim_torch.lowering.dense import is_dense, lower_dense
+from popsim_torch.lowering.dense import check_partials, is_dense, lower_dense
 from popsim_torch.lowering.elementwise import is_elementwise, lower_elementwise
 from popsim_torch.lowering.joins import is_join, lower_join
+from popsim_torch.lowering.losses import is_loss, lower_loss
 from popsim_torch.lowering.norms import is_batch_norm, lower_batch_norm
 from popsim_torch.lowering.pooling import is_pooling, lower_pooling
 from popsim_torch.lowering.prints import lower_print
 from popsim_torch.lowering.program import AnchorTarget, LoopCounts, Program
 from popsim_torch.lowering.recurrent import is_recurrent, lower_recurrent
-from popsim_torch.lowering.reductions import (
-    is_reduction,
-    is_squared_error,
-    lower_reduction,
-    lower_squared_error,
-)
+from popsim_torch.lowering.reductions import is_reduction, lower_reduction
 from popsim_torch.lowering.returns import ReturnLowering
 from popsim_torch.lowering.rows import is_row_op, lower_row_op
 from popsim_torch.lowering.state import StateLowering, without_ignored
@@ -57,6 +53,7 @@ class LoweringRequest:
         anchors: Anchor requests with resolved modes.
         plan: The optimizer, for training: made from the names of the differentiable parameters.
         pipelined: Several micro-batches are in flight at a time.
+        half_partials: Which products of float16 operands add up in float16.
     """
 
     traced: TraceResult
@@ -66,6 +63,7 @@ class LoweringRequest:
     anchors: Sequence[AnchorRequest]
     plan: Callable[[Sequence[str]], OptimizerPlan] | None
     pipelined: bool
+    half_partials: HalfPartials
 
 
 # Which rule lowers a node: the first whose question is answered with yes.
@@ -82,7 +80,7 @@ _RULES: tuple[tuple[Callable[[torch.fx.Node], bool], _Rule], ...] = (
     (is_reduction, lower_reduction),
     (is_row_op, lower_row_op),
     (is_recurrent, lower_recurrent),
-    (is_squared_error, lower_squared_error),
+    (is_loss, lower_loss),
 )
 
 
@@ -96,7 +94,7 @@ class _Lowering:
         self._needed = self._traced.needed(node for node in anchored if node is not None)
         self._program = Program(Graph())
         random = filter(is_random, self._traced.nodes)
-        self._builder = Builder(self._program.graph, self._needed, random)
+        self._builder = Builder(self._program.graph, self._needed, random, request.half_partials)
         self._state = StateLowering(self._builder, self._program, self._traced, self._needed)
 
     def run(self) -> Program:
@@ -157,6 +155,7 @@ class _Lowering:
             if applies(node):
                 return lower_by_rule(self._builder, node, place)
         without_ignored(node)
+        check_partials(self._builder, node, place)
         return lower_aten(self._builder, node, place)
 
     def _add_updates(self) -> None:

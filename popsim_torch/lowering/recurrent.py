@@ -6,8 +6,9 @@ from typing import Any
 
 import torch.fx
 
-from popsim_torch.ir import Tensor
+from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.dense import partials_attribute
 from popsim_torch.trace.recurrent import RECURRENT, RECURRENT_GRAD
 
 # Results of the operator
@@ -28,7 +29,7 @@ def lower_recurrent(builder: Builder, node: torch.fx.Node, place: Place) -> Valu
 
 def _split(
     builder: Builder, node: torch.fx.Node
-) -> tuple[list[Tensor | None], dict[str, str | bool]]:
+) -> tuple[list[Tensor | None], dict[str, Attribute]]:
     """Return the op's inputs and attributes."""
     *operands, mode, reverse = node.args
     # What a kind of layer does not have is an empty tensor in the trace.
@@ -38,7 +39,9 @@ def _split(
         else None
         for operand in operands
     ]
-    return inputs, {"mode": str(mode), "reverse": bool(reverse)}
+    dtype = next(tensor.dtype for tensor in inputs if tensor is not None)
+    partials = partials_attribute(dtype, half=builder.half_partials.matmul)
+    return inputs, {"mode": str(mode), "reverse": bool(reverse), **partials}
 
 
 def _layer(builder: Builder, node: torch.fx.Node, place: Place) -> Value:

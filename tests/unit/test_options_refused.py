@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 
 from popsim_torch.enums import (
     CommGroupType,
@@ -53,7 +52,6 @@ def at(opts, path):
         ),
         ("Precision.enableFloatingPointExceptions", (True,)),
         ("Precision.enableStochasticRounding", (True,)),
-        ("Precision.setPartialsType", (torch.half,)),
         ("TensorLocations.numIOTiles", (64,)),
         ("TensorLocations.setActivationLocation", (TensorLocationSettings().useOnChipStorage(),)),
         ("TensorLocations.setWeightLocation", (TensorLocationSettings().useOnChipStorage(),)),
@@ -63,6 +61,8 @@ def at(opts, path):
         ("_Popart.set", ("autoRecomputation", 1)),
         ("_Popart.set", ("enableStochasticRounding", True)),
         ("_Popart.set", ("noSuchSetting", 1)),
+        ("_Popart.set", ("convolutionOptions", {"enableConvDithering": "true"})),
+        ("_Popart.set", ("matmulOptions", {"partialsType": "half", "planConstraints": "{}"})),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_call(opts, path, arguments):
@@ -89,7 +89,6 @@ def test_what_is_not_supported_is_refused_at_the_call(opts, path, arguments):
         ("Training.setConvolutionDithering", (False,)),
         ("Precision.enableFloatingPointExceptions", (False,)),
         ("Precision.enableStochasticRounding", (False,)),
-        ("Precision.setPartialsType", (torch.float,)),
         ("TensorLocations.setActivationLocation", (TensorLocationSettings(),)),
         ("Distributed.configureProcessId", (0, 1)),
         ("_Popart.set", ("rearrangeAnchorsOnHost", False)),

@@ -309,6 +309,20 @@ def test_partials_type_is_float_or_half(opts, dtype):
         opts.Precision.setPartialsType(dtype)
 
 
+def test_another_partials_type_is_refused_past_the_setter_too(opts):
+    with pytest.raises(Error, match="another partials type than"):
+        opts.Precision.partials_type = torch.bfloat16
+    assert opts.Precision.partials_type == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.float])
+def test_partials_type_is_stored_printed_and_copied(opts, dtype):
+    assert opts.Precision.setPartialsType(dtype) is opts.Precision
+    assert opts.Precision.partials_type == dtype
+    assert f"partials_type={dtype}" in repr(opts.clone())
+    assert opts.clone().Precision.toDict()["partials_type"] == dtype
+
+
 # TensorLocationSettings
 
 
@@ -406,11 +420,76 @@ def test_popart_begins_with_two_settings(opts):
         ("enableStableNorm", False),
         ("enableStochasticRounding", False),
         ("partialsTypeMatMuls", "float"),
+        ("partialsTypeMatMuls", "half"),
+        ("matmulOptions", {"partialsType": "half"}),
+        ("convolutionOptions", {"partialsType": "float", "availableMemoryProportion": "0.2"}),
         ("syntheticDataMode", 0),
     ],
 )
 def test_popart_accepts_what_is_done_anyway(opts, key, value):
     assert opts._Popart.set(key, value).options[key] == value
+
+
+@pytest.mark.parametrize("key", ["convolutionOptions", "matmulOptions"])
+def test_popart_adds_entries_to_those_of_earlier_calls(opts, key):
+    opts._Popart.set(key, {"partialsType": "half"})
+    opts._Popart.set(key, {"availableMemoryProportion": "0.1"})
+    assert opts._Popart.options[key] == {
+        "partialsType": "half",
+        "availableMemoryProportion": "0.1",
+    }
+    assert "'partialsType': 'half'" in repr(opts.clone())
+    opts._Popart.set(key, {"partialsType": "float"})
+    assert opts._Popart.options[key]["partialsType"] == "float"
+
+
+@pytest.mark.parametrize(
+    ("settings", "matmul", "convolution"),
+    [
+        ({}, None, None),
+        ({"partialsTypeMatMuls": "half"}, "half", None),
+        (
+            {"matmulOptions": {"partialsType": "float"}, "partialsTypeMatMuls": "half"},
+            "float",
+            None,
+        ),
+        ({"matmulOptions": {}, "partialsTypeMatMuls": "half"}, "half", None),
+        ({"convolutionOptions": {"partialsType": "half"}}, None, "half"),
+    ],
+)
+def test_popart_says_which_partials_its_settings_choose(opts, settings, matmul, convolution):
+    for key, value in settings.items():
+        opts._Popart.set(key, value)
+    assert opts._Popart.matmul_partials == matmul
+    assert opts._Popart.convolution_partials == convolution
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("partialsTypeMatMuls", "double", "unknown partials type 'double'. Use 'float' or 'half'"),
+        ("partialsTypeMatMuls", torch.half, "unknown partials type torch.float16"),
+        ("matmulOptions", {"partialsType": "HALF"}, "unknown partials type 'HALF'"),
+        ("convolutionOptions", {"partialsType": None}, "unknown partials type None"),
+        ("convolutionOptions", "half", "unknown value type str"),
+    ],
+)
+def test_popart_refuses_unknown_partials(opts, key, value, message):
+    before = repr(opts)
+    with pytest.raises(Error, match=message):
+        opts._Popart.set(key, value)
+    assert repr(opts) == before
+    opts._Popart.options[key] = value
+    with pytest.raises(Error, match=message):
+        opts.freeze()
+
+
+def test_popart_partials_can_be_set_by_text(opts, tmp_path):
+    opts.from_json('{"_Popart.set": ["partialsTypeMatMuls", "half"]}')
+    path = tmp_path / "options"
+    path.write_text('_Popart.set("convolutionOptions", {"partialsType": "half"})')
+    opts.loadFromFile(str(path))
+    assert opts._Popart.matmul_partials == opts._Popart.convolution_partials == "half"
 
 
 @pytest.mark.parametrize("key", ["reportOptions", "exportPoplarComputationGraph", "dotChecks"])

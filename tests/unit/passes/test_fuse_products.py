@@ -57,6 +57,30 @@ def test_relu_of_a_long_product_stays():
     assert fuse_products(graph) == 0
 
 
+def test_a_product_with_half_partials_stays_what_it_is():
+    """Nothing rides on float16 products: what follows would be rounded otherwise."""
+    graph = Graph()
+    operands = [graph.add_tensor(TensorKind.INPUT, torch.float16, s) for s in ((8, 5), (5, 3))]
+    product = graph.add_tensor(TensorKind.VALUE, torch.float16, (8, 3))
+    graph.add_op("matmul", operands, [product], {"partials": "half"}, phase=Phase.FORWARD)
+    bias = graph.add_tensor(TensorKind.VARIABLE, torch.float16, (3,))
+    total = graph.add_tensor(TensorKind.VALUE, torch.float16, (8, 3))
+    attributes = {
+        "code": ["add 0 1"],
+        "constants": [],
+        "results": [2],
+        "dtypes": ["float16"],
+        "shape": [8, 3],
+    }
+    graph.add_op("map", [product, bias], [total], attributes, phase=Phase.FORWARD)
+    relu = {**attributes, "code": ["relu 0"], "results": [1]}
+    out = graph.add_tensor(TensorKind.VALUE, torch.float16, (8, 3))
+    graph.add_op("map", [total], [out], relu, phase=Phase.FORWARD)
+    graph.add_op("anchor", [out], [], {}, phase=Phase.FORWARD)
+    assert fuse_products(graph) == 0
+    assert graph.ops[0].attributes == {"partials": "half"}
+
+
 def test_bias():
     graph = Graph()
     bias = graph.add_tensor(TensorKind.VARIABLE, torch.float32, (80,))

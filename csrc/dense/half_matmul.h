@@ -1,0 +1,15 @@
+// Matrix products whose partial sums are float16 (panels.h).
+#pragma once
+
+#include <memory>
+
+#include "dense/matmul.h"
+
+namespace popsim::dense {
+
+// Null for operands without an axis of stride 1. What a product does besides -
+// alpha, beta, bias, relu, mask - follows the sum, in float32.
+[[nodiscard]] std::unique_ptr<Matmul> create_half_matmul(
+    const MatmulSpec& spec);
+
+}  // namespace popsim::dense

@@ -1,0 +1,134 @@
+"""Losses that compare two tensors element by element, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.ir import Tensor
+from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.elementwise import Code, Operand, emit_map
+from popsim_torch.lowering.reductions import reduce_all
+
+aten = torch.ops.aten
+
+_MAPPED = frozenset({torch.float16, torch.float32})
+_NONE, _MEAN = 0, 1  # numbers of torch's enum of reductions
+
+
+def _squared(code: Code, x: Tensor, y: Tensor) -> Operand:
+    difference = code("sub", x, y)
+    return code("mul", difference, difference)
+
+
+def _squared_slope(code: Code, x: Tensor, y: Tensor, factor: float) -> Operand:
+    return code("mul", 2.0 * factor, code("sub", x, y))
+
+
+def _smooth_l1(code: Code, x: Tensor, y: Tensor, beta: float) -> Operand:
+    size = code("abs", code("sub", x, y))
+    near = code("div", code("mul", code("mul", 0.5, size), size), beta)
+    return code("where", code("lt", size, beta), near, code("sub", size, 0.5 * beta))
+
+
+def _smooth_l1_slope(code: Code, x: Tensor, y: Tensor, factor: float, beta: float) -> Operand:
+    difference = code("sub", x, y)
+    far = code("gt", code("abs", difference), beta)
+    slope = code("where", far, code("sign", difference), code("div", difference, beta))
+    return code("mul", factor, slope)
+
+
+def _huber(code: Code, x: Tensor, y: Tensor, delta: float) -> Operand:
+    size = code("abs", code("sub", x, y))
+    near = code("mul", code("mul", 0.5, size), size)
+    far = code("mul", delta, code("sub", size, 0.5 * delta))
+    return code("where", code("le", size, delta), near, far)
+
+
+def _huber_slope(code: Code, x: Tensor, y: Tensor, factor: float, delta: float) -> Operand:
+    return code("mul", factor, code("clamp", code("sub", x, y), -delta, delta))
+
+
+def _cross_entropy(code: Code, x: Tensor, y: Tensor) -> Operand:
+    # A probability of 0 counts as if its logarithm were -100, as in PyTorch.
+    no = code("mul", code("sub", y, 1.0), code("max", code("log1p", code("neg", x)), -100.0))
+    return code("sub", no, code("mul", y, code("max", code("log", x), -100.0)))
+
+
+def _cross_entropy_slope(code: Code, x: Tensor, y: Tensor, factor: float) -> Operand:
+    variance = code("max", code("mul", code("sub", 1.0, x), x), 1e-12)
+    return code("mul", factor, code("div", code("sub", x, y), variance))
+
+
+def _with_logits(code: Code, x: Tensor, y: Tensor, positive: Tensor | None = None) -> Operand:
+    decay = code("log1p", code("exp", code("neg", code("abs", x))))
+    log_sigmoid = code("sub", code("min", x, 0.0), decay)
+    if positive is not None:
+        share = code("add", code("mul", code("sub", positive, 1.0), y), 1.0)
+        log_sigmoid = code("mul", log_sigmoid, share)
+    return code("sub", code("mul", code("sub", 1.0, y), x), log_sigmoid)
+
+
+# What each element adds to the loss, or what the gradient of the loss is multiplied with; the
+# latter also takes the factor that a mean has. Parameters of the loss come last. (PyTorch itself
+# expresses the gradient of the one with logits by other operators.)
+_ERRORS: dict[Any, Callable[..., Operand]] = {
+    aten.binary_cross_entropy.default: _cross_entropy,
+    aten.binary_cross_entropy_with_logits.default: _with_logits,
+    aten.huber_loss.default: _huber,
+    aten.mse_loss.default: _squared,
+    aten.smooth_l1_loss.default: _smooth_l1,
+}
+_SLOPES: dict[Any, Callable[..., Operand]] = {
+    aten.binary_cross_entropy_backward.default: _cross_entropy_slope,
+    aten.huber_loss_backward.default: _huber_slope,
+    aten.mse_loss_backward.default: _squared_slope,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_slope,
+}
+_NUMBERS = ("beta", "delta")
+
+
+def is_loss(node: torch.fx.Node) -> bool:
+    """Whether a node is such a loss or its gradient, in types that ``map`` computes."""
+    return (node.target in _ERRORS or node.target in _SLOPES) and all(
+        source.meta["val"].dtype in _MAPPED and source.meta["val"].numel() > 0
+        for source in node.all_input_nodes
+    )
+
+
+def lower_loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add a ``map`` op for a node, and for a loss that is reduced a ``reduce`` op."""
+    operator: Any = node.target
+    arguments = {a.name: a.default_value for a in operator._schema.arguments}
+    arguments.update(zip(arguments, node.args, strict=False))
+    arguments.update(node.kwargs)
+    tensors = {
+        name: builder.tensor(value)
+        for name, value in arguments.items()
+        if isinstance(value, torch.fx.Node)
+    }
+    reduction = arguments["reduction"]
+    parameters: list[Any] = [float(arguments[name]) for name in _NUMBERS if name in arguments]
+    if "pos_weight" in tensors:
+        parameters.append(tensors["pos_weight"])
+    value, code = node.meta["val"], Code()
+    x, y = tensors["self"], tensors["target"]
+    if node.target in _SLOPES:
+        factor = 1.0 / value.numel() if reduction == _MEAN else 1.0
+        slope = _weighted(code, _SLOPES[node.target](code, x, y, factor, *parameters), tensors)
+        result = code("mul", slope, tensors["grad_output"])
+        return emit_map(builder, code, result, value.dtype, value.shape, place)
+    result = _weighted(code, _ERRORS[node.target](code, x, y, *parameters), tensors)
+    if reduction == _NONE:
+        return emit_map(builder, code, result, value.dtype, value.shape, place)
+    shapes = (tensor.shape for tensor in tensors.values())
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    errors = emit_map(builder, code, result, torch.float32, shape, place)
+    return reduce_all(builder, errors, value, "mean" if reduction == _MEAN else "sum", place)
+
+
+def _weighted(code: Code, value: Operand, tensors: dict[str, Tensor]) -> Operand:
+    return code("mul", value, tensors["weight"]) if "weight" in tensors else value

@@ -1,0 +1,126 @@
+"""Losses that compare element by element: values and gradients against eager PyTorch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import popsim_torch as poptorch
+from tests.parity.compare import assert_close, quiet_options
+from tests.parity.tolerances import ONE_PASS
+
+WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 0.25, 1.5])
+
+
+def weighted(x, y, **settings):
+    return F.binary_cross_entropy(x.sigmoid(), y, weight=WEIGHT.to(x.dtype), **settings)
+
+
+def with_logits(x, y, **settings):
+    weights = {"weight": WEIGHT.to(x.dtype), "pos_weight": WEIGHT.flip(0).to(x.dtype)}
+    return F.binary_cross_entropy_with_logits(x, y, **weights, **settings)
+
+
+LOSSES = {
+    "bce": lambda x, y, **s: F.binary_cross_entropy(x.sigmoid(), y, **s),
+    "bce weighted": weighted,
+    "bce with logits": F.binary_cross_entropy_with_logits,
+    "bce with logits weighted": with_logits,
+    "huber": F.huber_loss,
+    "huber 0.3": lambda x, y, **s: F.huber_loss(x, y, delta=0.3, **s),
+    "l1": F.l1_loss,
+    "mse": F.mse_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "smooth l1 0.3": lambda x, y, **s: F.smooth_l1_loss(x, y, beta=0.3, **s),
+    "smooth l1 0": lambda x, y, **s: F.smooth_l1_loss(x, y, beta=0.0, **s),
+}
+
+
+class Model(nn.Module):
+    """A loss of what it learns, so that its gradient can be anchored."""
+
+    def __init__(self, x: torch.Tensor, loss, settings) -> None:
+        super().__init__()
+        self.x = nn.Parameter(x.clone())
+        self._loss, self._settings = loss, settings
+
+    def forward(self, y):
+        loss = self._loss(self.x, y, **self._settings)
+        total = (loss * torch.arange(1, 8, dtype=loss.dtype)).sum() if loss.dim() else 2 * loss
+        return loss, poptorch.identity_loss(total, "none")
+
+
+def run(x, y, loss, **settings):
+    """Return loss, gradient and program on the device."""
+    options = quiet_options()
+    options.anchorTensor("gradient", "Gradient___x")
+    model = Model(x, loss, settings)
+    training = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0))
+    value, _ = training(y)
+    program = training._compiled.executable.program()
+    return value, training.getAnchoredTensor("gradient"), program
+
+
+def eager(x, y, loss, **settings):
+    """Return loss and gradient in float32."""
+    model = Model(x.float(), loss, settings)
+    value, total = model(y.float())
+    total.backward()
+    return value.detach(), model.x.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss(name, reduction, dtype):
+    x, y = torch.randn(5, 7).to(dtype), torch.rand(5, 7).to(dtype)
+    loss, gradient, program = run(x, y, LOSSES[name], reduction=reduction)
+    expected, expected_gradient = eager(x, y, LOSSES[name], reduction=reduction)
+    assert_close(loss, expected.to(dtype), ONE_PASS[dtype], "loss")
+    assert_close(gradient, expected_gradient.to(dtype), ONE_PASS[dtype], "gradient")
+    assert not [line for line in program.splitlines() if "aten(" in line and "setup" not in line]
+
+
+def test_probabilities_of_zero_and_one():
+    x = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.5, 1e-30, 1.0 - 6e-8])
+    y = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.3, 1.0, 0.0])
+    loss, gradient, _ = run(x, y, F.binary_cross_entropy, reduction="none")
+    expected, expected_gradient = eager(x, y, F.binary_cross_entropy, reduction="none")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_what_is_no_probability_gives_nan():
+    """PyTorch refuses it on the CPU; a program that runs cannot stop for it."""
+    x = torch.tensor([-0.1, 1.1, 0.5, 0.2, 0.3, 0.4, 0.6])
+    loss, _, _ = run(x, torch.full((7,), 0.5), F.binary_cross_entropy, reduction="none")
+    assert loss.isnan().tolist() == [True, True, *[False] * 5]
+
+
+@pytest.mark.parametrize("name", ["huber", "smooth l1", "l1", "mse"])
+def test_kinks_infinities_and_nan(name):
+    x = torch.tensor([1.0, -1.0, 0.0, torch.inf, -torch.inf, torch.nan, 1.0000001])
+    loss, gradient, _ = run(x, torch.zeros(7), LOSSES[name], reduction="none")
+    expected, expected_gradient = eager(x, torch.zeros(7), LOSSES[name], reduction="none")
+    torch.testing.assert_close(loss, expected, equal_nan=True)
+    torch.testing.assert_close(gradient, expected_gradient, equal_nan=True)
+
+
+def test_a_gradient_of_the_target():
+    def loss(x, y):
+        return F.smooth_l1_loss(y, x) + F.huber_loss(y, x) + F.mse_loss(y, x)
+
+    x, y = torch.randn(5, 7), torch.randn(5, 7)
+    value, gradient, _ = run(x, y, loss)
+    expected, expected_gradient = eager(x, y, loss)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_no_elements():
+    class Empty(nn.Module):
+        def forward(self, x):
+            return F.smooth_l1_loss(x[:0], x[:0], reduction="sum") + x.sum()
+
+    model = poptorch.inferenceModel(Empty(), quiet_options())
+    assert model(torch.ones(3)).item() == 3.0
