@@ -56,6 +56,8 @@ _INITIAL: dict[str, Any] = {
     "rearrangeAnchorsOnHost": False,
 }
 
+_RECOMPUTATION_MODES = range(5)
+
 _DEFAULTS: dict[str, Any] = {
     **_INITIAL,
     "enableFloatingPointChecks": False,
@@ -74,14 +76,30 @@ _MEMORY_HINT = "availableMemoryProportion"
 class _PopartOptions(FreezableOptions):
     """Settings by name for the back end of PopTorch.
 
-    popsim_torch has another back end, so each of these is in one of three classes. Those that only
+    popsim_torch has another back end, so only some of these mean something here. Those that only
     steer compiler checks, dumps, caches and reports (``engineOptions``, ``reportOptions``,
     ``patterns``, ``dotChecks``, ``cachePath``, ``strictOpVersions`` and their like) are stored and
     have **no effect**. Three choose the type of partial sums, ``"float"`` or ``"half"``, as
     ``Options.Precision.setPartialsType`` does for all products: ``partialsTypeMatMuls``, the entry
     ``partialsType`` of ``matmulOptions``, which goes before it, and that of
     ``convolutionOptions``. What none of them says is left to ``setPartialsType``, in whichever
-    order the calls are. All others are refused unless the value is what popsim_torch does anyway.
+    order the calls are.
+
+    ``autoRecomputation`` is carried out. It says which forward values are rebuilt in the backward
+    pass instead of being kept in memory until then; values and weights stay the same to the last
+    bit. Not set, it is 3 in a pipeline of several IPUs and 0 everywhere else.
+
+    * 0: None.
+    * 1: What is cheap to rebuild, where that saves memory: elementwise ops, norms, softmax, copies.
+    * 2: The results of norms and of the elementwise ops directly behind them.
+    * 3: On each stage everything but what comes from other stages and the tensors given to
+      ``recomputationCheckpoint``; on the last stage only what leads to such a tensor.
+    * 4: Everything but what comes from other stages, those tensors, and random numbers that are
+      drawn out of nothing.
+
+    The copy of a tensor ``t`` in the backward pass is called ``t__re``.
+
+    All others are refused unless the value is what popsim_torch does anyway.
     """
 
     _path = "Options._Popart"
@@ -205,7 +223,14 @@ class _PopartOptions(FreezableOptions):
         if key in _PRODUCT_OPTIONS:
             _check_product_options(key, value)
             return
-        if key not in _DEFAULTS:
+        if key == "autoRecomputation":
+            if isinstance(value, int) and value in _RECOMPUTATION_MODES:
+                return
+            advice = (
+                "Pass 0 (none), 1 (standard), 2 (norms), 3 (pipeline) or 4 (all), or remove the "
+                "call."
+            )
+        elif key not in _DEFAULTS:
             advice = "Remove the call."
         elif value == _DEFAULTS[key]:
             return

@@ -32,6 +32,7 @@ from popsim_torch.lowering import (
     lower,
 )
 from popsim_torch.options import Options
+from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.trace import TraceRequest, trace
 
@@ -236,6 +237,7 @@ def _compile(
             plan,
             pipelined,
             half_partials(options),
+            _recomputation(options, training=training, pipelined=pipelined),
         )
     )
     progress.step()
@@ -277,6 +279,14 @@ def _micro_batch_inputs(
             arguments.names, arguments.shapes, arguments.dtypes, strict=True
         )
     ]
+
+
+def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Recomputation:
+    """Return which forward values are rebuilt: as the options say, else those of a pipeline."""
+    if not training:
+        return Recomputation.NONE
+    default = Recomputation.PIPELINE if pipelined else Recomputation.NONE
+    return Recomputation(options._Popart.options.get("autoRecomputation", default))
 
 
 def _check_stages(

@@ -55,6 +55,9 @@ class OpListener(Protocol):
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""
 
+    def checkpoint(self, tensor: torch.Tensor) -> None:
+        """Keep the value of ``tensor`` for the backward pass where others are rebuilt."""
+
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` in front of the names of the operations in the scope."""
 
@@ -201,7 +204,13 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 def recomputationCheckpoint(
     *tensors: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...],
 ) -> torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]:
-    """Return the tensors; the simulator keeps every activation, so there is nothing to recompute.
+    """Keep these tensors for the backward pass, where recomputation rebuilds others from them.
+
+    Recomputation is on in a pipeline, and where
+    ``Options._Popart.set("autoRecomputation", mode)`` asks for it. It changes no value.
+
+    Args:
+        *tensors: Tensors, or one list or tuple of tensors.
 
     Returns:
         A single argument as it is (tensor, list or tuple), several as a tuple.
@@ -217,12 +226,15 @@ def recomputationCheckpoint(
             else:
                 yield item
 
+    listener = op_listener.get()
     for position, leaf in enumerate(leaves()):
         if not isinstance(leaf, torch.Tensor):
             raise UsageValueError(
                 f"recomputationCheckpoint: argument {position} is a {type(leaf).__name__}, "
                 "not a torch.Tensor"
             )
+        if listener is not None:
+            listener.checkpoint(leaf)
     return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
 
 

@@ -2,8 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/vec.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <array>

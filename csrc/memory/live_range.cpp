@@ -64,22 +64,28 @@ std::vector<Use> collect_uses(const graph::Graph& graph,
   return uses;
 }
 
+bool runs(const schedule::Action& action, const Block& block) {
+  return action.kind == action_kind(block.phase) &&
+         (action.kind == schedule::ActionKind::kUpdate ||
+          action.stage == block.stage);
+}
+
 // Largest number of micro-batches between their write in `from` and their last
-// read in `to`.
+// read in `to`. None: nothing ever runs in between, as on the last stage, whose
+// backward follows its forward at once.
 int64_t count_slots(const schedule::ActionList& actions, const Block& from,
                     const Block& to) {
   int64_t live = 0;
   int64_t most = 1;
-  for (const schedule::Action& action : actions) {
-    const auto runs = [&action](const Block& block) {
-      return action.kind == action_kind(block.phase) &&
-             (action.kind == schedule::ActionKind::kUpdate ||
-              action.stage == block.stage);
-    };
-    if (runs(from)) most = std::max(most, ++live);
-    if (runs(to)) --live;
+  bool apart = false;
+  for (size_t i = 0; i < actions.size(); ++i) {
+    if (runs(actions[i], from)) {
+      most = std::max(most, ++live);
+      apart = apart || i + 1 == actions.size() || !runs(actions[i + 1], to);
+    }
+    if (runs(actions[i], to)) --live;
   }
-  return most;
+  return apart ? most : 0;
 }
 
 }  // namespace
@@ -136,15 +142,17 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
     LiveRange range{static_cast<TensorId>(i), use.first_step, use.last_step,
                     t.bytes(), 1};
     if (in_flight && use.first_block != use.last_block) {
-      // Stashed: other micro-batches run in between, so nobody shares it.
+      // Stashed where other micro-batches run in between: nobody shares it.
       const auto key = std::make_pair(use.first_block, use.last_block);
       if (!slots.contains(key)) {
         slots[key] = count_slots(actions, blocks[use.first_block],
                                  blocks[use.last_block]);
       }
-      range.num_slots = slots[key];
-      range.first = 0;
-      range.last = num_steps;
+      if (slots[key] > 0) {
+        range.num_slots = slots[key];
+        range.first = 0;
+        range.last = num_steps;
+      }
     }
     ranges.push_back(range);
   }

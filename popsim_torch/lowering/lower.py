@@ -36,6 +36,8 @@ from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.lowering.views import is_view, lower_view
 from popsim_torch.passes.functionalise import is_mutating
 from popsim_torch.passes.pipeline import run_passes
+from popsim_torch.passes.recompute import COPY_SUFFIX, recompute
+from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.trace import TraceResult
 from popsim_torch.trace.markers import CONSTANT, PRINT
 from popsim_torch.trace.names import gradient_name, without_old_prefix
@@ -54,6 +56,7 @@ class LoweringRequest:
         plan: The optimizer, for training: made from the names of the differentiable parameters.
         pipelined: Several micro-batches are in flight at a time.
         half_partials: Which products of float16 operands add up in float16.
+        recomputation: Which forward values the backward pass rebuilds.
     """
 
     traced: TraceResult
@@ -64,6 +67,7 @@ class LoweringRequest:
     plan: Callable[[Sequence[str]], OptimizerPlan] | None
     pipelined: bool
     half_partials: HalfPartials
+    recomputation: Recomputation = Recomputation.NONE
 
 
 # Which rule lowers a node: the first whose question is answered with yes.
@@ -110,6 +114,7 @@ class _Lowering:
         self._add_updates()
         graph = self._program.graph
         graph.ops.sort(key=lambda op: op.phase)
+        recompute(graph, self._request.recomputation, self._checkpoints())
         self._add_returns()
         run_passes(graph)
         self._program.num_stages = 1 + max((op.stage for op in graph.ops), default=0)
@@ -166,6 +171,12 @@ class _Lowering:
         gradients = {n: self._builder.tensor(g) for n, g in self._traced.gradients().items()}
         UpdateLowering(self._builder, self._program, parameters, gradients).lower(self._plan)
 
+    def _checkpoints(self) -> set[int]:
+        """Return the ids of the tensors that are kept where others are rebuilt."""
+        values = (self._builder.values.get(node) for node in self._traced.checkpoints)
+        graph = self._program.graph
+        return {graph.root(value).id for value in values if isinstance(value, Tensor)}
+
     def _add_returns(self) -> None:
         request, graph = self._request, self._program.graph
         returns = ReturnLowering(self._program, request.loop, pipelined=request.pipelined)
@@ -189,6 +200,8 @@ class _Lowering:
         hint = ""
         if anchor.long_name.startswith(gradient_name("")):
             hint = " A gradient exists only of what the loss depends on and what needs one."
+        elif anchor.long_name.endswith(COPY_SUFFIX):
+            hint = " A copy exists only of what recomputation rebuilds in the backward pass."
         raise Error(
             f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the {len(names)} "
             f"tensors of this graph (Anchor tensor not in Ir Tensors).{hint} "

@@ -27,11 +27,12 @@ class TracedGraph:
         placeholders: Those of parameters, buffers, inputs and, for training, the loss scale.
         results: The nodes of the outputs, then of the gradients.
         names: Name by node.
+        checkpoints: The nodes whose values are kept for the backward pass.
     """
 
     def __init__(self, traced: TraceResult, loss_scale: str | None) -> None:
         self.traced = traced
-        watched = set(traced.forward_of.values())
+        watched = {*traced.forward_of.values(), *traced.checkpoints}
         module, became = functionalise(traced.graph_module, watched)
         self._module = module
         self._fx = module.graph
@@ -40,6 +41,7 @@ class TracedGraph:
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]
         self._forward_of = {key: became[node] for key, node in traced.forward_of.items()}
+        self.checkpoints = {became[node] for node in traced.checkpoints}
         self._prints = {self.key_of(node): node for node in self.nodes if node.target is PRINT}
         self.names: dict[torch.fx.Node, str] = self._name_nodes(loss_scale)
         self._by_name = {name: node for node, name in self.names.items()}

@@ -1,4 +1,7 @@
-"""The passes over a lowered program, in their order."""
+"""The passes over a lowered program, in their order.
+
+``recompute`` comes before the returns are added (``lowering/lower.py``), all others after them.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -183,6 +183,12 @@ class Recorder:
         self.after_call(reduced)
         self.mark_loss(reduced)
         return reduced
+
+    def checkpoint(self, tensor: torch.Tensor) -> None:
+        """Take note of a value to keep for the backward pass; data of the host is kept anyway."""
+        tensor = self.known(tensor)
+        if isinstance(tensor, FakeTensor):
+            self._result.checkpoints.append(self.node_of(tensor))
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:

@@ -67,6 +67,7 @@ class TraceResult:
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
+        checkpoints: Nodes of values that are kept for the backward pass.
         loss: The node of the loss, for training.
     """
 
@@ -80,6 +81,7 @@ class TraceResult:
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
+    checkpoints: list[torch.fx.Node] = field(default_factory=list)
     loss: torch.fx.Node | None = None
 
     def placeholders(self) -> list[torch.fx.Node]:

@@ -416,6 +416,7 @@ def test_popart_begins_with_two_settings(opts):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        *(("autoRecomputation", mode) for mode in range(5)),
         ("enableFloatingPointChecks", False),
         ("enableStableNorm", False),
         ("enableStochasticRounding", False),
@@ -426,7 +427,7 @@ def test_popart_begins_with_two_settings(opts):
         ("syntheticDataMode", 0),
     ],
 )
-def test_popart_accepts_what_is_done_anyway(opts, key, value):
+def test_popart_accepts_what_is_carried_out(opts, key, value):
     assert opts._Popart.set(key, value).options[key] == value
 
 

@@ -310,6 +310,92 @@ def test_a_pipeline_stashes_what_is_in_flight():
     assert pipeline.persistent_bytes == whole.persistent_bytes
 
 
+class DeepStages(nn.Module):
+    """Eight layers on each of four stages, or on one; checkpoints behind each eight."""
+
+    DEPTH, WIDTH = 8, 32
+
+    def __init__(self, ipus, checkpoint):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(32))
+        self._ipus, self._checkpoint = ipus, checkpoint
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            poptorch.Block.start(ipu_id=self._ipus[number // self.DEPTH])
+            x = torch.tanh(layer(x))
+            if self._checkpoint and number % self.DEPTH == self.DEPTH - 1:
+                x = poptorch.recomputationCheckpoint(x)
+        return x, poptorch.identity_loss(x, "sum")
+
+
+def with_recomputation(mode, ga):
+    options = make_options(1, ga)
+    options._Popart.set("autoRecomputation", mode)
+    return options
+
+
+def deep_stages(mode, ipus=(0, 1, 2, 3), *, checkpoint=False):
+    """Return how much arena ``DeepStages`` takes, in results of a layer."""
+    batch, ga = 128, 7
+    x = torch.randn(ga * batch, DeepStages.WIDTH)
+    program = train(DeepStages(ipus, checkpoint), x, options=with_recomputation(mode, ga))
+    assert program.arena_bytes <= 1.1 * program.peak_live_bytes
+    return program.arena_bytes / (batch * DeepStages.WIDTH * 4)
+
+
+OTHERS = 5  # gradients, and what is written while its input is read, in results of a layer
+
+
+def test_a_pipeline_without_recomputation_stashes_every_activation():
+    """For 6, 4, 2 micro-batches on the stages before the last one, which stashes nothing."""
+    activations = (6 + 4 + 2 + 1) * DeepStages.DEPTH
+    assert activations <= deep_stages(0) <= activations + OTHERS
+
+
+@pytest.mark.parametrize("mode", [3, 4])
+def test_a_pipeline_with_recomputation_stashes_the_inputs_of_stages(mode):
+    """Stages 1, 2, 3 have them for 5, 3, 1 micro-batches; one stage is in memory at a time."""
+    activations = 5 + 3 + 1 + DeepStages.DEPTH
+    assert activations <= deep_stages(mode) <= activations + OTHERS
+
+
+def test_recomputation_makes_a_deep_pipeline_several_times_smaller():
+    assert 5 * deep_stages(3) <= deep_stages(0)
+
+
+@pytest.mark.parametrize("mode", [3, 4])
+def test_checkpoints_are_kept_and_one_segment_between_them_is_rebuilt_at_a_time(mode):
+    whole = (0, 0, 0, 0)
+    assert deep_stages(0, whole) >= 4 * DeepStages.DEPTH
+    activations = 3 + DeepStages.DEPTH
+    assert deep_stages(mode, whole, checkpoint=True) <= activations + OTHERS
+
+
+def transformer_in_stages(mode):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(4)
+            )
+
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                poptorch.Block.start(ipu_id=number // 2)
+                x = layer(x)
+            return x, poptorch.identity_loss(x.mean(1), "sum")
+
+    return train(Net(), torch.randn(12, 16, 32), options=with_recomputation(mode, 3)).arena_bytes
+
+
+def test_recomputation_makes_a_transformer_in_two_stages_smaller():
+    none, standard, norms, pipeline, everything = map(transformer_in_stages, range(5))
+    assert pipeline <= 0.4 * none
+    assert standard <= 0.8 * none
+    assert pipeline < everything < standard < norms < none
+
+
 def test_more_micro_batches_do_not_make_a_pipeline_larger():
     sizes = []
     for ga in (7, 8, 32):

@@ -1,0 +1,134 @@
+"""Rebuilds forward values in the backward pass, so that they need not be kept until then.
+
+A value that is chosen (``recompute_choice``) is computed once more by copies of the ops that
+computed it, from what is kept: inputs, weights, constants, checkpoints, values of other stages and
+values that are not chosen. The copies stand right in front of the first backward op that needs
+them, so that what lies between two kept values is rebuilt only when backward gets there. The copy
+of a tensor ``t`` is called ``t__re``.
+
+This comes before every other pass and before the returns. Anchors can ask for a copy by its name,
+and no anchor has a say in what is rebuilt. Forward values that only forward reads now fuse with
+what follows, and the copies fuse with the backward ops that read them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
+from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.passes.recompute_choice import (
+    Recomputation,
+    Repeatable,
+    choose_values,
+    find_repeatable,
+)
+
+COPY_SUFFIX = "__re"
+
+
+def recompute(graph: Graph, mode: Recomputation, checkpoints: Collection[int] = ()) -> int:
+    """Rebuild forward values where backward reads them, in place.
+
+    Args:
+        graph: With its backward pass; the ops in the order of their phases.
+        mode: Which values.
+        checkpoints: Ids of tensors (not of views) that are kept.
+
+    Returns:
+        The number of ops that run once more.
+    """
+    if mode == Recomputation.NONE:
+        return 0
+    repeatable = find_repeatable(graph)
+    return _Rebuilding(repeatable, choose_values(repeatable, mode, checkpoints)).run()
+
+
+class _Rebuilding:
+    def __init__(self, repeatable: Repeatable, chosen: Collection[int]) -> None:
+        self._graph = repeatable.graph
+        self._repeatable = repeatable
+        self._chosen = chosen
+        self._ops: list[Op] = []
+        self._repeated: set[int] = set()  # positions of the ops that have a copy
+        self._copies: dict[int, Tensor] = {}
+        self._names: dict[int, list[str]] = defaultdict(list)
+        self._named_views: dict[int, list[int]] = defaultdict(list)  # by what they are views of
+        for name, tensor_id in self._graph.names.items():
+            self._names[tensor_id].append(name)
+        for tensor_id in self._names:
+            tensor = self._graph.tensors[tensor_id]
+            if tensor.kind == TensorKind.VIEW:
+                self._named_views[tensor.base].append(tensor_id)
+
+    def run(self) -> int:
+        for op in self._graph.ops:
+            if op.phase == Phase.BACKWARD:
+                self._rebuild_for(op)
+            self._ops.append(op)
+        self._graph.ops = self._ops
+        return len(self._repeated)
+
+    def _rebuild_for(self, reader: Op) -> None:
+        """Put copies of the ops that a backward op needs in front of it; let it read theirs."""
+        missing: set[int] = set()
+        todo = self._rebuilt_inputs(reader)
+        while todo:
+            for position in self._repeatable.writers[todo.pop()]:
+                if position not in self._repeated:
+                    self._repeated.add(position)
+                    missing.add(position)
+                    todo += self._rebuilt_inputs(self._repeatable.ops[position])
+        for position in sorted(missing):
+            self._repeat(self._repeatable.ops[position])
+        reader.inputs = self._as_read(reader)
+
+    def _rebuilt_inputs(self, reader: Op) -> list[int]:
+        return [
+            root
+            for root in self._repeatable.roots(reader.inputs)
+            if root in self._chosen and self._repeatable.stage(root) == reader.stage
+        ]
+
+    def _as_read(self, reader: Op) -> list[int]:
+        """Return what an op of the backward pass reads: copies of what is rebuilt."""
+        rebuilt = set(self._rebuilt_inputs(reader))
+        tensors = self._graph.tensors
+        return [
+            self._copy_of(tensors[i]).id
+            if i != NO_TENSOR and self._graph.root(tensors[i]).id in rebuilt
+            else i
+            for i in reader.inputs
+        ]
+
+    def _repeat(self, op: Op) -> None:
+        inputs = self._as_read(op)
+        outputs = [
+            i if i == NO_TENSOR else self._copy_of(self._graph.tensors[i]).id for i in op.outputs
+        ]
+        name = f"{op.name}{COPY_SUFFIX}"
+        self._ops.append(
+            Op(op.kind, inputs, outputs, dict(op.attributes), Phase.BACKWARD, op.stage, name)
+        )
+
+    def _copy_of(self, tensor: Tensor) -> Tensor:
+        if tensor.id in self._copies:
+            return self._copies[tensor.id]
+        if tensor.kind == TensorKind.VIEW:
+            root = self._copy_of(self._graph.root(tensor))
+            if tensor.id in self._copies:  # made with its root, having a name
+                return self._copies[tensor.id]
+            copy = self._graph.add_view(root, tensor.shape, tensor.strides, tensor.offset)
+        else:
+            copy = self._graph.add_tensor(TensorKind.VALUE, tensor.dtype, tensor.shape)
+        self._copies[tensor.id] = copy
+        self._give_names(copy, self._names.get(tensor.id, ()))
+        for view in self._named_views.get(tensor.id, ()):
+            self._copy_of(self._graph.tensors[view])
+        return copy
+
+    def _give_names(self, copy: Tensor, names: Iterable[str]) -> None:
+        for name in names:
+            if f"{name}{COPY_SUFFIX}" not in self._graph.names:
+                self._graph.set_name(copy, f"{name}{COPY_SUFFIX}")

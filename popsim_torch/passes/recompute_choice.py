@@ -1,0 +1,253 @@
+"""Chooses which forward values the backward pass rebuilds instead of keeping them.
+
+What may be rebuilt at all: values whose ops read nothing that the program changes in between (a
+buffer that forward updates), and write nothing but values. Random draws may: their numbers are
+keyed. Prints are not repeated, and checkpoints are kept.
+
+The rules of the modes:
+
+* ``STANDARD``: what is cheap to rebuild - elementwise ops, copies, joins, gathers, softmax, layer
+  and group norms - where that saves memory: the values that then have to be kept in exchange take
+  fewer bytes. So what comes from a product or a convolution is rebuilt where backward needs the
+  product's own result as well, and kept where it does not. Nothing is rebuilt from what is rebuilt
+  in another layer: of the sums along a residual network, which follow from one another cheaply,
+  every other one is kept, or all would be in memory at once. Products, convolutions, pooling,
+  recurrent layers, reductions, random draws and operators without an op of their own are kept.
+* ``NORM``: the same for norms, and for the elementwise ops directly behind them.
+* ``PIPELINE``: everything but checkpoints and what comes from another stage. On the last stage,
+  whose backward follows its forward at once, only what leads to a checkpoint: the rest would be
+  thrown away and computed again at the next moment.
+* ``ALL``: everything but checkpoints, what comes from another stage, and ops without inputs.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from popsim_torch.ir import Graph, Op, Phase, TensorKind
+from popsim_torch.ir.graph import NO_TENSOR
+
+
+class Recomputation(enum.IntEnum):
+    """Which forward values are rebuilt, by the number of the back end's ``autoRecomputation``."""
+
+    NONE = 0
+    STANDARD = 1
+    NORM = 2
+    PIPELINE = 3
+    ALL = 4
+
+
+_NORMS = frozenset({"layer_norm", "group_norm"})
+_CHEAP = _NORMS | {"cat", "copy", "embedding", "map", "softmax"}
+_STATISTICS = "batch_norm_statistics"
+_WITHIN_LAYERS = _CHEAP | {_STATISTICS, "print", "random", "reduce"}
+
+
+@dataclass
+class Repeatable:
+    """What can be computed once more in the backward pass.
+
+    Attributes:
+        graph: The program.
+        ops: Forward ops as they run the second time, by their position in the graph.
+        writers: Positions of the ops that write a value, by the value's id, in the graph's order.
+    """
+
+    graph: Graph
+    ops: dict[int, Op] = field(default_factory=dict)
+    writers: dict[int, list[int]] = field(default_factory=dict)
+
+    def roots(self, tensor_ids: Iterable[int]) -> Iterator[int]:
+        """Return the ids of the tensors whose memory the given ones lie in."""
+        tensors = self.graph.tensors
+        return (self.graph.root(tensors[i]).id for i in tensor_ids if i != NO_TENSOR)
+
+    def stage(self, value: int) -> int:
+        """Return the stage that a value is computed on."""
+        return self.ops[self.writers[value][0]].stage
+
+    def inputs(self, value: int) -> Iterator[int]:
+        """Return what a value's ops read."""
+        for position in self.writers[value]:
+            yield from self.roots(self.ops[position].inputs)
+
+
+def find_repeatable(graph: Graph) -> Repeatable:
+    """Find the forward values that can be rebuilt in the backward pass with the same bits."""
+    found = Repeatable(graph)
+    changed = {
+        root
+        for op in graph.ops
+        if op.phase in (Phase.FORWARD, Phase.BACKWARD)
+        for root in found.roots(op.outputs)
+        if graph.tensors[root].kind == TensorKind.VARIABLE
+    }
+    for position, op in enumerate(graph.ops):
+        # A print writes what is there already.
+        if op.phase != Phase.FORWARD or op.kind == "print":
+            continue
+        repeated = _second_run(op)
+        outputs = set(found.roots(repeated.outputs))
+        for root in outputs:
+            found.writers.setdefault(root, []).append(position)
+        if changed.isdisjoint(found.roots(repeated.inputs)) and all(
+            graph.tensors[root].kind == TensorKind.VALUE for root in outputs
+        ):
+            found.ops[position] = repeated
+    found.writers = {
+        root: positions
+        for root, positions in found.writers.items()
+        if all(position in found.ops for position in positions)
+    }
+    return found
+
+
+def _second_run(op: Op) -> Op:
+    """Return an op as it is repeated. Running statistics of batch norm move only once."""
+    inputs, outputs = list(op.inputs), list(op.outputs)
+    if op.kind == _STATISTICS:
+        inputs[2:4] = [NO_TENSOR] * 2
+        outputs[3:5] = [NO_TENSOR] * 2
+    return replace(op, inputs=inputs, outputs=outputs, attributes=dict(op.attributes))
+
+
+def choose_values(
+    repeatable: Repeatable, mode: Recomputation, checkpoints: Collection[int]
+) -> set[int]:
+    """Return the ids of the values to rebuild where backward reads them on their stage.
+
+    Args:
+        repeatable: What there is to choose from.
+        mode: The rule.
+        checkpoints: Ids of values that are kept in any case.
+    """
+    choice = _Choice(repeatable, checkpoints)
+    match mode:
+        case Recomputation.NONE:
+            return set()
+        case Recomputation.STANDARD:
+            return choice.cheap(lambda op: op.kind in _CHEAP)
+        case Recomputation.NORM:
+            return choice.cheap(choice.is_norm)
+        case Recomputation.PIPELINE:
+            return choice.all_before_the_end()
+        case Recomputation.ALL:
+            return {value for value in choice.free if any(True for _ in repeatable.inputs(value))}
+
+
+class _Choice:
+    def __init__(self, repeatable: Repeatable, checkpoints: Collection[int]) -> None:
+        self._repeatable = repeatable
+        self._checkpoints = checkpoints
+        self._graph = repeatable.graph
+        self.free = [value for value in repeatable.writers if value not in checkpoints]
+        self._layers = self._find_layers()
+        # What is there in the backward pass anyway.
+        self._read = set(checkpoints)
+        for op in self._graph.ops:
+            if op.phase == Phase.BACKWARD:
+                self._read.update(repeatable.roots(op.inputs))
+        normalised = self._behind({_STATISTICS})
+        self._norms = normalised | self._behind(_NORMS) | self._maps_behind(normalised)
+
+    def _behind(self, kinds: Collection[str]) -> set[int]:
+        """Return the results of ops of these kinds, and of the ``map`` ops that read them."""
+        results = {
+            value
+            for value, positions in self._repeatable.writers.items()
+            if any(self._repeatable.ops[position].kind in kinds for position in positions)
+        }
+        return results | self._maps_behind(results)
+
+    def _maps_behind(self, values: Collection[int]) -> set[int]:
+        return {
+            value
+            for value, positions in self._repeatable.writers.items()
+            if any(self._repeatable.ops[position].kind == "map" for position in positions)
+            and any(read in values for read in self._repeatable.inputs(value))
+        }
+
+    def is_norm(self, op: Op) -> bool:
+        """Whether an op is a norm or an elementwise op directly behind one."""
+        return op.kind in _CHEAP and any(
+            root in self._norms for root in self._repeatable.roots(op.outputs)
+        )
+
+    def cheap(self, is_cheap: Callable[[Op], bool]) -> set[int]:
+        """Return the values that cheap ops rebuild from less than they are."""
+        ops, writers = self._repeatable.ops, self._repeatable.writers
+        cheap = {v for v in self.free if all(is_cheap(ops[p]) for p in writers[v])}
+        wanted = [value for value in self.free if value in cheap and value in self._read]
+        available = set(self._read)
+        chosen: set[int] = set()
+        for value in wanted:
+            rebuilt, kept = self._way_to(value, cheap, chosen, available)
+            if sum(map(self._bytes, kept)) < self._bytes(value):
+                chosen |= rebuilt
+                available |= kept
+        return chosen
+
+    def _way_to(
+        self,
+        value: int,
+        cheap: Collection[int],
+        chosen: Collection[int],
+        available: Collection[int],
+    ) -> tuple[set[int], set[int]]:
+        """Return what is rebuilt on the way to a value, and what has to be kept for that."""
+
+        def place(root: int) -> tuple[int, int]:
+            return self._repeatable.stage(root), self._layers[root]
+
+        rebuilt: set[int] = {value}
+        kept: set[int] = set()
+        todo = list(self._repeatable.inputs(value))
+        while todo:
+            read = todo.pop()
+            if read in rebuilt or not self._takes_memory(read):
+                continue
+            same_layer = read in cheap and place(read) == place(value)
+            if read in chosen and not same_layer:
+                kept.add(read)
+            elif same_layer and read not in available:
+                rebuilt.add(read)
+                todo.extend(self._repeatable.inputs(read))
+            elif read not in available:
+                kept.add(read)
+        return rebuilt, kept
+
+    def _takes_memory(self, root: int) -> bool:
+        """Whether keeping a tensor for the backward pass needs memory that it has not anyway."""
+        return root in self._layers and self._graph.tensors[root].kind == TensorKind.VALUE
+
+    def _find_layers(self) -> dict[int, int]:
+        """Return how many products and the like lie on the way to each forward value."""
+        layers: dict[int, int] = {}
+        for op in self._graph.ops:
+            if op.phase == Phase.FORWARD:
+                read = (layers.get(root, 0) for root in self._repeatable.roots(op.inputs))
+                layer = max(read, default=0) + (op.kind not in _WITHIN_LAYERS)
+                for root in self._repeatable.roots(op.outputs):
+                    layers[root] = max(layer, layers.get(root, 0))
+        return layers
+
+    def _bytes(self, root: int) -> int:
+        tensor = self._graph.tensors[root]
+        return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+    def all_before_the_end(self) -> set[int]:
+        """Return all values but those between the last checkpoints and the loss."""
+        stage = self._repeatable.stage
+        last = max((op.stage for op in self._graph.ops if op.phase == Phase.FORWARD), default=0)
+        towards: set[int] = set()
+        todo = [v for v in self._checkpoints if v in self._repeatable.writers and stage(v) == last]
+        while todo:
+            for read in self._repeatable.inputs(todo.pop()):
+                if read in self._repeatable.writers and read not in towards:
+                    towards.add(read)
+                    todo.append(read)
+        return {value for value in self.free if stage(value) != last or value in towards}
