@@ -1,11 +1,42 @@
 // The first half of an update of the Adam family: moments and step count.
 #pragma once
 
+#include <limits>
 #include <optional>
 
-#include "ops/update_common.h"
+#include "ops/update_parts.h"
 
 namespace popsim::ops::update {
+
+// What Adam's moments are divided by, as factors. Parameters mostly share step
+// and betas: what the last one got is kept.
+class BiasCorrection {
+ public:
+  struct Scales {
+    // mhat = first * m and sqrt(vhat) = second * sqrt(v)
+    float first = 1.0F;
+    float second = 1.0F;
+  };
+
+  [[nodiscard]] Scales at(float step, float beta1, float beta2) {
+    if (step != step_ || beta1 != beta1_ || beta2 != beta2_) {
+      step_ = step;
+      beta1_ = beta1;
+      beta2_ = beta2;
+      const double first = 1.0 - std::pow(double{beta1}, double{step});
+      const double second = 1.0 - std::pow(double{beta2}, double{step});
+      scales_ = {static_cast<float>(1.0 / first),
+                 static_cast<float>(1.0 / std::sqrt(second))};
+    }
+    return scales_;
+  }
+
+ private:
+  float step_ = std::numeric_limits<float>::quiet_NaN();  // none yet
+  float beta1_ = 0.0F;
+  float beta2_ = 0.0F;
+  Scales scales_;
+};
 
 // Inputs [weight, gradient, first moment, second moment, step?, learning_rate,
 // weight_decay, beta1, beta2, eps, gradient_scaling, ...]; the step is there
@@ -18,8 +49,7 @@ class AdamOperands {
         weight(op, 0, 0, op.input(0).shape),
         gradient(op, 1, op.input(0).shape),
         first(op, 2, 1, op.input(0).shape),
-        second(op, 3, 2, op.input(0).shape),
-        numel(op.input(0).numel()) {
+        second(op, 3, 2, op.input(0).shape) {
     if (bias_correction_) {
       step_.emplace(op, 4);
       new_step_ = op.output_id(3);
@@ -34,32 +64,29 @@ class AdamOperands {
   }
 
   struct Factors {
-    float learning_rate;
-    float weight_decay;
-    float beta1;
-    float beta2;
-    float eps;
-    float gradient_scale;  // gives the true gradient
-    // mhat = first_scale * m and sqrt(vhat) = second_scale * sqrt(v)
-    float first_scale = 1.0F;
-    float second_scale = 1.0F;
+    float learning_rate = 0.0F;
+    float weight_decay = 0.0F;
+    float beta1 = 0.0F;
+    float beta2 = 0.0F;
+    float eps = 0.0F;
+    float gradient_scale = 0.0F;  // gives the true gradient
+    BiasCorrection::Scales scales;
   };
 
   // Counts the step, and reads the scalars.
-  [[nodiscard]] Factors begin_step(const RunContext& context) const {
+  [[nodiscard]] Factors begin_step(const RunContext& context,
+                                   BiasCorrection& correction) const {
     Factors factors{.learning_rate = scalars_[0].read(context),
                     .weight_decay = scalars_[1].read(context),
                     .beta1 = scalars_[2].read(context),
                     .beta2 = scalars_[3].read(context),
                     .eps = scalars_[4].read(context),
-                    .gradient_scale = 1.0F / scalars_[5].read(context)};
+                    .gradient_scale = 1.0F / scalars_[5].read(context),
+                    .scales = {}};
     if (bias_correction_) {
       const float step = step_->read(context) + 1.0F;
       context.data<float>(new_step_)[0] = step;
-      const double first = 1.0 - std::pow(double{factors.beta1}, double{step});
-      const double second = 1.0 - std::pow(double{factors.beta2}, double{step});
-      factors.first_scale = static_cast<float>(1.0 / first);
-      factors.second_scale = static_cast<float>(1.0 / std::sqrt(second));
+      factors.scales = correction.at(step, factors.beta1, factors.beta2);
     }
     return factors;
   }
@@ -90,8 +117,8 @@ class AdamOperands {
     square_roots(term, size);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      term[i] = factors.first_scale * m[i] /
-                    (factors.second_scale * term[i] + factors.eps) +
+      term[i] = factors.scales.first * m[i] /
+                    (factors.scales.second * term[i] + factors.eps) +
                 decay * w[i];
     }
   }
@@ -108,7 +135,6 @@ class AdamOperands {
   Source gradient;
   Target first;
   Target second;
-  int64_t numel;
 };
 
 }  // namespace popsim::ops::update

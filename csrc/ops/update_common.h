@@ -2,10 +2,11 @@
 // loops over blocks whose results do not depend on the number of threads, and
 // checks of the operands.
 //
-// Every update op has inputs [weight, gradient, states..., scalars...] and, if
-// it has the attribute "max_grad_norm", the global gradient norm as the last
-// one. Its outputs are [weight, states...], views of the whole of the same
-// tensors. Scalars are float32 tensors with one element.
+// Every update op has, for each of its parameters (update_parts.h), inputs
+// [weight, gradient, states..., scalars...] and, if it has the attribute
+// "max_grad_norm", the global gradient norm as the last one. Its outputs are
+// [weight, states...], views of the whole of the same tensors. Scalars are
+// float32 tensors with one element.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -203,17 +204,7 @@ class Clip {
   std::optional<Scalar> norm_;
 };
 
-// --- shape rules and checks ---------------------------------------------
-
-// Types of [weight, states...].
-[[nodiscard]] inline std::vector<TensorType> updated_types(const OpView& op,
-                                                           size_t num_states) {
-  std::vector<TensorType> types{{op.input(0).dtype, op.input(0).shape}};
-  for (size_t i = 0; i < num_states; ++i) {
-    types.push_back({op.input(2 + i).dtype, op.input(2 + i).shape});
-  }
-  return types;
-}
+// --- checks -------------------------------------------------------------
 
 inline void check_num_inputs(const OpView& op, size_t expected) {
   expected += op.has_attribute("max_grad_norm") ? 1 : 0;

@@ -10,28 +10,48 @@ using update::Scratch;
 // u = mhat / (sqrt(vhat) + eps) + weight_decay * w;
 // ratio = min(norm(w), max_weight_norm) / norm(u), or 1 if one of the three
 // is 0; w -= learning_rate * ratio * u
-class LambUpdate final : public Kernel {
+class LambPart {
  public:
-  explicit LambUpdate(const OpView& op)
+  explicit LambPart(const OpView& op)
       : operands_(op),
         max_weight_norm_(op, operands_.next_input()),
-        sums_(static_cast<size_t>(update::num_blocks(operands_.numel))) {
+        sums_(static_cast<size_t>(update::num_blocks(op.input(0).numel()))) {
     update::check_num_inputs(op, operands_.next_input() + 1);
   }
 
-  void run(const RunContext& context) override {
-    const Factors factors = operands_.begin_step(context);
-    sum_squares(context, factors);
-    const float rate = factors.learning_rate * trust_ratio(context);
-    update::for_each_block(operands_.numel, [&](int64_t begin, int64_t size) {
-      Block block(operands_, context, begin, size);
-      block.compute_term(factors, block.m, block.v);
+  void begin_step(const RunContext& context,
+                  update::BiasCorrection& correction) {
+    factors_ = operands_.begin_step(context, correction);
+  }
+
+  // Sums the squares of w and u; changes no tensor.
+  void sum_block(const RunContext& context, int64_t begin, int64_t size) {
+    Block block(operands_, context, begin, size);
+    Scratch new_m;
+    Scratch new_v;
+    const Factors factors = factors_;
+    block.compute_term(factors, new_m.data(), new_v.data());
+    sums_[static_cast<size_t>(begin / update::kBlock)] = {
+        update::sum_of_squares(block.w, size),
+        update::sum_of_squares(block.term.data(), size)};
+  }
+
+  // After sum_block() for each block.
+  void scale_rate(const RunContext& context) {
+    rate_ = factors_.learning_rate * trust_ratio(context);
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    Block block(operands_, context, begin, size);
+    const Factors factors = factors_;
+    const float rate = rate_;
+    block.compute_term(factors, block.m, block.v);
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) block.w[i] -= rate * block.term[i];
-      operands_.first.store(context, begin, size, block.m);
-      operands_.second.store(context, begin, size, block.v);
-      operands_.weight.store(context, begin, size, block.w);
-    });
+    for (int64_t i = 0; i < size; ++i) block.w[i] -= rate * block.term[i];
+    operands_.first.store(context, begin, size, block.m);
+    operands_.second.store(context, begin, size, block.v);
+    operands_.weight.store(context, begin, size, block.w);
   }
 
  private:
@@ -67,19 +87,6 @@ class LambUpdate final : public Kernel {
     float* v;
   };
 
-  // Sums the squares of w and u per block; changes no tensor.
-  void sum_squares(const RunContext& context, const Factors& factors) {
-    update::for_each_block(operands_.numel, [&](int64_t begin, int64_t size) {
-      Block block(operands_, context, begin, size);
-      Scratch new_m;
-      Scratch new_v;
-      block.compute_term(factors, new_m.data(), new_v.data());
-      sums_[static_cast<size_t>(begin / update::kBlock)] = {
-          update::sum_of_squares(block.w, size),
-          update::sum_of_squares(block.term.data(), size)};
-    });
-  }
-
   [[nodiscard]] float trust_ratio(const RunContext& context) const {
     Sums total;
     for (const Sums& block : sums_) {
@@ -96,6 +103,29 @@ class LambUpdate final : public Kernel {
   update::AdamOperands operands_;
   update::Scalar max_weight_norm_;
   std::vector<Sums> sums_;  // by block
+  Factors factors_;
+  float rate_ = 0.0F;
+};
+
+class LambUpdate final : public Kernel {
+ public:
+  explicit LambUpdate(const OpView& op) : parts_(op) {}
+
+  void run(const RunContext& context) override {
+    update::BiasCorrection correction;
+    for (LambPart& part : parts_) part.begin_step(context, correction);
+    parts_.for_each_block([&](LambPart& part, int64_t begin, int64_t size) {
+      part.sum_block(context, begin, size);
+    });
+    for (LambPart& part : parts_) part.scale_rate(context);
+    parts_.for_each_block(
+        [&](const LambPart& part, int64_t begin, int64_t size) {
+          part.update_block(context, begin, size);
+        });
+  }
+
+ private:
+  update::Parts<LambPart> parts_;
 };
 
 }  // namespace
@@ -107,14 +137,11 @@ const OpDef kLambUpdate{
         "Tensor first_moment, Tensor second_moment, Tensor? step, "
         "Tensor learning_rate, Tensor weight_decay, Tensor beta1, "
         "Tensor beta2, Tensor eps, Tensor gradient_scaling, "
-        "Tensor max_weight_norm, *, bool bias_correction) -> "
+        "Tensor max_weight_norm, *, bool bias_correction, "
+        "int parameters=1) -> "
         "(Tensor weight, Tensor first_moment, Tensor second_moment, "
         "Tensor? step)",
-    .shape =
-        [](const OpView& op) {
-          return update::updated_types(op,
-                                       update::AdamOperands::num_states(op));
-        },
+    .shape = update::updated_types<update::AdamOperands::num_states>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LambUpdate>(op);
     },

@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "ops/entries.h"
-#include "ops/update_common.h"
+#include "ops/update_parts.h"
 
 namespace popsim::ops {
 namespace {
@@ -14,14 +14,13 @@ using update::Scratch;
 // u = g' / (sqrt(s) + eps), TensorFlow: learning_rate * g' / sqrt(s + eps);
 // momentum: b = momentum * b + u, u = b;
 // w -= learning_rate * u, TensorFlow: w -= u
-class RmspropUpdate final : public Kernel {
+class RmspropPart {
  public:
-  explicit RmspropUpdate(const OpView& op)
+  explicit RmspropPart(const OpView& op)
       : weight_(op, 0, 0, op.input(0).shape),
         gradient_(op, 1, op.input(0).shape),
         mean_square_(op, 2, 1, op.input(0).shape),
-        tf_variant_(op.attribute<bool>("tf_variant")),
-        numel_(op.input(0).numel()) {
+        tf_variant_(op.attribute<bool>("tf_variant")) {
     size_t next = 3;
     if (op.attribute<bool>("momentum")) {
       buffer_.emplace(op, next, next - 1, op.input(0).shape);
@@ -40,30 +39,18 @@ class RmspropUpdate final : public Kernel {
            (op.attribute<bool>("centered") ? 1 : 0);
   }
 
-  void run(const RunContext& context) override {
-    const Factors factors{.learning_rate = scalars_[0].read(context),
-                          .weight_decay = scalars_[1].read(context),
-                          .alpha = scalars_[2].read(context),
-                          .momentum = scalars_[3].read(context),
-                          .eps = scalars_[4].read(context),
-                          .gradient_scale = 1.0F / scalars_[5].read(context)};
-    update::for_each_block(numel_, [&](int64_t begin, int64_t size) {
-      update_block(context, factors, begin, size);
-    });
+  void begin_step(const RunContext& context) {
+    factors_ = {.learning_rate = scalars_[0].read(context),
+                .weight_decay = scalars_[1].read(context),
+                .alpha = scalars_[2].read(context),
+                .momentum = scalars_[3].read(context),
+                .eps = scalars_[4].read(context),
+                .gradient_scale = 1.0F / scalars_[5].read(context)};
   }
 
- private:
-  struct Factors {
-    float learning_rate;
-    float weight_decay;
-    float alpha;
-    float momentum;
-    float eps;
-    float gradient_scale;  // gives the true gradient
-  };
-
-  void update_block(const RunContext& context, const Factors& factors,
-                    int64_t begin, int64_t size) const {
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    const Factors factors = factors_;
     Scratch weight;
     Scratch grad;
     Scratch step;
@@ -90,6 +77,16 @@ class RmspropUpdate final : public Kernel {
     for (int64_t i = 0; i < size; ++i) w[i] -= rate * step[i];
     weight_.store(context, begin, size, w);
   }
+
+ private:
+  struct Factors {
+    float learning_rate;
+    float weight_decay;
+    float alpha;
+    float momentum;
+    float eps;
+    float gradient_scale;  // gives the true gradient
+  };
 
   // Updates a and c; `square` becomes s.
   void mean_squares(const RunContext& context, const Factors& factors,
@@ -137,7 +134,7 @@ class RmspropUpdate final : public Kernel {
   std::optional<update::Target> mean_;
   std::vector<update::Scalar> scalars_;
   bool tf_variant_;
-  int64_t numel_;
+  Factors factors_{};
 };
 
 }  // namespace
@@ -149,16 +146,12 @@ const OpDef kRmspropUpdate{
         "Tensor mean_square, Tensor? momentum_buffer, Tensor? mean, "
         "Tensor learning_rate, Tensor weight_decay, Tensor alpha, "
         "Tensor momentum, Tensor eps, Tensor gradient_scaling, *, "
-        "bool momentum, bool centered, bool tf_variant) -> "
+        "bool momentum, bool centered, bool tf_variant, "
+        "int parameters=1) -> "
         "(Tensor weight, Tensor mean_square, Tensor? momentum_buffer, "
         "Tensor? mean)",
-    .shape =
-        [](const OpView& op) {
-          return update::updated_types(op, RmspropUpdate::num_states(op));
-        },
-    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
-      return std::make_unique<RmspropUpdate>(op);
-    },
+    .shape = update::updated_types<RmspropPart::num_states>,
+    .prepare = update::prepare_blockwise<RmspropPart>,
 };
 
 }  // namespace popsim::ops

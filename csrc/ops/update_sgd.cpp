@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ops/entries.h"
-#include "ops/update_common.h"
+#include "ops/update_parts.h"
 
 namespace popsim::ops {
 namespace {
@@ -65,70 +65,79 @@ class SgdUpdate final : public Kernel {
 //   w -= learning_rate * v, or, with Nesterov momentum,
 //   w -= learning_rate * (nesterov_gradient * (nesterov_dampening * g +
 //        nesterov_decay * w) + nesterov_momentum * v)
-class SgdMomentumUpdate final : public Kernel {
+class SgdMomentumPart {
  public:
-  explicit SgdMomentumUpdate(const OpView& op)
+  explicit SgdMomentumPart(const OpView& op)
       : weight_(op, 0, 0, op.input(0).shape),
         gradient_(op, 1, op.input(0).shape),
         velocity_(op, 2, 1, op.input(0).shape),
         clip_(op, op.num_inputs() - 1),
-        nesterov_(op.attribute<bool>("nesterov")),
-        numel_(op.input(0).numel()) {
+        nesterov_(op.attribute<bool>("nesterov")) {
     const size_t num_scalars = nesterov_ ? 8 : 4;
     update::check_num_inputs(op, 3 + num_scalars);
     for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
   }
 
-  void run(const RunContext& context) override {
-    const float momentum = scalars_[0].read(context);
+  void begin_step(const RunContext& context) {
     const float clip = clip_.factor(context);
-    const float dampening = scalars_[1].read(context) * clip;
-    const float decay = scalars_[2].read(context);
-    const float rate = scalars_[3].read(context);
-    // The weight's step is rate * (of_g * g + of_w * w + of_v * v).
-    float of_g = 0.0F;
-    float of_w = 0.0F;
-    float of_v = 1.0F;
-    if (nesterov_) {
-      const float scale = scalars_[4].read(context);
-      of_g = scale * scalars_[5].read(context) * clip;
-      of_v = scalars_[6].read(context);
-      of_w = scale * scalars_[7].read(context);
+    factors_.momentum = scalars_[0].read(context);
+    factors_.dampening = scalars_[1].read(context) * clip;
+    factors_.decay = scalars_[2].read(context);
+    factors_.rate = scalars_[3].read(context);
+    if (!nesterov_) return;
+    const float scale = scalars_[4].read(context);
+    factors_.of_g = scale * scalars_[5].read(context) * clip;
+    factors_.of_v = scalars_[6].read(context);
+    factors_.of_w = scale * scalars_[7].read(context);
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    Scratch weight_scratch;
+    Scratch gradient_scratch;
+    Scratch velocity_scratch;
+    const Factors f = factors_;
+    float* w = weight_.load(context, begin, size, weight_scratch.data());
+    const float* g =
+        gradient_.read(context, begin, size, gradient_scratch.data());
+    float* v = velocity_.load(context, begin, size, velocity_scratch.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      v[i] = f.momentum * v[i] + f.dampening * g[i] + f.decay * w[i];
     }
-    update::for_each_block(numel_, [&](int64_t begin, int64_t size) {
-      Scratch weight_scratch;
-      Scratch gradient_scratch;
-      Scratch velocity_scratch;
-      float* w = weight_.load(context, begin, size, weight_scratch.data());
-      const float* g =
-          gradient_.read(context, begin, size, gradient_scratch.data());
-      float* v = velocity_.load(context, begin, size, velocity_scratch.data());
+    velocity_.store(context, begin, size, v);
+    if (nesterov_) {
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) {
-        v[i] = momentum * v[i] + dampening * g[i] + decay * w[i];
+        w[i] -= f.rate * (f.of_g * g[i] + f.of_w * w[i] + f.of_v * v[i]);
       }
-      velocity_.store(context, begin, size, v);
-      if (nesterov_) {
+    } else {
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) {
-          w[i] -= rate * (of_g * g[i] + of_w * w[i] + of_v * v[i]);
-        }
-      } else {
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) w[i] -= rate * v[i];
-      }
-      weight_.store(context, begin, size, w);
-    });
+      for (int64_t i = 0; i < size; ++i) w[i] -= f.rate * v[i];
+    }
+    weight_.store(context, begin, size, w);
   }
 
  private:
+  struct Factors {
+    float momentum;
+    float dampening;
+    float decay;
+    float rate;
+    // With Nesterov momentum the weight's step is
+    // rate * (of_g * g + of_w * w + of_v * v).
+    float of_g;
+    float of_w;
+    float of_v;
+  };
+
   update::Target weight_;
   update::Source gradient_;
   update::Target velocity_;
   std::vector<update::Scalar> scalars_;
   update::Clip clip_;
   bool nesterov_;
-  int64_t numel_;
+  Factors factors_{};
 };
 
 }  // namespace
@@ -140,7 +149,7 @@ const OpDef kSgdUpdate{
         "Tensor weight_decay_scale_factor0, "
         "Tensor scaled_learning_rate0, Tensor? norm, *, "
         "float? max_grad_norm) -> Tensor weight",
-    .shape = [](const OpView& op) { return update::updated_types(op, 0); },
+    .shape = update::updated_types<update::num_states<0>>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<SgdUpdate>(op);
     },
@@ -156,12 +165,11 @@ const OpDef kSgdMomentumUpdate{
         "Tensor? nesterov_grad_scale_factor2, "
         "Tensor? nesterov_dampening_scale_factor2, "
         "Tensor? sgd_momentum, Tensor? sgd_weight_decay, "
-        "Tensor? norm, *, bool nesterov, float? max_grad_norm) "
+        "Tensor? norm, *, bool nesterov, float? max_grad_norm, "
+        "int parameters=1) "
         "-> (Tensor weight, Tensor velocity)",
-    .shape = [](const OpView& op) { return update::updated_types(op, 1); },
-    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
-      return std::make_unique<SgdMomentumUpdate>(op);
-    },
+    .shape = update::updated_types<update::num_states<1>>,
+    .prepare = update::prepare_blockwise<SgdMomentumPart>,
 };
 
 }  // namespace popsim::ops

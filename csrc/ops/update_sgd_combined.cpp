@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "ops/entries.h"
-#include "ops/update_common.h"
+#include "ops/update_parts.h"
 
 namespace popsim::ops {
 namespace {
@@ -53,16 +53,15 @@ class SgdCombinedAccumulate final : public Kernel {
 //   w -= learning_rate * (nesterov_gradient * (nesterov_dampening * g +
 //        nesterov_decay * w) + nesterov_momentum * v);
 // and v = momentum * v + decay * w with the new w.
-class SgdCombinedUpdate final : public Kernel {
+class SgdCombinedPart {
  public:
-  explicit SgdCombinedUpdate(const OpView& op)
+  explicit SgdCombinedPart(const OpView& op)
       : weight_(op, 0, 0, op.input(0).shape),
         velocity_(op, 2, 1, op.input(0).shape),
         clip_(op, op.num_inputs() - 1),
         initial_scale_(
             static_cast<float>(op.attribute<double>("initial_scale"))),
-        nesterov_(op.attribute<bool>("nesterov")),
-        numel_(op.input(0).numel()) {
+        nesterov_(op.attribute<bool>("nesterov")) {
     if (op.has_input(1)) {
       gradient_.emplace(op, 1, op.input(0).shape);
     }
@@ -75,36 +74,39 @@ class SgdCombinedUpdate final : public Kernel {
     for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
   }
 
-  void run(const RunContext& context) override {
-    const Factors factors = read_factors(context);
-    update::for_each_block(numel_, [&](int64_t begin, int64_t size) {
-      Scratch weight_scratch;
-      Scratch gradient_scratch;
-      Scratch velocity_scratch;
-      float* w = weight_.load(context, begin, size, weight_scratch.data());
-      float* v = velocity_.load(context, begin, size, velocity_scratch.data());
-      if (gradient_) {
-        const float* g =
-            gradient_->read(context, begin, size, gradient_scratch.data());
-        step_with_gradient(factors, w, g, v, size);
-      } else {
+  void begin_step(const RunContext& context) {
+    factors_ = read_factors(context);
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    Scratch weight_scratch;
+    Scratch gradient_scratch;
+    Scratch velocity_scratch;
+    const Factors factors = factors_;
+    float* w = weight_.load(context, begin, size, weight_scratch.data());
+    float* v = velocity_.load(context, begin, size, velocity_scratch.data());
+    if (gradient_) {
+      const float* g =
+          gradient_->read(context, begin, size, gradient_scratch.data());
+      step_with_gradient(factors, w, g, v, size);
+    } else {
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) w[i] -= factors.rate * v[i];
-      }
-      weight_.store(context, begin, size, w);
+      for (int64_t i = 0; i < size; ++i) w[i] -= factors.rate * v[i];
+    }
+    weight_.store(context, begin, size, w);
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) {
-        v[i] = factors.momentum * v[i] + factors.decay * w[i];
-      }
-      velocity_.store(context, begin, size, v);
-    });
+    for (int64_t i = 0; i < size; ++i) {
+      v[i] = factors.momentum * v[i] + factors.decay * w[i];
+    }
+    velocity_.store(context, begin, size, v);
   }
 
  private:
   struct Factors {
-    float momentum;
-    float decay;
-    float rate;
+    float momentum = 0.0F;
+    float decay = 0.0F;
+    float rate = 0.0F;
     float keep = 1.0F;
     float dampening = 0.0F;
     // The weight's step is rate * (of_g * g + of_w * w + of_v * v).
@@ -147,7 +149,7 @@ class SgdCombinedUpdate final : public Kernel {
   update::Clip clip_;
   float initial_scale_;
   bool nesterov_;
-  int64_t numel_;
+  Factors factors_;
 };
 
 }  // namespace
@@ -177,11 +179,10 @@ const OpDef kSgdCombinedUpdate{
         "Tensor? nesterov_dampening_scale_factor1, "
         "Tensor? sgd_momentum, Tensor? sgd_weight_decay, "
         "Tensor? norm, *, float initial_scale, bool nesterov, "
-        "float? max_grad_norm) -> (Tensor weight, Tensor velocity)",
-    .shape = [](const OpView& op) { return update::updated_types(op, 1); },
-    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
-      return std::make_unique<SgdCombinedUpdate>(op);
-    },
+        "float? max_grad_norm, int parameters=1) -> "
+        "(Tensor weight, Tensor velocity)",
+    .shape = update::updated_types<update::num_states<1>>,
+    .prepare = update::prepare_blockwise<SgdCombinedPart>,
 };
 
 }  // namespace popsim::ops

@@ -6,6 +6,8 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import OutputMode
+from popsim_torch.passes import pipeline
+from popsim_torch.passes.group_updates import group_updates
 
 ALIGNMENT = 64  # bytes
 
@@ -182,6 +184,17 @@ def test_gradients_that_plain_sgd_takes_from_a_small_batch_do_not_exist():
     shallow, deep = (train(mlp(depth, 64), x, y) for depth in (4, 24))
     of_biases_and_rows = 20 * 3 * 64 * 4
     assert deep.arena_bytes - shallow.arena_bytes <= of_biases_and_rows
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_updating_all_weights_at_once_takes_no_more(name, monkeypatch):
+    sizes = []
+    for passes in (pipeline.PASSES, [p for p in pipeline.PASSES if p is not group_updates]):
+        monkeypatch.setattr(pipeline, "PASSES", passes)
+        net, inputs, options = make_case(name)
+        program = train(net, *inputs, options=options, kind=poptorch.optim.Adam)
+        sizes.append((program.arena_bytes, program.peak_live_bytes, program.persistent_bytes))
+    assert sizes[0] == sizes[1]
 
 
 def test_accumulated_gradients_do_not_wait():

@@ -1,0 +1,100 @@
+"""Joins the weight updates of a model, so that threads share all of its parameters at once.
+
+Update ops of the same kind become one op, with the inputs and outputs of one parameter after the
+other and the number of parameters as its attribute ``parameters``. Values stay the same to the last
+bit: threads share blocks of elements, and where blocks begin depends on no other parameter.
+
+Plain SGD stays as it is: it reads and writes so little that sharing gains nothing, and where
+nothing else of a step uses several threads, it takes weights away from the core that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from popsim_torch.ir import Graph, Op
+from popsim_torch.ir.graph import NO_TENSOR
+
+_KINDS = {
+    "adam_update",
+    "lamb_update",
+    "rmsprop_update",
+    "sgd_combined_update",
+    "sgd_momentum_update",
+}
+_COUNT = "parameters"
+
+
+def group_updates(graph: Graph) -> int:
+    """Group update ops in place. A group stands where the first of its ops stood.
+
+    Args:
+        graph: Complete, returns included: an op that reads what an update writes keeps its place
+            before or behind it.
+
+    Returns:
+        The number of ops that became part of another one.
+    """
+    groups: dict[object, _Group] = {}
+    joined: list[list[Op]] = []
+    ops: list[Op] = []
+    for op in graph.ops:
+        read, written = _roots(graph, op.inputs), _roots(graph, op.outputs)
+        key = _key(op) if op.kind in _KINDS else None
+        if key in groups and groups[key].can_take(read, written):
+            groups[key].members.append(op)
+        else:
+            ops.append(op)
+            if key is not None:
+                groups[key] = _Group([op])
+                joined.append(groups[key].members)
+        for group in groups.values():
+            group.read |= read
+            group.written |= written
+    for members in joined:
+        _join(members)
+    num_gone = len(graph.ops) - len(ops)
+    graph.ops = ops
+    return num_gone
+
+
+@dataclass
+class _Group:
+    """Ops that become one, and what they and the ops behind the first of them touch."""
+
+    members: list[Op]
+    read: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+
+    def can_take(self, read: set[int], written: set[int]) -> bool:
+        """Whether an op may run at the same time as the group's first op."""
+        return not (written & self.read or written & self.written or read & self.written)
+
+
+def _key(op: Op) -> object:
+    """Return what ops of one group have in common."""
+    attributes = {name: value for name, value in op.attributes.items() if name != _COUNT}
+    lengths = len(op.inputs) // _count(op), len(op.outputs) // _count(op)
+    return op.kind, op.phase, op.stage, lengths, repr(sorted(attributes.items()))
+
+
+def _count(op: Op) -> int:
+    count: Any = op.attributes.get(_COUNT, 1)
+    return int(count)
+
+
+def _roots(graph: Graph, ids: Iterable[int]) -> set[int]:
+    return {graph.root(graph.tensors[i]).id for i in ids if i != NO_TENSOR}
+
+
+def _join(ops: list[Op]) -> None:
+    """Make the first op that of all."""
+    first, others = ops[0], ops[1:]
+    if not others:
+        return
+    first.attributes = {**first.attributes, _COUNT: sum(map(_count, ops))}
+    first.inputs = [i for op in ops for i in op.inputs]
+    first.outputs = [i for op in ops for i in op.outputs]
+    first.name = f"{first.name} and {len(others)} more"
