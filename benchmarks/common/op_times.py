@@ -25,6 +25,7 @@ _FAMILY_OF_KIND = {
 }
 # For kinds that are not in the table: the first part that the name contains decides.
 _FAMILY_BY_PART = (
+    ("attention", "attention"),
     ("convolution", "convolution"),
     ("update", "update"),
     ("accumulate", "update"),
@@ -151,11 +152,29 @@ def _flops(graph: Graph, op: Op) -> float:
         return _convolution_flops(outputs[0], inputs[1], inputs[0], op)
     if op.kind == "convolution_grad_weight":
         return _convolution_flops(inputs[1], outputs[0], inputs[0], op)
+    if op.kind.startswith("attention"):
+        return _attention_flops(graph, op)
     if op.kind == "map":
         code = op.attributes["code"]
         assert isinstance(code, list)
         return float(len(code) * math.prod(outputs[0].shape))
     return 0.0
+
+
+def _attention_flops(graph: Graph, op: Op) -> float:
+    """Return two operations per element of an operand and row or column of its product."""
+    shape = op.attributes["shape"]
+    assert isinstance(shape, list)
+    rows, columns = (int(size) for size in shape[-2:])  # type: ignore[arg-type]
+    # By position of the operand: the size of the product that it does not have itself.
+    uses = {0: columns, 2: rows}
+    if op.kind == "attention_grad":
+        uses = {1: columns, 4: columns, 6: rows, 7: columns, 8: columns}
+    return 2.0 * sum(
+        count * math.prod(graph.tensors[op.inputs[position]].shape)
+        for position, count in uses.items()
+        if op.inputs[position] >= 0
+    )
 
 
 def _convolution_flops(x: Tensor, weight: Tensor, y: Tensor, op: Op) -> float:

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "dense/available.h"
 #include "dense/half_matmul.h"
+#include "dense/piece_matmul.h"
 #include "dense/short_matmul.h"
 #include "dense/tile_matmul.h"
 
@@ -162,7 +163,8 @@ class VectorMatmul final : public Matmul {
 };
 
 std::unique_ptr<Matmul> create_matmul(const MatmulSpec& spec) {
-  const int num_threads = num_threads_for(num_flops(spec));
+  const int num_threads =
+      spec.one_thread ? 1 : num_threads_for(num_flops(spec));
   if (spec.batch == 1 && (spec.m == 1 || spec.n == 1)) {
     return std::make_unique<VectorMatmul>(spec, num_threads);
   }
@@ -190,6 +192,8 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   if (spec.half_partials) {
     return is_float32 ? create_half_matmul(spec) : nullptr;
   }
+  // The same bits as attention's, whatever the type in memory.
+  if (is_cut(spec)) return is_float32 ? create_batch_matmul(spec) : nullptr;
   if (auto matmul = create_tile_matmul(spec)) return matmul;
   if (!is_float32) return nullptr;
   if (auto matmul = create_short_matmul(spec)) return matmul;

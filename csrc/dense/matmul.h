@@ -47,6 +47,7 @@ struct MatmulSpec {
   bool relu = false;
   bool mask = false;
   bool update = false;
+  bool one_thread = false;  // run() wakes no other thread
 };
 
 struct MatmulOperands {

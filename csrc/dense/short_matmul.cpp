@@ -361,7 +361,8 @@ class ColumnMajorShort final : public Matmul {
 }  // namespace
 
 std::unique_ptr<Matmul> create_short_matmul(const MatmulSpec& spec) {
-  const bool simple = spec.batch == 1 && spec.alpha == 1.0F &&
+  const bool simple = spec.batch == 1 && !spec.one_thread &&
+                      spec.alpha == 1.0F &&
                       (spec.beta == 0.0F || spec.beta == 1.0F);
   if (!simple) return nullptr;
   const bool row_major = spec.b.column == 1 && spec.b.row >= spec.n;

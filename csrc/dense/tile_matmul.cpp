@@ -110,7 +110,7 @@ class TileMatmul final : public Matmul {
         panel_steps_(ceil_div(num_steps_, num_panels_)),
         chunk_(std::clamp<int64_t>(kResidentBytes / block_bytes(), 1,
                                    resident_.num_blocks)),
-        num_threads_(at::get_num_threads()),
+        num_threads_(spec.one_thread ? 1 : at::get_num_threads()),
         own_(spec.batch >= num_threads_ &&
              (a_.num_blocks + b_.num_blocks) * block_bytes() <= kMaxOwnBytes),
         num_tasks_(own_ ? 1 : num_tasks()),

@@ -9,6 +9,8 @@ extern const OpDef kAccumulate;             // accumulate.cpp
 extern const OpDef kAdamUpdate;             // update_adam.cpp
 extern const OpDef kAnchor;                 // anchor.cpp
 extern const OpDef kAten;                   // aten.cpp
+extern const OpDef kAttention;              // attention.cpp
+extern const OpDef kAttentionGrad;          // attention_grad.cpp
 extern const OpDef kAveragePool;            // pool_average.cpp
 extern const OpDef kAveragePoolGrad;        // pool_average.cpp
 extern const OpDef kBatchNormGrad;          // batch_norm.cpp

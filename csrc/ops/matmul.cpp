@@ -16,6 +16,7 @@
 
 #include "ops/entries.h"
 #include "ops/float_operand.h"
+#include "ops/matrices.h"
 #include "ops/partials.h"
 
 namespace popsim::ops {
@@ -30,54 +31,12 @@ double number_or_one(const OpView& op, std::string_view name) {
   return op.has_attribute(name) ? op.attribute<double>(name) : 1.0;
 }
 
-int significant_bits(DType dtype) {
-  return dtype == DType::kFloat16 ? 11 : dtype == DType::kBFloat16 ? 8 : 24;
-}
-
 bool has_relu(const OpView& op) {
   if (!op.has_attribute("activation")) return false;
   const auto& activation = op.attribute<std::string>("activation");
   check_internal(activation == "relu", "matmul '", op.op().name,
                  "': activation '", activation, "' is not relu");
   return true;
-}
-
-// An operand as a batch of matrices. A repeated batch has size 1.
-struct Matrices {
-  int64_t batch = 1;
-  int64_t rows = 0;
-  int64_t columns = 0;
-  dense::MatrixStrides strides;
-};
-
-// Gives axes of size 1 a stride that a dense matrix would have.
-void normalise(Matrices& m) {
-  if (m.columns == 1) m.strides.column = m.strides.row == 1 ? m.rows : 1;
-  if (m.rows == 1) m.strides.row = m.strides.column == 1 ? m.columns : 1;
-}
-
-Matrices matrices_of(const graph::Tensor& t) {
-  const size_t rank = t.shape.size();
-  Matrices m;
-  m.rows = t.shape[rank - 2];
-  m.columns = t.shape[rank - 1];
-  m.strides.row = t.strides[rank - 2];
-  m.strides.column = t.strides[rank - 1];
-  normalise(m);
-  if (rank == 3 && t.shape[0] != 1 && t.strides[0] != 0) {
-    m.batch = t.shape[0];
-    m.strides.batch = t.strides[0];
-  }
-  return m;
-}
-
-bool is_row_major(const Matrices& m) {
-  return m.strides.column == 1 && m.strides.row >= m.columns;
-}
-
-// One axis has stride 1 and the other steps over it.
-bool is_plain(const Matrices& m) {
-  return is_row_major(m) || (m.strides.row == 1 && m.strides.column >= m.rows);
 }
 
 // A batch of matrices times one matrix is one tall matrix times that matrix.
@@ -175,13 +134,14 @@ class DenseMatmul final : public Kernel {
     });
   }
 
-  // A bias per column is added by the product itself. Any other one is what the
-  // output holds before the product is added to it.
+  // A bias per column is added by the product itself, if that is of two
+  // matrices. Any other one is what the output holds before the product is
+  // added to it.
   void plan_bias(const OpView& op, dense::MatmulSpec& spec) {
     const auto beta = static_cast<float>(number_or_one(op, "beta"));
     if (!op.has_input(kBias) || beta == 0.0f) return;
     FloatView view = bias_view(op, op.output(0).shape);
-    bool per_column = true;
+    bool per_column = spec.batch == 1;
     for (size_t i = 0; i + 1 < view.strides.size(); ++i) {
       per_column = per_column && view.strides[i] == 0;
     }

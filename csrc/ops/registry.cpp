@@ -7,11 +7,13 @@ namespace popsim::ops {
 
 namespace {
 
-constexpr std::array<const OpDef*, 42> kOps{
+constexpr std::array<const OpDef*, 44> kOps{
     &kAccumulate,
     &kAdamUpdate,
     &kAnchor,
     &kAten,
+    &kAttention,
+    &kAttentionGrad,
     &kAveragePool,
     &kAveragePoolGrad,
     &kBatchNormGrad,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from popsim_torch.ir import Graph, verify
+from popsim_torch.passes.fuse_attention import fuse_attention
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
 from popsim_torch.passes.fuse_products import fuse_products
@@ -16,6 +17,7 @@ from popsim_torch.passes.group_updates import group_updates
 PASSES: tuple[Callable[[Graph], object], ...] = (
     fuse_loss_gradient,
     fuse_elementwise,
+    fuse_attention,
     fuse_products,
     group_updates,
 )
