@@ -105,9 +105,10 @@ class OurRun:
 
 def make_runs(case: Case) -> dict[str, EagerRun | OurRun]:
     """Return all contenders, each after one step."""
-    runs: dict[str, EagerRun | OurRun] = {"ours": OurRun(case, [])}
-    runs["ours"]()
-    model = runs["ours"].model  # type: ignore[union-attr]
+    ours = OurRun(case, [])
+    ours()
+    runs: dict[str, EagerRun | OurRun] = {"ours": ours}
+    model = ours.model
     all_names = model.getTensorNames()
     weights = {GRADIENT + name for name, _ in model.model.named_parameters()}
     runs["ours, gradients"] = OurRun(case, [name for name in all_names if name in weights])

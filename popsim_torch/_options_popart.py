@@ -83,7 +83,8 @@ class _PopartOptions(FreezableOptions):
     ``Options.Precision.setPartialsType`` does for all products: ``partialsTypeMatMuls``, the entry
     ``partialsType`` of ``matmulOptions``, which goes before it, and that of
     ``convolutionOptions``. What none of them says is left to ``setPartialsType``, in whichever
-    order the calls are.
+    order the calls are. The entry ``availableMemoryProportion`` of the two dictionaries is stored
+    and has **no effect**.
 
     ``autoRecomputation`` is carried out. It says which forward values are rebuilt in the backward
     pass instead of being kept in memory until then; values and weights stay the same to the last

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.fx
+from torch.fx.node import Argument
 
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.ir import Attribute, Graph, Phase, Tensor, TensorKind
@@ -67,13 +68,11 @@ class Builder:
         # Owners of the memory of images.
         self._images: set[int] = set()
 
-    def tensor(self, node: torch.fx.Node) -> Tensor:
-        """Return the tensor that a node became."""
-        value = self.values.get(node)
+    def tensor(self, argument: Argument) -> Tensor:
+        """Return the tensor that an argument of a node, a node itself, became."""
+        value = self.values.get(argument) if isinstance(argument, torch.fx.Node) else None
         if not isinstance(value, Tensor):
-            raise InternalError(
-                f"lowering: node {node.name} ({node.target}) is not a single tensor"
-            )
+            raise InternalError(f"lowering: argument {argument!r} is not a single tensor")
         return value
 
     def used_results(self, node: torch.fx.Node) -> set[int]:

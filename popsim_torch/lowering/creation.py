@@ -106,7 +106,7 @@ def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value
         return None
     inputs = []
     if node.target is aten.bernoulli.default:
-        inputs = [builder.tensor(node.args[0])]  # type: ignore[arg-type]
+        inputs = [builder.tensor(node.args[0])]
     out = builder.value(val.dtype, val.shape)
     attributes["shape"] = [int(size) for size in val.shape]
     attributes["stream"] = builder.stream_of[node]

@@ -77,14 +77,14 @@ def _matmul_attributes(builder: Builder, operand: Tensor) -> dict[str, Attribute
 
 
 def _product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    a, b = (builder.tensor(arg) for arg in node.args[:2])  # type: ignore[arg-type]
+    a, b = (builder.tensor(arg) for arg in node.args[:2])
     out = _result(builder, node)
     builder.op("matmul", [a, b], [out], _matmul_attributes(builder, a), place=place)
     return out
 
 
 def _product_plus(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    bias, a, b = (builder.tensor(arg) for arg in node.args[:3])  # type: ignore[arg-type]
+    bias, a, b = (builder.tensor(arg) for arg in node.args[:3])
     out = _result(builder, node)
     attributes = {**_scales(node), **_matmul_attributes(builder, a)}
     builder.op("matmul", [a, b, bias], [out], attributes, place=place)
@@ -97,7 +97,7 @@ def _scales(node: torch.fx.Node) -> dict[str, Attribute]:
 
 def _vector_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Lower a product with a vector, which is a matrix of one column."""
-    *bias, a, b = (builder.tensor(arg) for arg in node.args)  # type: ignore[arg-type]
+    *bias, a, b = (builder.tensor(arg) for arg in node.args)
     if len(a.shape) == 1:
         a = builder.graph.add_view(a, (1, *a.shape), (1, *a.strides), a.offset)
     out = _result(builder, node)
@@ -139,9 +139,9 @@ def _image(builder: Builder, like: torch.Tensor | Tensor, arguments: tuple[Any, 
 
 def _convolution(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     x, weight, bias = node.args[:3]
-    inputs = [builder.tensor(x), builder.tensor(weight)]  # type: ignore[arg-type]
+    inputs = [builder.tensor(x), builder.tensor(weight)]
     if bias is not None:
-        inputs.append(builder.tensor(bias))  # type: ignore[arg-type]
+        inputs.append(builder.tensor(bias))
     out = _image(builder, node.meta["val"], node.args[3:9])
     attributes = _convolution_attributes(builder, inputs[0], node.args[3:9])
     builder.op("convolution", inputs, [out], attributes, place=place)
@@ -149,7 +149,7 @@ def _convolution(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, x, weight = (builder.tensor(arg) for arg in node.args[:3])  # type: ignore[arg-type]
+    gradient, x, weight = (builder.tensor(arg) for arg in node.args[:3])
     attributes = _convolution_attributes(builder, gradient, node.args[4:10])
     mask: Any = node.args[10]
     used = builder.used_results(node)

@@ -77,7 +77,7 @@ def _rest(arguments: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, .
 
 
 def _max_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    x = builder.image_or_contiguous(builder.tensor(node.args[0]), place)  # type: ignore[arg-type]
+    x = builder.image_or_contiguous(builder.tensor(node.args[0]), place)
     kernel, stride, padding, dilation, _ = _rest(node.args[1:], (0, [], 0, 1, False))
     shape = node.meta["val"][0].shape
     out = _like(builder, x, x.dtype, shape)
@@ -132,7 +132,7 @@ def _average_attributes(
 
 
 def _average_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    x = builder.tensor(node.args[0])  # type: ignore[arg-type]
+    x = builder.tensor(node.args[0])
     shape = node.meta["val"].shape
     out = _like(builder, x, x.dtype, shape)
     attributes = _average_attributes(node, node.args[1:], shape)
@@ -141,7 +141,7 @@ def _average_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def _average_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, x = (builder.tensor(arg) for arg in node.args[:2])  # type: ignore[arg-type]
+    gradient, x = (builder.tensor(arg) for arg in node.args[:2])
     out = _like(builder, x, x.dtype, x.shape)
     attributes = _average_attributes(node, node.args[2:], gradient.shape)
     attributes["input_shape"] = list(x.shape)

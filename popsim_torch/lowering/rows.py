@@ -56,43 +56,47 @@ def _all_floating(node: torch.fx.Node) -> bool:
 
 
 def _layer_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    x, shape, weight, bias, epsilon = node.args
+    arguments: Any = node.args
+    x, shape, weight, bias, epsilon = arguments
     inputs = [_given(builder, argument) for argument in (x, weight, bias)]
     outputs = _read_results(builder, node)
     attributes: dict[str, Attribute] = {
-        "width": math.prod(shape),  # type: ignore[arg-type]
-        "epsilon": float(epsilon),  # type: ignore[arg-type]
+        "width": math.prod(shape),
+        "epsilon": float(epsilon),
     }
     builder.op("layer_norm", inputs, outputs, attributes, place=place)
     return outputs
 
 
 def _layer_norm_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, x, shape, mean, rstd, weight, _bias, _mask = node.args
+    arguments: Any = node.args
+    gradient, x, shape, mean, rstd, weight, _bias, _mask = arguments
     inputs = [_given(builder, argument) for argument in (gradient, x, mean, rstd, weight)]
     outputs = _read_results(builder, node)
-    width = math.prod(shape)  # type: ignore[arg-type]
+    width = math.prod(shape)
     builder.op("layer_norm_grad", inputs, outputs, {"width": width}, place=place)
     return outputs
 
 
 def _group_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    x, weight, bias, _n, _c, _pixels, groups, epsilon = node.args
+    arguments: Any = node.args
+    x, weight, bias, _n, _c, _pixels, groups, epsilon = arguments
     inputs = [_given(builder, argument) for argument in (x, weight, bias)]
     outputs = _read_results(builder, node)
     attributes: dict[str, Attribute] = {
-        "groups": int(groups),  # type: ignore[arg-type]
-        "epsilon": float(epsilon),  # type: ignore[arg-type]
+        "groups": int(groups),
+        "epsilon": float(epsilon),
     }
     builder.op("group_norm", inputs, outputs, attributes, place=place)
     return outputs
 
 
 def _group_norm_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, x, mean, rstd, weight, _n, _c, _pixels, groups, _mask = node.args
+    arguments: Any = node.args
+    gradient, x, mean, rstd, weight, _n, _c, _pixels, groups, _mask = arguments
     inputs = [_given(builder, argument) for argument in (gradient, x, mean, rstd, weight)]
     outputs = _read_results(builder, node)
-    attributes: dict[str, Attribute] = {"groups": int(groups)}  # type: ignore[arg-type]
+    attributes: dict[str, Attribute] = {"groups": int(groups)}
     builder.op("group_norm_grad", inputs, outputs, attributes, place=place)
     return outputs
 
@@ -107,7 +111,8 @@ def _softmax(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def _softmax_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, y, axis, _dtype = node.args
+    arguments: Any = node.args
+    gradient, y, axis, _dtype = arguments
     attributes = {"log": node.target is aten._log_softmax_backward_data.default}
     return _over_axis(builder, node, "softmax_grad", [gradient, y], axis, attributes, place)
 
@@ -138,25 +143,27 @@ def _has_axes(node: torch.fx.Node) -> bool:
 
 
 def _nll_loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    x, labels, weights, reduction, ignored = node.args
+    arguments: Any = node.args
+    x, labels, weights, reduction, ignored = arguments
     inputs = [_given(builder, argument) for argument in (x, labels, weights)]
     outputs = _read_results(builder, node)
     attributes: dict[str, Attribute] = {
-        "reduction": _REDUCTIONS[reduction],  # type: ignore[index]
-        "ignore_index": int(ignored),  # type: ignore[arg-type]
+        "reduction": _REDUCTIONS[reduction],
+        "ignore_index": int(ignored),
     }
     builder.op("nll_loss", inputs, outputs, attributes, place=place)
     return outputs
 
 
 def _nll_loss_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, _x, labels, weights, reduction, ignored, total = node.args
+    arguments: Any = node.args
+    gradient, _x, labels, weights, reduction, ignored, total = arguments
     inputs = [_given(builder, argument) for argument in (gradient, total, labels, weights)]
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)
     attributes: dict[str, Attribute] = {
-        "reduction": _REDUCTIONS[reduction],  # type: ignore[index]
-        "ignore_index": int(ignored),  # type: ignore[arg-type]
+        "reduction": _REDUCTIONS[reduction],
+        "ignore_index": int(ignored),
         "classes": int(value.shape[1]),
         "dtype": _name(value.dtype),
     }
@@ -175,17 +182,19 @@ def _has_rows_of_classes(x: Any, labels: Any, others: list[Any]) -> bool:
 
 
 def _nll_loss_supported(node: torch.fx.Node) -> bool:
-    x, labels, weights, _reduction, _ignored = node.args
+    arguments: Any = node.args
+    x, labels, weights, _reduction, _ignored = arguments
     return _has_rows_of_classes(x, labels, [weights])
 
 
 def _nll_loss_backward_supported(node: torch.fx.Node) -> bool:
-    gradient, x, labels, weights, _reduction, _ignored, total = node.args
+    arguments: Any = node.args
+    gradient, x, labels, weights, _reduction, _ignored, total = arguments
     return _has_rows_of_classes(x, labels, [gradient, weights, total])
 
 
 def _embedding(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    table, indices = (builder.tensor(argument) for argument in node.args[:2])  # type: ignore[arg-type]
+    table, indices = (builder.tensor(argument) for argument in node.args[:2])
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)
     builder.op("embedding", [builder.contiguous(table, place), indices], [out], place=place)
@@ -193,7 +202,7 @@ def _embedding(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def _embedding_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    gradient, indices = (builder.tensor(argument) for argument in node.args[:2])  # type: ignore[arg-type]
+    gradient, indices = (builder.tensor(argument) for argument in node.args[:2])
     num_rows, padding, _scale = node.args[2:]
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)

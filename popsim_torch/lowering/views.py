@@ -67,7 +67,7 @@ def is_view(node: torch.fx.Node) -> bool:
 
 def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Return the view (or views) that a node stands for, copying first where there is none."""
-    source = builder.tensor(node.args[0])  # type: ignore[arg-type]
+    source = builder.tensor(node.args[0])
     if node.target in _SAME_TENSOR or node.target is aten._to_copy.default:
         return _another_name(builder, source)
     target: Any = node.target
