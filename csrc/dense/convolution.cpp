@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "dense/available.h"
 #include "dense/onednn.h"
+#include "dense/tile_convolution.h"
 
 namespace popsim::dense {
 namespace {
@@ -385,7 +386,7 @@ std::unique_ptr<Convolution> Convolution::create(const ConvolutionSpec& spec,
     return nullptr;
   }
   try {
-    return create_convolution(spec, pass);
+    return with_tile_units(create_convolution(spec, pass), spec, pass);
   } catch (const dnnl::error&) {
     return nullptr;
   }

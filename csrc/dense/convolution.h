@@ -29,6 +29,8 @@ struct ConvolutionSpec {
   Extents padding;    // on both ends
   Extents dilation;   // 1: neighbours
   bool bias = false;  // forward: added; gradient of the weight: computed
+  // Of the numbers that are read: 24, or less for those widened from 16 bits.
+  int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
   Order output_order = Order::kChannelsFirst;
 };
@@ -50,8 +52,8 @@ struct ConvolutionTensors {
 
 class Convolution {
  public:
-  // Null when oneDNN has no fast code for the problem: without oneDNN, for
-  // empty tensors, and for sizes that do not follow from each other.
+  // Null when there is no fast code for the problem: without oneDNN, for empty
+  // tensors, and for sizes that do not follow from each other.
   [[nodiscard]] static std::unique_ptr<Convolution> create(
       const ConvolutionSpec& spec, ConvolutionPass pass);
 
@@ -61,7 +63,7 @@ class Convolution {
   virtual ~Convolution() = default;
 
   // Memory that run() needs besides the tensors: the operands in the layouts
-  // that oneDNN computes with.
+  // that it computes with.
   [[nodiscard]] virtual size_t workspace_bytes() const = 0;
   // `workspace` is aligned to 64 bytes.
   virtual void run(const ConvolutionTensors& tensors, void* workspace) = 0;

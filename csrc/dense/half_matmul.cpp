@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/numbers.h"
 #include "dense/panels.h"
 
 namespace popsim::dense {
@@ -18,8 +19,6 @@ constexpr int64_t kMinTaskWork = 1 << 18;
 constexpr int64_t kMinTaskMoves = 1 << 15;
 // Side of the blocks that a matrix is transposed in.
 constexpr int kBlock = 16;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t grain_for(int64_t enough, int64_t per_unit) {
   return std::max<int64_t>(1, enough / per_unit);

@@ -5,6 +5,8 @@
 #include <array>
 #include <utility>
 
+#include "base/numbers.h"
+
 namespace popsim::dense {
 namespace {
 
@@ -77,8 +79,6 @@ constexpr std::array<BlocksByRows, kMaxPanelVectors> kBlocks = [] {
   return std::array{blocks_of<1, kHalf>(kRows), blocks_of<2, kHalf>(kRows),
                     blocks_of<3, kHalf>(kRows), blocks_of<4, kHalf>(kRows)};
 }();
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of any number, in blocks of about one size: a block of few rows waits
 // for its weights.

@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
+#include <vector>
 
 #include "base/check.h"
+#include "base/numbers.h"
 #include "dense/product_row.h"
 #include "dense/tile_parts.h"
 #include "dense/tile_units.h"
@@ -26,14 +27,6 @@ constexpr int64_t kMaxOwnBytes = 1 << 20;
 // Steps of the units, and of packing, that are worth another thread.
 constexpr int64_t kMinTaskSteps = 512;
 constexpr int64_t kMinPackSteps = 64;
-
-int64_t ceil_div(int64_t value, int64_t unit) {
-  return (value + unit - 1) / unit;
-}
-
-int num_parts_of(const MatmulSpec& spec) {
-  return spec.significant_bits <= 8 ? 1 : spec.significant_bits <= 11 ? 2 : 3;
-}
 
 // Rows of an output of any type.
 class BlockWriter {
@@ -99,7 +92,7 @@ class TileMatmul final : public Matmul {
  public:
   explicit TileMatmul(const MatmulSpec& spec)
       : spec_(spec),
-        num_parts_(num_parts_of(spec)),
+        num_parts_(num_parts_of(spec.significant_bits)),
         b_resident_(spec.n <= spec.m),
         a_(operand(spec.m, TileOrder::kRows)),
         b_(operand(spec.n, TileOrder::kPairs)),
@@ -117,7 +110,11 @@ class TileMatmul final : public Matmul {
         all_(block_function(num_parts_, PartProducts::kAll)),
         first_(block_function(num_parts_, PartProducts::kFirst)),
         following_(block_function(num_parts_, PartProducts::kFollowing)),
-        writer_(spec_) {}
+        writer_(spec_) {
+    for (int64_t step = 0; step < panel_steps_; ++step) {
+      steps_.push_back(step * num_parts_ * 2 * kTileNumbers);
+    }
+  }
 
   using Matmul::run;
 
@@ -243,19 +240,16 @@ class TileMatmul final : public Matmul {
   // Returns the largest magnitude, as pack_block does.
   uint32_t pack_chunk(const PartSource& source, const Panel& panel,
                       int64_t first, int64_t last, char* workspace) const {
-    std::atomic<uint32_t> largest = 0;
+    LargestMagnitude largest;
     const int64_t grain = std::max<int64_t>(1, kMinPackSteps / panel.num_steps);
     at::parallel_for(first, last, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         auto* out = reinterpret_cast<uint16_t*>(workspace +
                                                 (i - first) * block_bytes());
-        const uint32_t size = pack_block(resident_, source, panel, i, out);
-        uint32_t before = largest;
-        while (before < size && !largest.compare_exchange_weak(before, size)) {
-        }
+        largest.add(pack_block(resident_, source, panel, i, out));
       }
     });
-    return largest;
+    return largest.value();
   }
 
   // Returns the largest magnitude of the block as the bits of a float32.
@@ -270,17 +264,6 @@ class TileMatmul final : public Matmul {
     return largest;
   }
 
-  // Otherwise products of the following parts may be other than small:
-  // infinities and NaN meet zeros there, and products beyond float32 are
-  // infinite with either sign.
-  static bool are_ordinary(uint32_t a, uint32_t b) {
-    constexpr uint32_t kExponentShift = 23;
-    constexpr uint32_t kBias = 127;
-    constexpr uint32_t kMaxExponent = 2 * kBias + 110;
-    return a < kTooLarge && b < kTooLarge &&
-           (a >> kExponentShift) + (b >> kExponentShift) < kMaxExponent;
-  }
-
   // A block of the output and its packed operands.
   struct Block {
     int64_t row;
@@ -288,6 +271,13 @@ class TileMatmul final : public Matmul {
     const uint16_t* a;
     const uint16_t* b;
   };
+
+  [[nodiscard]] TileWalk walk(const uint16_t* packed) const {
+    return {.data = packed,
+            .part = 2 * kTileNumbers,
+            .second = kTileNumbers,
+            .steps = steps_.data()};
+  }
 
   void compute(const MatmulOperands& operands, const Panel& panel,
                bool ordinary, const Block& block, char* workspace) const {
@@ -300,8 +290,8 @@ class TileMatmul final : public Matmul {
             ? nullptr
             : reinterpret_cast<float*>(workspace + packed_bytes()) +
                   (block.row * b_.num_blocks + block.column) * kBlockNumbers;
-    BlockProduct product{.a = block.a,
-                         .b = block.b,
+    BlockProduct product{.a = walk(block.a),
+                         .b = walk(block.b),
                          .num_steps = panel.num_steps,
                          .two_row_tiles = rows > kTileRows,
                          .two_column_tiles = columns > kTileRows,
@@ -361,6 +351,7 @@ class TileMatmul final : public Matmul {
   BlockFunction first_;
   BlockFunction following_;
   BlockWriter writer_;
+  std::vector<int64_t> steps_;  // where a packed block's steps are
 };
 
 bool is_plain(const MatrixStrides& strides) {
@@ -372,7 +363,7 @@ bool is_plain(const MatrixStrides& strides) {
 // that are worth two rounds of the threads. The bounds were measured on an
 // Emerald Rapids processor.
 bool pays(const MatmulSpec& spec) {
-  const bool wide = num_parts_of(spec) == 3;
+  const bool wide = num_parts_of(spec.significant_bits) == 3;
   const int64_t min_uses = wide ? 60 : 40;
   const int64_t min_work = wide ? 1 << 25 : 1 << 18;
   const int64_t uses = spec.m * spec.n / (spec.m + spec.n);

@@ -180,6 +180,13 @@ Numbers read_edge(const Corner& from, int64_t i) {
   }
 }
 
+// Pairs of numbers change places.
+void transpose(const uint16_t* from, uint16_t* to) {
+  at::vec::transpose_mxn<float, kTileRows, kTileRows>(
+      reinterpret_cast<const float*>(from), kTileRows,
+      reinterpret_cast<float*>(to), kTileRows);
+}
+
 template <DType kType, int kParts, bool kDepthInner, bool kTransposed,
           bool kEdge, typename Splitter>
 void pack_tile(const Corner& from, Splitter& splitter, uint16_t* out) {
@@ -199,10 +206,7 @@ void pack_tile(const Corner& from, Splitter& splitter, uint16_t* out) {
   }
   if constexpr (!kTransposed) return;
   for (int64_t part = 0; part < kParts; ++part) {
-    // Pairs of numbers change places.
-    at::vec::transpose_mxn<float, kTileRows, kTileRows>(
-        reinterpret_cast<const float*>(to + part * kPart), kTileRows,
-        reinterpret_cast<float*>(out + part * kPart), kTileRows);
+    transpose(to + part * kPart, out + part * kPart);
   }
 }
 
@@ -272,7 +276,43 @@ PackFunction float32_function(int num_parts, TileOrder order, bool bounded) {
   }
 }
 
+__m512 position(const PositionRow& row, int64_t i, __mmask16 lanes) {
+  if (i < row.first || i >= row.last) return _mm512_setzero_ps();
+  return load<DType::kFloat32>(row.data, row.offset + i * row.stride, lanes);
+}
+
+template <int kParts>
+uint32_t pack_row(const PositionRow& low, const PositionRow& high,
+                  int64_t count, uint16_t* out, int64_t part) {
+  Splitter<kParts, /*kBounded=*/false> splitter;
+  const __mmask16 low_lanes = first_lanes(low.lanes);
+  const __mmask16 high_lanes = first_lanes(high.lanes);
+  for (int64_t i = 0; i < count; ++i) {
+    Parts<kParts> parts;
+    splitter.split({position(low, i, low_lanes), position(high, i, high_lanes)},
+                   parts);
+#pragma GCC unroll 3
+    for (int64_t p = 0; p < kParts; ++p) {
+      _mm512_store_si512(out + p * part + i * kStepDepth, parts.of[p]);
+    }
+  }
+  return splitter.largest();
+}
+
 }  // namespace
+
+PackRowFunction pack_row_function(int num_parts) {
+  switch (num_parts) {
+    case 1:
+      return pack_row<1>;
+    case 2:
+      return pack_row<2>;
+    default:
+      return pack_row<3>;
+  }
+}
+
+void transpose_tile(const uint16_t* from, uint16_t* to) { transpose(from, to); }
 
 PackFunction pack_function(DType dtype, int num_parts, TileOrder order,
                            bool bounded) {
@@ -297,6 +337,14 @@ namespace popsim::dense {
 PackFunction pack_function(DType /*dtype*/, int /*num_parts*/,
                            TileOrder /*order*/, bool /*bounded*/) {
   throw InternalError("pack_function: not built for matrix units");
+}
+
+PackRowFunction pack_row_function(int /*num_parts*/) {
+  throw InternalError("pack_row_function: not built for matrix units");
+}
+
+void transpose_tile(const uint16_t* /*from*/, uint16_t* /*to*/) {
+  throw InternalError("transpose_tile: not built for matrix units");
 }
 
 }  // namespace popsim::dense

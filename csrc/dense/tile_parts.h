@@ -11,12 +11,18 @@
 // bits of its last part.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "base/dtype.h"
 #include "dense/tile_units.h"
 
 namespace popsim::dense {
+
+// Parts of numbers with this many significant bits.
+[[nodiscard]] constexpr int num_parts_of(int significant_bits) {
+  return significant_bits <= 8 ? 1 : significant_bits <= 11 ? 2 : 3;
+}
 
 // A matrix with one axis, the depth, along which a product adds up. One of the
 // strides is 1. Strides are in elements.
@@ -46,6 +52,33 @@ struct PartBlock {
 // infinite bfloat16, or are infinite or NaN themselves.
 inline constexpr uint32_t kTooLarge = 0x7f7f8000;
 
+// Whether the parts of two operands with these largest magnitudes, as the bits
+// of float32 numbers, give their product. Otherwise products of the following
+// parts may be other than small: infinities and NaN meet zeros there, and
+// products beyond float32 are infinite with either sign.
+[[nodiscard]] constexpr bool are_ordinary(uint32_t a, uint32_t b) {
+  constexpr uint32_t kExponentShift = 23;
+  constexpr uint32_t kBias = 127;
+  constexpr uint32_t kMaxExponent = 2 * kBias + 110;
+  return a < kTooLarge && b < kTooLarge &&
+         (a >> kExponentShift) + (b >> kExponentShift) < kMaxExponent;
+}
+
+// The largest of what several threads found.
+class LargestMagnitude {
+ public:
+  void add(uint32_t magnitude) {
+    uint32_t before = value_;
+    while (before < magnitude &&
+           !value_.compare_exchange_weak(before, magnitude)) {
+    }
+  }
+  [[nodiscard]] uint32_t value() const { return value_; }
+
+ private:
+  std::atomic<uint32_t> value_ = 0;
+};
+
 // Returns the largest magnitude of the numbers as the bits of a float32; 0 for
 // a single part, where nobody needs it. `bounded`: rounds finite numbers to
 // finite ones, which takes longer.
@@ -53,5 +86,26 @@ using PackFunction = uint32_t (*)(const PartSource& source,
                                   const PartBlock& block);
 [[nodiscard]] PackFunction pack_function(DType dtype, int num_parts,
                                          TileOrder order, bool bounded);
+
+// A row of positions with up to kTileRows numbers each.
+struct PositionRow {
+  const float* data;
+  int64_t offset;  // of position 0, which need not exist
+  int64_t stride;  // from position to position
+  int64_t first;   // to `last`: the positions that exist; the others are zeros
+  int64_t last;
+  int64_t lanes;  // numbers at a position; those up to kTileRows are zeros
+};
+
+// Packs `count` positions, each as a row of a tile: number i of `low` and
+// number i of `high` side by side. Writes them to `out`, the following parts
+// `part` numbers further each. Returns the largest magnitude as above.
+using PackRowFunction = uint32_t (*)(const PositionRow& low,
+                                     const PositionRow& high, int64_t count,
+                                     uint16_t* out, int64_t part);
+[[nodiscard]] PackRowFunction pack_row_function(int num_parts);
+
+// Turns a tile around: pairs of numbers change places. `to` may not be `from`.
+void transpose_tile(const uint16_t* from, uint16_t* to);
 
 }  // namespace popsim::dense

@@ -34,7 +34,6 @@ constexpr Configuration kConfiguration;
 // The compiler does not know what memory the tile instructions read.
 void memory_barrier() { asm volatile("" ::: "memory"); }
 
-constexpr int64_t kTileBytes = 2 * kTileNumbers;
 constexpr int64_t kRowBytes = 64;
 
 struct Pair {
@@ -96,14 +95,14 @@ struct Tiles {
     }
   }
 
-  static void load_a(const char* a) {
+  static void load_a(const uint16_t* a, int64_t second) {
     _tile_loadd(4, a, kRowBytes);
-    if constexpr (kTwoRows) _tile_loadd(5, a + kTileBytes, kRowBytes);
+    if constexpr (kTwoRows) _tile_loadd(5, a + second, kRowBytes);
   }
 
-  static void load_b(const char* b) {
+  static void load_b(const uint16_t* b, int64_t second) {
     _tile_loadd(6, b, kRowBytes);
-    if constexpr (kTwoColumns) _tile_loadd(7, b + kTileBytes, kRowBytes);
+    if constexpr (kTwoColumns) _tile_loadd(7, b + second, kRowBytes);
   }
 
   static void multiply() {
@@ -117,22 +116,25 @@ struct Tiles {
 template <int kParts, PartProducts kProducts, typename Tiles>
 struct Kernel {
   static constexpr auto kPairs = pairs_of_parts<kParts, kProducts>();
-  static constexpr int64_t kPartBytes = 2 * kTileBytes;
-  static constexpr int64_t kStepBytes = kParts * kPartBytes;
 
   template <size_t i>
-  static void multiply_pair(const char* a, const char* b) {
+  static void multiply_pair(const TileWalk& a, const TileWalk& b,
+                            int64_t step) {
     constexpr Pair kPair = kPairs[i];
     constexpr Pair kBefore = i == 0 ? Pair{-1, -1} : kPairs[i - (i != 0)];
-    if constexpr (kPair.a != kBefore.a) Tiles::load_a(a + kPair.a * kPartBytes);
-    if constexpr (kPair.b != kBefore.b) Tiles::load_b(b + kPair.b * kPartBytes);
+    if constexpr (kPair.a != kBefore.a) {
+      Tiles::load_a(a.data + a.steps[step] + kPair.a * a.part, a.second);
+    }
+    if constexpr (kPair.b != kBefore.b) {
+      Tiles::load_b(b.data + b.steps[step] + kPair.b * b.part, b.second);
+    }
     Tiles::multiply();
   }
 
   template <size_t... i>
-  static void multiply_step(const char* a, const char* b,
+  static void multiply_step(const TileWalk& a, const TileWalk& b, int64_t step,
                             std::index_sequence<i...> /*pairs*/) {
-    (multiply_pair<i>(a, b), ...);
+    (multiply_pair<i>(a, b, step), ...);
   }
 
   static void run(const BlockProduct& block) {
@@ -142,12 +144,10 @@ struct Kernel {
     } else {
       Tiles::clear();
     }
-    const auto* a = reinterpret_cast<const char*>(block.a);
-    const auto* b = reinterpret_cast<const char*>(block.b);
+    const TileWalk a = block.a;
+    const TileWalk b = block.b;
     for (int64_t step = 0; step < block.num_steps; ++step) {
-      multiply_step(a, b, std::make_index_sequence<kPairs.size()>());
-      a += kStepBytes;
-      b += kStepBytes;
+      multiply_step(a, b, step, std::make_index_sequence<kPairs.size()>());
     }
     Tiles::store_sums(block.sums, block.sum_stride);
     memory_barrier();

@@ -1,10 +1,9 @@
 // The matrix units of x86 processors (AMX): products of bfloat16 tiles with
 // sums in float32.
 //
-// A block of the output has kBlock x kBlock numbers, its operands come as
-// blocks of kBlock rows (or columns) in the order that the units read. For
-// every kStepDepth numbers along the depth a block holds, for each of its parts
-// (tile_parts.h), two tiles of kTileRows rows.
+// A block of the output has kBlock x kBlock numbers: two rows of two tiles. For
+// every kStepDepth numbers along the depth, a step, and for each part of the
+// numbers (tile_parts.h), it takes two tiles of either operand.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +26,18 @@ enum class PartProducts : int8_t {
   kFollowing  // all but those
 };
 
+// Where the tiles of an operand are, counted in numbers. A tile is 16 rows of
+// 32 numbers without gaps, each at a multiple of 64 bytes.
+struct TileWalk {
+  const uint16_t* data;
+  int64_t part;          // from part to part
+  int64_t second;        // to the second of the two tiles
+  const int64_t* steps;  // [num_steps] to the first tile of each step
+};
+
 struct BlockProduct {
-  const uint16_t* a;
-  const uint16_t* b;
+  TileWalk a;
+  TileWalk b;
   int64_t num_steps;
   bool two_row_tiles;     // or the upper half of the block only
   bool two_column_tiles;  // or the left half of the block only
@@ -39,6 +47,11 @@ struct BlockProduct {
 };
 
 using BlockFunction = void (*)(const BlockProduct&);
+
+// Adds a block of sums to another one, without gaps between rows.
+inline void add_block(const float* from, float* to) {
+  for (int64_t i = 0; i < kBlockNumbers; ++i) to[i] += from[i];
+}
 
 // For operands of 1, 2 or 3 parts each.
 [[nodiscard]] BlockFunction block_function(int num_parts,

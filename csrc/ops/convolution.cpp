@@ -95,6 +95,11 @@ class DenseConvolution final : public Kernel {
     // oneDNN treats the bias together with the output, which is the input here
     // if the convolution is transposed.
     spec.bias = roles.bias && !g.transposed;
+    spec.significant_bits = 0;
+    for (const auto& [index, slot] : roles.inputs) {
+      spec.significant_bits = std::max(spec.significant_bits,
+                                       significant_bits(op.input(index).dtype));
+    }
     if (!g.transposed) {
       for (const auto& [index, slot] : roles.inputs) {
         set_order(spec, slot, order_of(op.input(index)));

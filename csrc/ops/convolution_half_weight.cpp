@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/numbers.h"
 #include "dense/panels.h"
 #include "ops/convolution_half.h"
 #include "ops/float_operand.h"
@@ -19,8 +20,6 @@ using Geometry = ConvolutionGeometry;
 
 // Positions whose patches are gathered at a time: whole passes.
 constexpr int64_t kChunk = 16 * dense::kPassLength;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 FloatInput in_order(const OpView& op, size_t i, const std::vector<size_t>& axes,
                     Workspace& workspace) {

@@ -9,10 +9,6 @@
 
 namespace popsim::ops {
 
-[[nodiscard]] inline int significant_bits(DType dtype) {
-  return dtype == DType::kFloat16 ? 11 : dtype == DType::kBFloat16 ? 8 : 24;
-}
-
 // An operand as a batch of matrices. A repeated batch has size 1.
 struct Matrices {
   int64_t batch = 1;

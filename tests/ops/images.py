@@ -25,7 +25,7 @@ def run_image_op(
         inputs: Operands, with the strides they are given with.
         outputs: Types and shapes of the results.
         attributes: Of the op.
-        channels_last: Four-dimensional results have their channels last.
+        channels_last: Results with spatial axes have their channels last.
     """
     graph = ir.Graph()
     written = []
@@ -39,11 +39,11 @@ def run_image_op(
         return graph.add_view(base, value.shape, value.stride(), value.storage_offset())
 
     def add_output(dtype: torch.dtype, shape: Sequence[int]) -> ir.Tensor:
-        if not channels_last or len(shape) != 4:
+        if not channels_last or len(shape) < 3:
             return graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape)
-        n, c, h, w = shape
-        base = graph.add_tensor(ir.TensorKind.VARIABLE, dtype, (n, h, w, c))
-        return graph.add_view(base, shape, (h * w * c, 1, w * c, c), 0)
+        base = graph.add_tensor(ir.TensorKind.VARIABLE, dtype, (shape[0], *shape[2:], shape[1]))
+        batch, *positions, channel = base.strides
+        return graph.add_view(base, shape, (batch, channel, *positions), 0)
 
     operands = [add_input(value) for value in inputs]
     results = [add_output(dtype, shape) for dtype, shape in outputs]
@@ -63,7 +63,7 @@ def run_image_op(
 
 
 def with_channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x
 
 
 def random(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

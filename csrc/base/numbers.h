@@ -1,0 +1,13 @@
+// Small functions of whole numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace popsim {
+
+// value / unit, rounded up. `value` is not negative.
+[[nodiscard]] constexpr int64_t ceil_div(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit;
+}
+
+}  // namespace popsim

@@ -1,0 +1,185 @@
+"""Convolutions of images with their channels last that are large enough for a processor's matrix
+units, where it has some.
+
+Those read their operands from padded images in parts of bfloat16. What has to hold on any
+processor: errors as small as those of eager PyTorch's float32, and the right infinities and NaN.
+"""
+
+import pytest
+import torch
+
+from tests.ops.images import run_image_op, with_channels_last
+
+CONVOLUTIONS = {
+    1: torch.nn.functional.conv1d,
+    2: torch.nn.functional.conv2d,
+    3: torch.nn.functional.conv3d,
+}
+# Rounding once to the type of the result, as a share of the largest value.
+ROUNDING = {torch.float32: 0.0, torch.float16: 2**-11}
+# Shapes of x and weight, stride, padding, dilation: for each of the ways in which channels, taps
+# and rows of images lie side by side.
+CASES = {
+    "even": ((2, 64, 40, 40), (64, 64, 3, 3), 1, 1, 1),
+    "odd": ((2, 61, 47, 53), (90, 61, 4, 3), 1, (2, 1), 1),
+    "strided": ((3, 128, 61, 63), (160, 128, 3, 3), 2, 1, 1),
+    "stride_on_one_axis": ((2, 64, 60, 65), (64, 64, 5, 5), (3, 1), 2, 1),
+    "dilated": ((2, 64, 40, 40), (64, 64, 3, 3), 1, 2, 2),
+    "dilated_strided": ((2, 64, 81, 81), (96, 64, 5, 5), 2, 3, 3),
+    "even_dilation_strided": ((2, 64, 81, 81), (96, 64, 5, 5), 2, 2, 2),
+    "sixteen_channels": ((2, 16, 60, 60), (64, 16, 5, 5), 1, 2, 1),
+    "thirteen_channels": ((2, 13, 90, 90), (128, 13, 7, 6), 1, 2, 1),
+    "sixteen_channels_strided": ((2, 16, 90, 92), (96, 16, 7, 6), 2, 3, 1),
+    "sixteen_channels_dilated": ((2, 16, 64, 64), (128, 16, 5, 4), 1, 2, 2),
+    "into_sixteen": ((2, 64, 60, 60), (16, 64, 5, 4), 1, 1, 1),
+    "into_sixteen_strided": ((1, 128, 90, 90), (16, 128, 8, 8), 2, 2, 1),
+    "into_sixteen_dilated": ((2, 128, 70, 70), (16, 128, 5, 4), (1, 2), 1, (1, 3)),
+    "bands": ((1, 96, 91, 33), (96, 96, 3, 3), 1, 1, 1),
+    "bands_strided": ((1, 96, 131, 67), (96, 96, 3, 3), 2, 1, 1),
+    "many_weights": ((5, 256, 14, 15), (320, 256, 3, 3), 1, 1, 1),
+    "line": ((2, 96, 2000), (96, 96, 9), 1, 4, 1),
+    "volume": ((2, 32, 12, 20, 27), (64, 32, 3, 3, 3), 1, 1, 1),
+    "volume_strided": ((1, 64, 9, 30, 40), (96, 64, 3, 3, 3), (1, 2, 2), 1, 1),
+    "much_padding": ((2, 64, 20, 20), (64, 64, 3, 3), 1, 4, 1),
+}
+SHARED = "even"
+
+
+class Problem:
+    """A convolution's operands, and what its passes compute from them."""
+
+    def __init__(self, name, dtype=torch.float32):
+        x_shape, weight_shape, *geometry = CASES[name]
+        rank = len(x_shape) - 2
+        geometry = [[v] * rank if isinstance(v, int) else list(v) for v in geometry]
+        self.convolve = lambda x, w, b: CONVOLUTIONS[rank](x, w, b, *geometry)
+        self.x = with_channels_last(torch.randn(x_shape).to(dtype))
+        self.weight = torch.randn(weight_shape).to(dtype)
+        self.bias = torch.randn(weight_shape[0]).to(dtype)
+        shape = self.convolve(*(v.to("meta") for v in self.operands)).shape
+        self.grad_y = with_channels_last(torch.randn(shape).to(dtype))
+        stride, padding, dilation = geometry
+        self.attributes = {
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "output_padding": [0] * rank,
+            "transposed": False,
+            "groups": 1,
+        }
+
+    @property
+    def operands(self):
+        return self.x, self.weight, self.bias
+
+    def forward(self):
+        return self._run("convolution", self.operands, [self.grad_y])[0]
+
+    def grad_x(self):
+        shape = {"input_shape": list(self.x.shape)}
+        operands = [self.grad_y, self.weight]
+        return self._run("convolution_grad_input", operands, [self.x], **shape)[0]
+
+    def grad_weight_and_bias(self):
+        results = [self.weight, self.bias]
+        return self._run(
+            "convolution_grad_weight",
+            [self.grad_y, self.x],
+            results,
+            channels_last=False,
+            weight_shape=list(self.weight.shape),
+            bias=True,
+        )
+
+    def _run(self, kind, operands, results, channels_last=True, **attributes):
+        outputs = [(v.dtype, v.shape) for v in results]
+        attributes = self.attributes | attributes
+        return run_image_op(kind, operands, outputs, attributes, channels_last=channels_last)
+
+    def eager(self, dtype):
+        """Return y and the gradients of x, weight and bias, computed in `dtype`."""
+        leaves = [v.to(dtype).requires_grad_() for v in self.operands]
+        y = self.convolve(*leaves)
+        return [y.detach(), *torch.autograd.grad(y, leaves, self.grad_y.to(dtype))]
+
+
+def assert_accurate(actual, expected, eager, dtype):
+    """The error is of the size of eager float32's, plus rounding. (Eager adds in another order, in
+    some of the passes along several sums, with errors down to a third of one sum's.)"""
+    rounding = ROUNDING[dtype] * expected.abs().max()
+    assert actual.dtype == dtype
+    error = (actual.double() - expected).abs().max()
+    assert error <= 4 * (eager.double() - expected).abs().max() + rounding * 1.01
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_accuracy(name, dtype):
+    problem = Problem(name, dtype)
+    results = [problem.forward(), problem.grad_x(), *problem.grad_weight_and_bias()]
+    for result, *expected in zip(
+        results, problem.eager(torch.float64), problem.eager(torch.float32), strict=True
+    ):
+        assert_accurate(result, *expected, dtype)
+
+
+def test_without_bias():
+    problem = Problem(SHARED)
+    (y,) = run_image_op(
+        "convolution",
+        [problem.x, problem.weight],
+        [(torch.float32, problem.grad_y.shape)],
+        problem.attributes,
+        channels_last=True,
+    )
+    assert torch.equal(y + problem.bias[:, None, None], problem.forward())
+
+
+@pytest.mark.parametrize("name", ["even", "strided", "sixteen_channels"])
+def test_whole_numbers_are_exact(name):
+    problem = Problem(name)
+    for values in (*problem.operands, problem.grad_y):
+        values.copy_(torch.randint(-20, 20, values.shape))
+    y, grad_x, grad_weight, grad_bias = problem.eager(torch.float64)
+    assert torch.equal(problem.forward(), y.float())
+    assert torch.equal(problem.grad_x(), grad_x.float())
+    assert torch.equal(problem.grad_weight_and_bias()[0], grad_weight.float())
+    assert torch.equal(problem.grad_weight_and_bias()[1], grad_bias.float())
+
+
+def test_a_single_tap_copies_every_bit():
+    problem = Problem(SHARED)
+    problem.weight.zero_()
+    problem.weight[range(64), range(64), 1, 1] = 1.0
+    problem.bias.zero_()
+    assert torch.equal(problem.forward(), problem.x)
+    assert torch.equal(problem.grad_x(), problem.grad_y)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3.4e38])
+@pytest.mark.parametrize("where", ["x", "weight", "grad_y"])
+def test_extreme_values_are_seen_where_eager_has_them(where, value):
+    problem = Problem(SHARED)
+    getattr(problem, where)[1, 2, 0, 1] = value
+    results = [problem.forward(), problem.grad_x(), *problem.grad_weight_and_bias()]
+    for actual, expected in zip(results, problem.eager(torch.float32), strict=True):
+        finite = expected.isfinite()
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.isfinite(), finite)
+        assert torch.equal(actual[expected.isinf()], expected[expected.isinf()])
+        scale = expected[finite].abs().max()
+        assert (actual - expected)[finite].abs().max() <= 1e-5 * scale
+
+
+def test_products_that_overflow_are_infinite():
+    problem = Problem(SHARED)
+    problem.x.abs_().mul_(1e30)
+    problem.weight.abs_().mul_(1e30)
+    assert torch.equal(problem.forward(), torch.full_like(problem.grad_y, float("inf")))
+
+
+def test_every_run_is_the_same():
+    problem = Problem(SHARED)
+    first = [problem.forward(), problem.grad_x(), *problem.grad_weight_and_bias()]
+    second = [problem.forward(), problem.grad_x(), *problem.grad_weight_and_bias()]
+    assert all(map(torch.equal, first, second))
