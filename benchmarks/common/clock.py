@@ -10,6 +10,11 @@ from contextlib import contextmanager
 
 import torch
 
+from benchmarks.common.disturbance import Disturbance
+
+PATIENCE = 45.0
+"""Seconds that one comparison waits for undisturbed moments."""
+
 Call = Callable[[], object]
 
 
@@ -49,6 +54,8 @@ def medians(
 ) -> dict[str, float]:
     """Return each contender's median time per call, in seconds.
 
+    Several rounds are measured while the machine is undisturbed, as far as it lets us.
+
     Args:
         contenders: What to call, by name. Each has been called before.
         rounds: How often each gets a turn.
@@ -56,10 +63,17 @@ def medians(
     """
     num_calls = {name: calls_per_round(call, round_seconds) for name, call in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    disturbance = Disturbance(PATIENCE) if rounds > 1 else None
     with _without_garbage_collection():
-        for _ in range(rounds):
-            for name, call in contenders.items():
-                times[name].append(seconds_per_call(call, num_calls[name]))
+        while len(times[next(iter(times))]) < rounds:
+            if disturbance:
+                disturbance.wait()
+            start = time.perf_counter()
+            turns = {n: seconds_per_call(call, num_calls[n]) for n, call in contenders.items()}
+            if disturbance and disturbance.spoilt(time.perf_counter() - start):
+                continue
+            for name, seconds in turns.items():
+                times[name].append(seconds)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include "base/numbers.h"
@@ -248,7 +246,7 @@ class TileGradWeight final : public TileConvolution {
   void multiply(const Area& area, int64_t num_images, bool first) const {
     const int64_t group = num_parts_ * output_.plane();
     const int64_t num_columns = this->num_columns();
-    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> more;
+    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> more{};
     float* sums = area.sums;
     for (int64_t row = 0; row < output_contents_.num_groups(); row += 2) {
       for (int64_t column = 0; column < num_columns; column += 2) {

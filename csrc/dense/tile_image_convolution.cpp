@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -315,7 +316,9 @@ class ImageConvolution final : public TileConvolution {
         .sums = sums.data(),
         .sum_stride = kBlock};
     multiply_(product);
-    add_steps(product, part.weights.num_steps());
+    if (part.weights.num_steps() > kMaxSteps) {
+      add_steps(product, part.weights.num_steps());
+    }
     const float* bias = call.bias == nullptr ? nullptr : call.bias + first;
     const float* from = sums.data();
     for (const int64_t offset : to) {
@@ -326,7 +329,7 @@ class ImageConvolution final : public TileConvolution {
 
   // The steps from product.num_steps on.
   void add_steps(BlockProduct product, int64_t num_steps) const {
-    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> more;
+    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> more{};
     float* sums = std::exchange(product.sums, more.data());
     for (int64_t done = product.num_steps; done < num_steps;
          done += product.num_steps) {

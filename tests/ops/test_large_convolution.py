@@ -156,11 +156,20 @@ def test_a_single_tap_copies_every_bit():
     assert torch.equal(problem.grad_x(), problem.grad_y)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3.4e38])
+EXTREME = {
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "nan": float("nan"),
+    "nan of all bits": torch.tensor(-1, dtype=torch.int32).view(torch.float32),
+    "large": 3.4e38,
+}
+
+
+@pytest.mark.parametrize("value", EXTREME)
 @pytest.mark.parametrize("where", ["x", "weight", "grad_y"])
 def test_extreme_values_are_seen_where_eager_has_them(where, value):
     problem = Problem(SHARED)
-    getattr(problem, where)[1, 2, 0, 1] = value
+    getattr(problem, where)[1, 2, 0, 1] = EXTREME[value]
     results = [problem.forward(), problem.grad_x(), *problem.grad_weight_and_bias()]
     for actual, expected in zip(results, problem.eager(torch.float32), strict=True):
         finite = expected.isfinite()

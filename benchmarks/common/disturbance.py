@@ -1,0 +1,78 @@
+"""Tells when a virtual machine's neighbours take part of its cores.
+
+Nobody reports that: the cores are there, and slower. A product of matrices by PyTorch, which is no
+contender's, is timed and compared with the fastest time of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+
+import torch
+
+TOLERANCE = 1.2
+"""A product that takes longer than so many times the fastest one was disturbed."""
+SEARCH_SECONDS = 8.0
+"""For the first fastest time. A disturbance lasts for seconds."""
+PAUSE_SECONDS = 0.25
+PRODUCT_SIZE = 384
+
+
+class Disturbance:
+    """Waits for undisturbed moments, up to a number of seconds.
+
+    Args:
+        patience: Seconds to wait or to spend on rounds that are thrown away, before disturbed
+            rounds are taken as they are.
+    """
+
+    _fastest = float("inf")
+    _num_repeated = 0
+    _num_disturbed = 0
+
+    def __init__(self, patience: float) -> None:
+        self._left = patience
+        if Disturbance._fastest == float("inf"):
+            atexit.register(self._report)
+            end = time.perf_counter() + SEARCH_SECONDS
+            while time.perf_counter() < end:
+                self._is_now()
+                time.sleep(0.02)
+
+    def wait(self) -> None:
+        """Return in an undisturbed moment, or when patience is at its end."""
+        while self._left > 0 and self._is_now():
+            time.sleep(PAUSE_SECONDS)
+            self._left -= PAUSE_SECONDS
+
+    def spoilt(self, seconds: float) -> bool:
+        """Tell whether a round that took so long has to be measured again."""
+        if not self._is_now():
+            return False
+        if self._left <= 0:
+            Disturbance._num_disturbed += 1
+            return False
+        self._left -= seconds
+        Disturbance._num_repeated += 1
+        return True
+
+    @classmethod
+    def _is_now(cls) -> bool:
+        seconds = min(cls._product_seconds() for _ in range(3))
+        cls._fastest = min(cls._fastest, seconds)
+        return seconds > TOLERANCE * cls._fastest
+
+    @staticmethod
+    def _product_seconds() -> float:
+        matrix = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
+        start = time.perf_counter()
+        torch.mm(matrix, matrix)
+        return time.perf_counter() - start
+
+    @classmethod
+    def _report(cls) -> None:
+        print(
+            f"\nDisturbed by the machine's neighbours: {cls._num_repeated} rounds, which were "
+            f"repeated, and {cls._num_disturbed} that were taken all the same."
+        )

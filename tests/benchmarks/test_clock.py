@@ -1,0 +1,54 @@
+"""The benchmarks' clock repeats the rounds that a machine's neighbours disturbed."""
+
+import pytest
+
+from benchmarks.common import clock
+from benchmarks.common.disturbance import PAUSE_SECONDS, Disturbance
+
+
+@pytest.fixture
+def disturbed(monkeypatch):
+    """Set what the following looks at the machine find; then it is undisturbed."""
+    findings = []
+    monkeypatch.setattr(Disturbance, "_fastest", 1.0)  # known: nothing to search for
+    monkeypatch.setattr(Disturbance, "_num_repeated", 0)
+    monkeypatch.setattr(Disturbance, "_num_disturbed", 0)
+    monkeypatch.setattr(Disturbance, "_is_now", lambda self: bool(findings) and findings.pop(0))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return findings
+
+
+def measure(rounds):
+    calls = []
+    clock.medians({"it": lambda: calls.append(1)}, rounds, round_seconds=0.0)
+    return len(calls) - 2  # two calls find out how long a turn is
+
+
+def test_undisturbed_rounds_are_measured_once(disturbed):
+    assert measure(3) == 3
+    assert Disturbance._num_repeated == 0
+
+
+def test_disturbed_rounds_are_measured_again(disturbed):
+    disturbed += [False, True]  # before the first round, after it
+    assert measure(3) == 4
+    assert Disturbance._num_repeated == 1
+
+
+def test_a_round_waits_for_its_moment(disturbed):
+    disturbed += [True, True, False, False]
+    assert measure(3) == 3
+    assert Disturbance._num_repeated == 0
+
+
+def test_patience_ends(disturbed, monkeypatch):
+    monkeypatch.setattr(clock, "PATIENCE", 2 * PAUSE_SECONDS)
+    disturbed += [True] * 6  # two before the first round, then none is looked for before one
+    assert measure(3) == 3
+    assert Disturbance._num_disturbed == 3
+
+
+def test_a_single_round_looks_at_nothing(disturbed):
+    disturbed += [True] * 6
+    assert measure(1) == 1
+    assert len(disturbed) == 6
