@@ -11,9 +11,9 @@ import time
 
 import torch
 
-TOLERANCE = 1.2
+TOLERANCE = 1.12
 """A product that takes longer than so many times the fastest one was disturbed."""
-SEARCH_SECONDS = 8.0
+SEARCH_SECONDS = 15.0
 """For the first fastest time. A disturbance lasts for seconds."""
 PAUSE_SECONDS = 0.25
 PRODUCT_SIZE = 384

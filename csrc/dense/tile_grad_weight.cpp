@@ -267,7 +267,6 @@ class TileGradWeight final : public TileConvolution {
                    .num_steps = num_images * num_steps_,
                    .two_row_tiles = row + 1 < output_contents_.num_groups(),
                    .two_column_tiles = two_columns,
-                   .before = nullptr,
                    .sums = first ? sums : more.data(),
                    .sum_stride = kBlock});
         if (!first) add_block(more.data(), sums);

@@ -312,7 +312,6 @@ class ImageConvolution final : public TileConvolution {
         .num_steps = std::min(part.weights.num_steps(), kMaxSteps),
         .two_row_tiles = std::ssize(to) > kTileRows,
         .two_column_tiles = columns > kTileRows,
-        .before = nullptr,
         .sums = sums.data(),
         .sum_stride = kBlock};
     multiply_(product);

@@ -103,6 +103,8 @@ class TileMatmul final : public Matmul {
         panel_steps_(ceil_div(num_steps_, num_panels_)),
         chunk_(std::clamp<int64_t>(kResidentBytes / block_bytes(), 1,
                                    resident_.num_blocks)),
+        keeps_in_c_(spec.result_type == DType::kFloat32 && spec.beta == 0.0F &&
+                    !spec.update),
         num_threads_(spec.one_thread ? 1 : at::get_num_threads()),
         own_(spec.batch >= num_threads_ &&
              (a_.num_blocks + b_.num_blocks) * block_bytes() <= kMaxOwnBytes),
@@ -166,15 +168,15 @@ class TileMatmul final : public Matmul {
         std::min(steps / kMinTaskSteps, streamed_.num_blocks), 1, num_threads_);
   }
 
-  // The chunk, a block for each task, sums of all blocks between panels.
+  // The chunk, a block for each task, the sums of all blocks between panels.
   [[nodiscard]] int64_t chunk_bytes() const { return chunk_ * block_bytes(); }
   [[nodiscard]] int64_t packed_bytes() const {
     return chunk_bytes() + num_tasks_ * block_bytes();
   }
   [[nodiscard]] int64_t item_bytes() const {
     const int64_t blocks = a_.num_blocks * b_.num_blocks;
-    const int64_t sums = num_panels_ == 1 ? 0 : blocks * kBlockNumbers * 4;
-    return packed_bytes() + sums;
+    const bool keeps_here = num_panels_ > 1 && !keeps_in_c_;
+    return packed_bytes() + (keeps_here ? blocks * kBlockNumbers * 4 : 0);
   }
 
   // Those of one matrix of the batch.
@@ -279,27 +281,39 @@ class TileMatmul final : public Matmul {
             .steps = steps_.data()};
   }
 
+  // What earlier panels gave for a block, or where this one's sums go.
+  struct Kept {
+    float* sums;
+    int64_t stride;  // from row to row
+  };
+  [[nodiscard]] Kept kept(const MatmulOperands& operands, const Block& block,
+                          char* workspace) const {
+    if (keeps_in_c_) {
+      return {operands.c_floats() + block.row * kBlock * spec_.n +
+                  block.column * kBlock,
+              spec_.n};
+    }
+    return {reinterpret_cast<float*>(workspace + packed_bytes()) +
+                (block.row * b_.num_blocks + block.column) * kBlockNumbers,
+            kBlock};
+  }
+
   void compute(const MatmulOperands& operands, const Panel& panel,
                bool ordinary, const Block& block, char* workspace) const {
-    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> scratch;
+    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
     const int64_t rows = std::min(kBlock, spec_.m - block.row * kBlock);
     const int64_t columns = std::min(kBlock, spec_.n - block.column * kBlock);
     const int64_t offset = block.row * kBlock * spec_.n + block.column * kBlock;
-    float* kept =
-        num_panels_ == 1
-            ? nullptr
-            : reinterpret_cast<float*>(workspace + packed_bytes()) +
-                  (block.row * b_.num_blocks + block.column) * kBlockNumbers;
+    const bool whole = rows == kBlock && columns == kBlock;
     BlockProduct product{.a = walk(block.a),
                          .b = walk(block.b),
                          .num_steps = panel.num_steps,
                          .two_row_tiles = rows > kTileRows,
                          .two_column_tiles = columns > kTileRows,
-                         .before = panel.first ? nullptr : kept,
-                         .sums = panel.last ? scratch.data() : kept,
+                         .sums = sums.data(),
                          .sum_stride = kBlock};
-    const bool whole = rows == kBlock && columns == kBlock;
-    if (panel.last && ordinary && whole && writer_.plain()) {
+    if (panel.first && ordinary && whole && keeps_in_c_ &&
+        (!panel.last || writer_.plain())) {
       product.sums = operands.c_floats() + offset;
       product.sum_stride = spec_.n;
       all_(product);
@@ -310,9 +324,21 @@ class TileMatmul final : public Matmul {
     } else {
       add_carefully(product);
     }
+    const Kept kept = this->kept(operands, block, workspace);
+    for (int64_t i = 0; i < rows && !panel.first; ++i) {
+      const float* from = kept.sums + i * kept.stride;
+      for (int64_t j = 0; j < columns; ++j) {
+        sums[static_cast<size_t>(i * kBlock + j)] += from[j];
+      }
+    }
     if (panel.last) {
-      writer_.write(operands, product.sums, rows, columns, offset,
+      writer_.write(operands, sums.data(), rows, columns, offset,
                     block.column * kBlock);
+      return;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy_n(sums.data() + i * kBlock, columns,
+                  kept.sums + i * kept.stride);
     }
   }
 
@@ -324,7 +350,6 @@ class TileMatmul final : public Matmul {
     alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> following;
     following.fill(0.0F);
     BlockProduct rest = product;
-    rest.before = nullptr;
     rest.sums = following.data();
     following_(rest);
     for (size_t i = 0; i < following.size(); ++i) {
@@ -343,7 +368,8 @@ class TileMatmul final : public Matmul {
   int64_t num_steps_;
   int64_t num_panels_;
   int64_t panel_steps_;
-  int64_t chunk_;  // blocks
+  int64_t chunk_;    // blocks
+  bool keeps_in_c_;  // sums between panels
   int64_t num_threads_;
   bool own_;  // a thread has matrices of the batch for itself
   int64_t num_tasks_;

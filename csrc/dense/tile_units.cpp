@@ -73,17 +73,6 @@ struct Tiles {
     if constexpr (kTwoRows && kTwoColumns) _tile_zero(3);
   }
 
-  static void load_sums(const float* sums) {
-    constexpr int64_t kRowBytes = 4 * kBlock;
-    const float* lower = sums + kTileRows * kBlock;
-    _tile_loadd(0, sums, kRowBytes);
-    if constexpr (kTwoColumns) _tile_loadd(1, sums + kTileRows, kRowBytes);
-    if constexpr (kTwoRows) _tile_loadd(2, lower, kRowBytes);
-    if constexpr (kTwoRows && kTwoColumns) {
-      _tile_loadd(3, lower + kTileRows, kRowBytes);
-    }
-  }
-
   static void store_sums(float* sums, int64_t stride) {
     const int64_t row_bytes = 4 * stride;
     float* lower = sums + kTileRows * stride;
@@ -139,11 +128,7 @@ struct Kernel {
 
   static void run(const BlockProduct& block) {
     memory_barrier();
-    if (block.before != nullptr) {
-      Tiles::load_sums(block.before);
-    } else {
-      Tiles::clear();
-    }
+    Tiles::clear();
     const TileWalk a = block.a;
     const TileWalk b = block.b;
     for (int64_t step = 0; step < block.num_steps; ++step) {

@@ -41,9 +41,8 @@ struct BlockProduct {
   int64_t num_steps;
   bool two_row_tiles;     // or the upper half of the block only
   bool two_column_tiles;  // or the left half of the block only
-  const float* before;    // [kBlock][kBlock] to add to, or null
-  float* sums;            // may be `before`
-  int64_t sum_stride;     // from row to row
+  float* sums;
+  int64_t sum_stride;  // from row to row
 };
 
 using BlockFunction = void (*)(const BlockProduct&);
