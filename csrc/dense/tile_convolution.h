@@ -2,12 +2,28 @@
 // that are channels last.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 
 #include "dense/convolution.h"
+#include "dense/tile_parts.h"
 
 namespace popsim::dense {
+
+// Parts of the numbers of images. At least two: a single one is not looked at
+// for infinities and NaN, which must not meet the zeros of the padding.
+[[nodiscard]] constexpr int num_image_parts(const ConvolutionSpec& spec) {
+  return std::max(2, num_parts_of(spec.significant_bits));
+}
+
+// What the estimates of cycles() are made of, measured on an Emerald Rapids
+// processor: a step of two tiles, and packing a row of one.
+[[nodiscard]] constexpr double step_cycles(int num_parts) {
+  constexpr double kTileProduct = 20;
+  return kTileProduct * (num_parts == 3 ? 6 : 3);
+}
+inline constexpr double kPackedRowCycles = 20;
 
 // A pass of a convolution with groups of 1.
 class TileConvolution {

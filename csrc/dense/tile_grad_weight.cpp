@@ -32,7 +32,7 @@ class TileGradWeight final : public TileConvolution {
   explicit TileGradWeight(const ConvolutionSpec& spec)
       : spec_(spec),
         input_(forward_products(spec)),
-        num_parts_(std::max(2, num_parts_of(spec.significant_bits))),
+        num_parts_(num_image_parts(spec)),
         pack_row_(pack_row_function(num_parts_)),
         multiply_(block_function(num_parts_, PartProducts::kAll)),
         num_threads_(at::get_num_threads()) {
@@ -81,11 +81,8 @@ class TileGradWeight final : public TileConvolution {
   }
 
   double cycles() const override {
-    constexpr double kTileProduct = 20;
-    constexpr double kPackedRow = 20;
     constexpr double kTurnedRow = 8;
     constexpr double kSum = 2;
-    const int num_products = num_parts_ == 3 ? 6 : 3;
     const int64_t tiles =
         num_steps_ * num_columns() * output_contents_.num_groups();
     const int64_t of_input =
@@ -93,8 +90,8 @@ class TileGradWeight final : public TileConvolution {
     const int64_t of_output =
         output_.num_positions() * output_contents_.num_groups();
     const double per_band =
-        kTileProduct * num_products * static_cast<double>(tiles) +
-        kPackedRow * static_cast<double>(of_input + of_output) +
+        step_cycles(num_parts_) * static_cast<double>(tiles) +
+        kPackedRowCycles * static_cast<double>(of_input + of_output) +
         kTurnedRow * num_parts_ * static_cast<double>(of_output);
     return per_band * static_cast<double>(spec_.batch * num_bands_) +
            kSum * static_cast<double>(num_tasks_ * num_sums());

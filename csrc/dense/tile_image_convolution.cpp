@@ -48,7 +48,7 @@ class ImageConvolution final : public TileConvolution {
         bias_(spec.bias && forward_),
         products_(forward_ ? forward_products(spec)
                            : grad_input_products(spec)),
-        num_parts_(std::max(2, num_parts_of(spec.significant_bits))),
+        num_parts_(num_image_parts(spec)),
         pack_row_(pack_row_function(num_parts_)),
         multiply_(block_function(num_parts_, PartProducts::kAll)),
         num_threads_(at::get_num_threads()),
@@ -77,20 +77,17 @@ class ImageConvolution final : public TileConvolution {
   }
 
   double cycles() const override {
-    constexpr double kTileProduct = 20;
-    constexpr double kPackedRow = 20;
     constexpr double kResultRow = 8;
     constexpr double kWeight = 5;
-    const int num_products = num_parts_ == 3 ? 6 : 3;
-    double per_band =
-        kPackedRow * static_cast<double>(products_.source.num_positions() *
-                                         contents_.num_groups());
+    double per_band = kPackedRowCycles *
+                      static_cast<double>(products_.source.num_positions() *
+                                          contents_.num_groups());
     for (const Part& part : parts_) {
       const auto positions = static_cast<int64_t>(part.results.size());
       const int64_t tiles =
           ceil_div(positions, kTileRows) * ceil_div(columns_, kTileRows);
       per_band += static_cast<double>(tiles) *
-                  (kTileProduct * num_products *
+                  (step_cycles(num_parts_) *
                        static_cast<double>(part.weights.num_steps()) +
                    kResultRow * kTileRows);
     }

@@ -62,6 +62,20 @@ def run_image_op(
     ]
 
 
+def convolution_attributes(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int = 1
+) -> dict:
+    """Return the attributes that a convolution and its gradients share."""
+    return {
+        "stride": list(stride),
+        "padding": list(padding),
+        "dilation": list(dilation),
+        "output_padding": [0] * len(stride),
+        "transposed": False,
+        "groups": groups,
+    }
+
+
 def with_channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x
 

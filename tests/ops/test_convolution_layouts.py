@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.images import random, run_image_op, with_channels_last
+from tests.ops.images import convolution_attributes, random, run_image_op, with_channels_last
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 5e-3}
 # Shapes of x and weight, stride, padding, groups.
@@ -20,14 +20,7 @@ CASES = {
 
 def attributes_of(name: str) -> dict:
     _, _, stride, padding, groups = CASES[name]
-    return {
-        "stride": [stride],
-        "padding": [padding],
-        "dilation": [1],
-        "output_padding": [0],
-        "transposed": False,
-        "groups": groups,
-    }
+    return convolution_attributes([stride], [padding], [1], groups)
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ processor: errors as small as those of eager PyTorch's float32, and the right in
 import pytest
 import torch
 
-from tests.ops.images import run_image_op, with_channels_last
+from tests.ops.images import convolution_attributes, run_image_op, with_channels_last
 
 CONVOLUTIONS = {
     1: torch.nn.functional.conv1d,
@@ -58,15 +58,7 @@ class Problem:
         self.bias = torch.randn(weight_shape[0]).to(dtype)
         shape = self.convolve(*(v.to("meta") for v in self.operands)).shape
         self.grad_y = with_channels_last(torch.randn(shape).to(dtype))
-        stride, padding, dilation = geometry
-        self.attributes = {
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "output_padding": [0] * rank,
-            "transposed": False,
-            "groups": 1,
-        }
+        self.attributes = convolution_attributes(*geometry)
 
     @property
     def operands(self):
