@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <optional>
 #include <utility>
@@ -242,8 +243,7 @@ class AtenMatmul final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    at::Tensor result = at::matmul(operand(context, a_), operand(context, b_));
-    if (alpha_ != 1.0) result.mul_(alpha_);
+    at::Tensor result = product(context);
     if (bias_ != graph::kNoTensor) {
       const at::Tensor bias = operand(context, bias_);
       result.add_(beta_ == 1.0 ? bias : bias.mul(beta_));
@@ -259,6 +259,14 @@ class AtenMatmul final : public Kernel {
   at::Tensor operand(const RunContext& context, graph::TensorId id) const {
     const at::Tensor& tensor = context.tensor(id);
     return widen_ ? tensor.to(at::kFloat) : tensor;
+  }
+
+  at::Tensor product(const RunContext& context) const {
+    // Zero times the operands: what they hold, NaN included, does not count.
+    if (alpha_ == 0.0) return at::zeros_like(operand(context, out_));
+    const at::Tensor result =
+        at::matmul(operand(context, a_), operand(context, b_));
+    return alpha_ == 1.0 ? result : result.mul(alpha_);
   }
 
   graph::TensorId a_;
@@ -308,16 +316,17 @@ std::vector<TensorType> product_type(const OpView& op) {
 
 std::unique_ptr<Kernel> prepare(const OpView& op) {
   const graph::Tensor& out = op.output(0);
-  if (computes_in_float32(out.dtype) && out.numel() > 0 && out.contiguous()) {
+  const bool multiplies = number_or_one(op, "alpha") != 0.0 &&
+                          out.numel() > 0 && op.input(kA).numel() > 0;
+  if (computes_in_float32(out.dtype) && multiplies && out.contiguous()) {
     for (const Reading reading :
          {Reading::kInPlace, Reading::kWidened, Reading::kCopied}) {
       if (auto kernel = DenseMatmul::create(op, reading)) return kernel;
     }
   }
   // Without products there are no partial sums.
-  check_internal(
-      !has_half_partials(op) || out.numel() == 0 || op.input(kA).numel() == 0,
-      "matmul '", op.op().name, "': no kernel with half partials");
+  check_internal(!has_half_partials(op) || !multiplies, "matmul '",
+                 op.op().name, "': no kernel with half partials");
   return std::make_unique<AtenMatmul>(op);
 }
 

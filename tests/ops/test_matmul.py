@@ -207,9 +207,20 @@ def test_empty_operands(dtype, m, k, n):
     assert_product(a, b, matrix(n, dtype=dtype), beta=2.0)
 
 
-def test_alpha_zero_gives_the_bias():
-    a, b, bias = matrix(5, 6), matrix(6, 7), matrix(7)
-    assert_product(a, b, bias, alpha=0.0)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.0])
+def test_alpha_zero_ignores_what_the_operands_hold(dtype, beta):
+    a = torch.full((5, 6), torch.nan, dtype=dtype)
+    b = torch.full((6, 7), torch.inf, dtype=dtype)
+    bias = matrix(7, dtype=dtype) if beta else torch.full((7,), torch.nan, dtype=dtype)
+    expected = (beta * bias if beta else torch.zeros(7, dtype=dtype)).expand(5, 7)
+    assert torch.equal(Product(a, b, bias, alpha=0.0, beta=beta).run(), expected)
+
+
+def test_alpha_zero_needs_no_partial_sums():
+    a, b, bias = (matrix(*shape, dtype=torch.float16) for shape in ((5, 6), (6, 7), (7,)))
+    result = Product(a, b, bias, alpha=0.0, partials="half").run()
+    assert torch.equal(result, bias.expand(5, 7))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -479,3 +479,30 @@ def test_random_state_can_be_set_back():
     device.rng_state = state
     again, _ = device(ones)
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (torch.addmv, [(300,), (300, 200), (200,)]),
+        (torch.addmm, [(30, 50), (30, 40), (40, 50)]),
+        (torch.addbmm, [(30, 50), (2, 30, 40), (2, 40, 50)]),
+        (torch.baddbmm, [(2, 300, 50), (2, 300, 400), (2, 400, 50)]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_factor_of_zero_drops_what_it_multiplies(function, shapes):
+    class Sum(nn.Module):
+        def forward(self, c, a, b):
+            nothing = torch.full_like(c, torch.nan)
+            return (
+                function(c, a * torch.nan, b, alpha=0),
+                function(c, a, b * torch.nan, alpha=0, beta=0.5),
+                function(nothing, a, b, beta=0),
+                function(nothing, a, b * torch.nan, alpha=0, beta=0),
+            )
+
+    model, inputs = Sum(), [torch.randn(shape) for shape in shapes]
+    for ours, expected in zip(infer(model, *inputs), model(*inputs), strict=True):
+        assert not expected.isnan().any()
+        assert_close(ours, expected, FLOAT)
