@@ -37,7 +37,7 @@ class OutputMode(IntEnum):
     All = 2
     """Every micro-batch."""
     Sum = 3
-    """The element-wise sum over all micro-batches."""
+    """The element-wise sum over all micro-batches; of integers and truth values in int32."""
     Default = 4
     """Not chosen: training models use ``Final``, inference models ``All``."""
 

@@ -17,8 +17,15 @@ _RETURNED = {
 }
 
 
-def returned_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the element type in which a tensor comes back to the host: 64 bits become 32."""
+def returned_dtype(dtype: torch.dtype, mode: OutputMode) -> torch.dtype:
+    """Return the element type in which a tensor comes back to the host: 64 bits become 32.
+
+    Args:
+        dtype: The tensor's own.
+        mode: ``Sum`` counts: truth values and small integers come back as int32.
+    """
+    if mode == OutputMode.Sum and not dtype.is_floating_point:
+        return torch.int32
     return _RETURNED.get(dtype, dtype)
 
 

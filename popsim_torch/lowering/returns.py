@@ -101,7 +101,7 @@ class ReturnLowering:
         return (
             self._num_writers[root.id] == _WRITERS_IF_IT_STAYS.get(root.kind)
             and not self._pipelined
-            and returned_dtype(root.dtype) == root.dtype
+            and returned_dtype(root.dtype, mode) == root.dtype
             and (
                 mode == OutputMode.Final or loop.device_iterations * loop.gradient_accumulation == 1
             )
@@ -136,7 +136,7 @@ class ReturnLowering:
     ) -> None:
         loop = self._loop
         count = self._count(mode, period, where)
-        dtype = returned_dtype(tensor.dtype)
+        dtype = returned_dtype(tensor.dtype, mode)
         position, phase, stage = place
         self._behind[position].append(
             Op(

@@ -604,17 +604,32 @@ def test_a_sum_of_half_values_is_rounded_once():
     assert model.getAnchoredTensor("total").tolist() == [[2056.0]]
 
 
-def test_a_sum_of_bools_stays_bool():
-    class Positive(nn.Module):
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64],
+    ids=lambda dtype: str(dtype).removeprefix("torch."),
+)
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_sum_of_integers_counts(dtype, count):
+    class Flags(nn.Module):
         def forward(self, x):
-            return x > 0
+            return (x > 0) if dtype == torch.bool else x.to(dtype)
 
-    options = make_options(2)
+    options = make_options(count)
     options.outputMode(OutputMode.Sum)
-    model = poptorch.inferenceModel(Positive(), options)
-    out = model(torch.tensor([[1.0, -1.0, 1.0], [1.0, -1.0, -1.0]]))
-    assert out.dtype == torch.bool
-    assert out.tolist() == [[True, False, True]]
+    name = "Greater:0" if dtype == torch.bool else "Cast:0" if dtype != torch.int32 else "input"
+    options.anchorTensor("total", name, OutputMode.Sum)
+    options.anchorTensor("last", name, OutputMode.Final)
+    model = poptorch.inferenceModel(Flags(), options)
+    low = 0 if dtype in (torch.bool, torch.uint8) else -100
+    x = torch.randint(low, 100, (count, 50), dtype=torch.int32)
+    out = model(x)
+    expected = (x > 0 if dtype == torch.bool else x).sum(0, keepdim=True, dtype=torch.int32)
+    for total in (out, model.getAnchoredTensor("total")):
+        assert total.dtype == torch.int32
+        assert torch.equal(total, expected)
+    last = model.getAnchoredTensor("last")
+    assert last.dtype == (torch.int32 if dtype == torch.int64 else dtype)
 
 
 # Model outputs follow the same rules
