@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "dense/available.h"
 #include "dense/onednn.h"
-#include "dense/tile_convolution.h"
+#include "dense/tile/convolution.h"
 
 namespace popsim::dense {
 namespace {

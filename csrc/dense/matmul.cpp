@@ -2,10 +2,10 @@
 
 #include "base/check.h"
 #include "dense/available.h"
-#include "dense/half_matmul.h"
-#include "dense/piece_matmul.h"
-#include "dense/short_matmul.h"
-#include "dense/tile_matmul.h"
+#include "dense/tile/matmul.h"
+#include "dense/vector/half_matmul.h"
+#include "dense/vector/piece_matmul.h"
+#include "dense/vector/short_matmul.h"
 
 #if defined(POPSIM_HAVE_ONEDNN)
 #include <algorithm>

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "ops/aten_types.h"
+#include "ops/operands/aten_types.h"
 
 namespace popsim::runtime {
 namespace {

@@ -9,7 +9,7 @@
 #include <new>
 
 #include "base/check.h"
-#include "ops/aten_types.h"
+#include "ops/operands/aten_types.h"
 
 namespace popsim::runtime {
 namespace {

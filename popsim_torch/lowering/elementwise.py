@@ -1,8 +1,8 @@
 """Elementwise operators as programs of the ``map`` op.
 
 A program is a list of instructions on numbered values: the op's inputs, then its constants, then
-the results of the instructions (``csrc/ops/map.cpp``). Everything is computed in float32; results
-of float16 operators are rounded to float16 after every operator, as PyTorch does.
+the results of the instructions (``csrc/ops/map/map.cpp``). Everything is computed in float32;
+results of float16 operators are rounded to float16 after every operator, as PyTorch does.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
 
 _MIN_WORK = 1 << 18
-"""Fewest multiplications of a matrix of a batch that ``csrc/dense/piece_matmul.cpp`` computes by
-itself. Smaller ones, in batches, have other sums."""
+"""Fewest multiplications of a matrix of a batch that ``csrc/dense/vector/piece_matmul.cpp``
+computes by itself. Smaller ones, in batches, have other sums."""
 
 _MAX_KEPT = 1 << 20
 """Most probabilities, of all heads, that are kept for the gradient. Computing them again costs up

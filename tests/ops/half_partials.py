@@ -1,4 +1,4 @@
-"""Products with half partials, slowly: what ``csrc/dense/panels.h`` promises, in torch.
+"""Products with half partials, slowly: what ``csrc/dense/vector/panels.h`` promises, in torch.
 
 A pass of up to 16 products is summed in float32, in its order; the running sum starts with zero and
 is rounded to float16 after each pass.

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -49,16 +50,35 @@ PYTHON_DOORS = {
     },
 }
 
+# The families of ops; none knows another, but what is written here.
+CPP_FAMILIES = tuple(
+    f"ops/{name}"
+    for name in (
+        *("aten", "attention", "convolution", "embedding", "host", "layout", "loss", "map"),
+        *("matmul", "norm", "pool", "random", "recurrent", "reduce", "softmax", "update"),
+    )
+)
+CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}
+
+# A room is a folder of csrc; inside of ops it is a folder of that.
 CPP_LAYERS = (
     ("base",),
     ("target", "graph", "dense"),
     ("cost", "schedule"),
     ("memory",),
     ("ops",),
+    ("ops/math",),
+    ("ops/operands",),
+    CPP_FAMILIES,
     ("runtime",),
     ("bindings",),
 )
-CPP_STRANGERS = (("dense", "target"), ("dense", "graph"))
+CPP_STRANGERS = (
+    ("dense", "target"),
+    ("dense", "graph"),
+    ("dense/tile", "dense/vector"),
+    *(pair for pair in combinations(CPP_FAMILIES, 2) if frozenset(pair) not in CPP_FRIENDS),
+)
 # Foreign headers by prefix, and the folders that may include them.
 CPP_DOORS = {
     "ATen/": {"ops", "runtime", "bindings"},
@@ -163,6 +183,12 @@ def _is_module(package: Path, name: str) -> bool:
     return name == "_C" or (package / name).is_dir() or (package / f"{name}.py").is_file()
 
 
+def _room(path: str) -> str:
+    """Return the room of a file given by its path from the root of csrc."""
+    folders = path.split("/")[:-1]
+    return "/".join(folders[: 2 if folders[:1] == ["ops"] else 1])
+
+
 def cpp_problems(csrc: Path) -> list[str]:
     """Return one line per broken rule in the C++ files below the folder."""
     layers = Layers(CPP_LAYERS, CPP_STRANGERS)
@@ -170,26 +196,30 @@ def cpp_problems(csrc: Path) -> list[str]:
     edges: Edges = {}
     for path in sorted(path for path in csrc.rglob("*") if path.suffix in _CPP_SUFFIXES):
         where = path.relative_to(csrc).as_posix()
-        source = path.relative_to(csrc).parts[0]
+        source = _room(where)
+        folder = where.split("/")[0]
         if not layers.knows(source):
             found.append(f"{where}: {source} has no layer; add it to CPP_LAYERS")
             continue
         text = _BLOCK_COMMENT.sub("", path.read_text(encoding="utf-8"))
         for bracket, header in _INCLUDE.findall(text):
-            target, slash, _ = header.partition("/")
-            if slash and layers.knows(target):
+            target = _room(header)
+            if "/" in header and layers.knows(target):
                 if target != source:
                     edges.setdefault((source, target), where)
+                inner = (where.rpartition("/")[0], header.rpartition("/")[0])
+                if frozenset(inner) in layers.strangers and inner != (source, target):
+                    found.append(f"{where}: {inner[0]} and {inner[1]} must not know each other")
                 if bracket == "<":
                     found.append(f"{where}: write own header {header} in quotes")
                 continue
             doors = [door for door in CPP_DOORS if header.startswith(door)]
-            vectors = source == "dense" and header.startswith(CPP_VECTORS)
+            vectors = folder == "dense" and header.startswith(CPP_VECTORS)
             if vectors and "dense/onednn.h" in text:
                 # torch ships the headers of another oneDNN.
                 found.append(f"{where}: {header} beside oneDNN")
-            elif not vectors and any(source not in CPP_DOORS[door] for door in doors):
-                found.append(f"{where}: {source} may not include {header}")
+            elif not vectors and any(folder not in CPP_DOORS[door] for door in doors):
+                found.append(f"{where}: {folder} may not include {header}")
             elif bracket == '"' and not doors:
                 found.append(f"{where}: write {header} from the root of csrc")
     return [*found, *layers.problems(edges)]
@@ -280,6 +310,8 @@ def test_python_cycle_inside_a_layer(tmp_path):
     [
         ("graph/graph.cpp", '#include "graph/graph.h"\n#include <vector>\n#include "base/ids.h"'),
         ("ops/gemm.cpp", '#include "dense/gemm.h"\n#include <ATen/Tensor.h>\n#include <c10/x.h>'),
+        ("ops/map/map.cpp", '#include "ops/operands/rows.h"\n#include "ops/map/plan.h"'),
+        ("ops/attention/score.cpp", '#include "ops/map/runner.h"'),
         ("dense/gemm.cpp", '#include "oneapi/dnnl/dnnl.hpp"\n#include "base/check.h"'),
         ("dense/gemm.cpp", "#include <ATen/Parallel.h>\n#include <ATen/cpu/vec/vec.h>"),
         ("bindings/module.cpp", '#include <torch/extension.h>\n#include "runtime/executor.h"'),
@@ -312,6 +344,11 @@ def test_allowed_cpp_includes(tmp_path, name, text):
         ("graph/text.cpp", '#include "graph.h"', "from the root of csrc"),
         ("graph/text.cpp", "#include <graph/graph.h>", "in quotes"),
         ("surprise/x.h", "", "surprise has no layer"),
+        ("ops/surprise/x.h", "", "ops/surprise has no layer"),
+        ("ops/norm/x.h", '#include "ops/softmax/y.h"', "must not know each other"),
+        ("ops/operands/x.h", '#include "ops/map/y.h"', "ops/operands may not use ops/map"),
+        ("ops/op_def.h", '#include "ops/math/y.h"', "ops may not use ops/math"),
+        ("dense/tile/x.h", '#include "dense/vector/y.h"', "must not know each other"),
     ],
 )
 def test_forbidden_cpp_includes(tmp_path, name, text, problem):

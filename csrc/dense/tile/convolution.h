@@ -1,0 +1,59 @@
+// Convolutions by the matrix units of the processor (tile_units.h), on images
+// that are channels last.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+
+#include "dense/convolution.h"
+#include "dense/tile/parts.h"
+
+namespace popsim::dense {
+
+// Parts of the numbers of images. At least two: a single one is not looked at
+// for infinities and NaN, which must not meet the zeros of the padding.
+[[nodiscard]] constexpr int num_image_parts(const ConvolutionSpec& spec) {
+  return std::max(2, num_parts_of(spec.significant_bits));
+}
+
+// What the estimates of cycles() are made of, measured on an Emerald Rapids
+// processor: a step of two tiles, and packing a row of one.
+[[nodiscard]] constexpr double step_cycles(int num_parts) {
+  constexpr double kTileProduct = 20;
+  return kTileProduct * (num_parts == 3 ? 6 : 3);
+}
+inline constexpr double kPackedRowCycles = 20;
+
+// A pass of a convolution with groups of 1.
+class TileConvolution {
+ public:
+  TileConvolution() = default;
+  TileConvolution(const TileConvolution&) = delete;
+  TileConvolution& operator=(const TileConvolution&) = delete;
+  virtual ~TileConvolution() = default;
+
+  // Cycles of one core at the units' clock, about.
+  [[nodiscard]] virtual double cycles() const = 0;
+  [[nodiscard]] virtual size_t workspace_bytes() const = 0;
+  // Returns false, and leaves results incomplete, where numbers are not
+  // ordinary (tile_parts.h).
+  [[nodiscard]] virtual bool run(const ConvolutionTensors& tensors,
+                                 void* workspace) = 0;
+};
+
+// kForward or kGradInput.
+[[nodiscard]] std::unique_ptr<TileConvolution> create_tile_convolution(
+    const ConvolutionSpec& spec, ConvolutionPass pass);
+// kGradWeight.
+[[nodiscard]] std::unique_ptr<TileConvolution> create_tile_grad_weight(
+    const ConvolutionSpec& spec);
+
+// Returns `other`, an implementation of the pass, where the processor has no
+// such units or where it is at least as fast. Else what is returned uses it for
+// numbers that are not ordinary.
+[[nodiscard]] std::unique_ptr<Convolution> with_tile_units(
+    std::unique_ptr<Convolution> other, const ConvolutionSpec& spec,
+    ConvolutionPass pass);
+
+}  // namespace popsim::dense

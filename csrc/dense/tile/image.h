@@ -1,0 +1,116 @@
+// Images packed for the matrix units, and the lattices of positions that
+// convolutions compute on them.
+//
+// A packed image has the positions of the padded image, one row of a tile for
+// each, so that a product reads its operand at a tap of the kernel by starting
+// some rows further: nothing is copied for each tap. Where a convolution has
+// strides, positions with equal remainders, a phase, lie together. What follows
+// the end of a row of positions is the next row: results there are not wanted.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "dense/convolution.h"
+#include "dense/tile/parts.h"
+
+namespace popsim::dense {
+
+// Along three axes; axes that an image does not have come first, with size 1.
+using Point = std::array<int64_t, 3>;
+
+[[nodiscard]] constexpr int64_t product(const Point& values) {
+  return values[0] * values[1] * values[2];
+}
+
+template <typename Body>
+void for_each_point(const Point& count, const Body& body) {
+  Point at;
+  for (at[0] = 0; at[0] < count[0]; ++at[0]) {
+    for (at[1] = 0; at[1] < count[1]; ++at[1]) {
+      for (at[2] = 0; at[2] < count[2]; ++at[2]) body(at);
+    }
+  }
+}
+
+// An element of the kernel, and where in a packed image its numbers are for
+// output position 0.
+struct Tap {
+  int64_t index;  // in the weight
+  Point phase;
+  Point shift;
+};
+
+// Positions first, first + step, ... of an output, all with the same taps.
+struct Lattice {
+  Point first;
+  Point step;
+  Point count;
+  std::vector<Tap> taps;
+};
+
+// How a band of an image is packed: a stretch of the output on `band_axis`.
+struct PackedImage {
+  Point size;    // of the image
+  Point phases;  // position i is in phase i % phases
+  Point before;  // padding
+  Point extent;  // positions of a phase, as far as the taps reach
+  size_t band_axis;
+
+  [[nodiscard]] int64_t phase_positions() const { return product(extent); }
+  [[nodiscard]] int64_t num_positions() const {
+    return product(phases) * phase_positions();
+  }
+  // Numbers of a plane: all positions, and a tile of zeros to run into.
+  [[nodiscard]] int64_t plane() const {
+    return (num_positions() + kTileRows) * kStepDepth;
+  }
+  // In a phase, where `point` is.
+  [[nodiscard]] int64_t position(const Point& point) const {
+    return (point[0] * extent[1] + point[1]) * extent[2] + point[2];
+  }
+  // Where a tap's numbers start, in numbers of a plane.
+  [[nodiscard]] int64_t offset(const Tap& tap) const;
+  // Positions from the first one to the last one of `count`.
+  [[nodiscard]] int64_t reach(const Point& count) const;
+};
+
+// A convolution, or its gradient, as products on packed images. At first, a
+// band is the whole image.
+struct ImageProducts {
+  PackedImage source;
+  Point output_size;
+  std::vector<Lattice> lattices;  // together all of the output
+
+  // Positions of the lattices on the band's axis.
+  [[nodiscard]] int64_t num_rows() const;
+  // Makes bands of so many of them.
+  void cut(int64_t num_rows);
+};
+
+[[nodiscard]] ImageProducts forward_products(const ConvolutionSpec& spec);
+[[nodiscard]] ImageProducts grad_input_products(const ConvolutionSpec& spec);
+
+// What a row of a tile holds of a position.
+struct RowContents {
+  int64_t channels;  // of the image
+  int64_t group;     // as many of them in one row: kStepDepth, or kTileRows
+                     // together with those at `shift` from the position
+  Point shift;
+
+  [[nodiscard]] int64_t num_groups() const {
+    return (channels + group - 1) / group;
+  }
+};
+
+// Packs a band of an image that is channels last. `out` has a plane for each
+// part of each group of channels. `band`: the first position of the output on
+// the band's axis. Returns the largest magnitude, as PackRowFunction does.
+[[nodiscard]] uint32_t pack_image(const PackedImage& image,
+                                  const RowContents& contents,
+                                  PackRowFunction pack_row, int num_parts,
+                                  const float* data, int64_t band,
+                                  uint16_t* out);
+
+}  // namespace popsim::dense

@@ -1,0 +1,410 @@
+#include "dense/tile/matmul.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "base/check.h"
+#include "base/numbers.h"
+#include "dense/product_row.h"
+#include "dense/tile/parts.h"
+#include "dense/tile/units.h"
+
+namespace popsim::dense {
+namespace {
+
+// Of the resident operand: it stays in a core's cache.
+constexpr int64_t kResidentBytes = 1 << 20;
+// Shorter stretches of the depth cost more than packing the other operand
+// again.
+constexpr int64_t kMinPanelSteps = 8;
+// Of the operands of one matrix of a batch, for a thread to work on it alone.
+constexpr int64_t kMaxOwnBytes = 1 << 20;
+// Steps of the units, and of packing, that are worth another thread.
+constexpr int64_t kMinTaskSteps = 512;
+constexpr int64_t kMinPackSteps = 64;
+
+// Rows of an output of any type.
+class BlockWriter {
+ public:
+  explicit BlockWriter(const MatmulSpec& spec) : spec_(spec), row_(spec) {}
+
+  // The sums are the result.
+  [[nodiscard]] bool plain() const {
+    return row_.plain() && spec_.result_type == DType::kFloat32;
+  }
+
+  // `offset`: of the first element in c; `column`: of the first element.
+  void write(const MatmulOperands& operands, const float* sums, int64_t rows,
+             int64_t columns, int64_t offset, int64_t column) const {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* from = sums + i * kBlock;
+      const int64_t at = offset + i * spec_.n;
+      if (spec_.result_type == DType::kFloat32) {
+        row_.finish(operands, from, columns, at, column,
+                    operands.c_floats() + at);
+        continue;
+      }
+      alignas(64) std::array<float, static_cast<size_t>(kBlock)> wide;
+      row_.finish(operands, from, columns, at, column, wide.data());
+      if (spec_.result_type == DType::kFloat16) {
+        narrow<at::Half>(wide.data(), operands.c, at, columns);
+      } else {
+        narrow<at::BFloat16>(wide.data(), operands.c, at, columns);
+      }
+    }
+  }
+
+ private:
+  template <typename Narrow>
+  static void narrow(const float* from, void* c, int64_t at, int64_t count) {
+    at::vec::convert(from, static_cast<Narrow*>(c) + at, count);
+  }
+
+  const MatmulSpec& spec_;
+  ProductRow row_;
+};
+
+// One operand in blocks.
+struct Operand {
+  int64_t num_blocks = 0;
+  PackFunction pack = nullptr;
+  PackFunction pack_bounded = nullptr;
+};
+
+// A stretch of the depth.
+struct Panel {
+  int64_t first_step;
+  int64_t num_steps;
+  bool first;
+  bool last;
+};
+
+// The threads keep a chunk of one operand, the resident one, packed in their
+// caches; each packs blocks of the other one, the streamed one, and multiplies
+// them with all of the chunk. Both are cut along the depth where the chunk
+// would be too small otherwise.
+class TileMatmul final : public Matmul {
+ public:
+  explicit TileMatmul(const MatmulSpec& spec)
+      : spec_(spec),
+        num_parts_(num_parts_of(spec.significant_bits)),
+        b_resident_(spec.n <= spec.m),
+        a_(operand(spec.m, TileOrder::kRows)),
+        b_(operand(spec.n, TileOrder::kPairs)),
+        resident_(b_resident_ ? b_ : a_),
+        streamed_(b_resident_ ? a_ : b_),
+        num_steps_(ceil_div(spec.k, kStepDepth)),
+        num_panels_(ceil_div(num_steps_, max_panel_steps())),
+        panel_steps_(ceil_div(num_steps_, num_panels_)),
+        chunk_(std::clamp<int64_t>(kResidentBytes / block_bytes(), 1,
+                                   resident_.num_blocks)),
+        keeps_in_c_(spec.result_type == DType::kFloat32 && spec.beta == 0.0F &&
+                    !spec.update),
+        num_threads_(spec.one_thread ? 1 : at::get_num_threads()),
+        own_(spec.batch >= num_threads_ &&
+             (a_.num_blocks + b_.num_blocks) * block_bytes() <= kMaxOwnBytes),
+        num_tasks_(own_ ? 1 : num_tasks()),
+        all_(block_function(num_parts_, PartProducts::kAll)),
+        first_(block_function(num_parts_, PartProducts::kFirst)),
+        following_(block_function(num_parts_, PartProducts::kFollowing)),
+        writer_(spec_) {
+    for (int64_t step = 0; step < panel_steps_; ++step) {
+      steps_.push_back(step * num_parts_ * 2 * kTileNumbers);
+    }
+  }
+
+  using Matmul::run;
+
+  size_t workspace_bytes() const override {
+    return static_cast<size_t>((own_ ? num_threads_ : 1) * item_bytes());
+  }
+
+  void run(const MatmulOperands& operands) override {
+    auto* workspace = static_cast<char*>(operands.workspace);
+    const int64_t groups = own_ ? num_threads_ : 1;
+    for_each_task(groups, [&](int64_t group) {
+      const int64_t last = spec_.batch * (group + 1) / groups;
+      for (int64_t i = spec_.batch * group / groups; i < last; ++i) {
+        multiply(operands_of(operands, i), workspace + group * item_bytes());
+      }
+    });
+  }
+
+ private:
+  template <typename Body>
+  static void for_each_task(int64_t count, const Body& body) {
+    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) body(task);
+    });
+  }
+
+  [[nodiscard]] Operand operand(int64_t rows, TileOrder order) const {
+    const DType dtype = spec_.operand_type;
+    return {ceil_div(rows, kBlock),
+            pack_function(dtype, num_parts_, order, /*bounded=*/false),
+            pack_function(dtype, num_parts_, order, /*bounded=*/true)};
+  }
+
+  [[nodiscard]] int64_t step_bytes() const {
+    return 2 * num_parts_ * 2 * kTileNumbers;
+  }
+  [[nodiscard]] int64_t block_bytes() const {
+    return panel_steps_ * step_bytes();
+  }
+
+  [[nodiscard]] int64_t max_panel_steps() const {
+    const int64_t resident_step = resident_.num_blocks * step_bytes();
+    return std::max(kResidentBytes / resident_step, kMinPanelSteps);
+  }
+
+  [[nodiscard]] int64_t num_tasks() const {
+    const int64_t steps = a_.num_blocks * b_.num_blocks * num_steps_;
+    return std::clamp<int64_t>(
+        std::min(steps / kMinTaskSteps, streamed_.num_blocks), 1, num_threads_);
+  }
+
+  // The chunk, a block for each task, the sums of all blocks between panels.
+  [[nodiscard]] int64_t chunk_bytes() const { return chunk_ * block_bytes(); }
+  [[nodiscard]] int64_t packed_bytes() const {
+    return chunk_bytes() + num_tasks_ * block_bytes();
+  }
+  [[nodiscard]] int64_t item_bytes() const {
+    const int64_t blocks = a_.num_blocks * b_.num_blocks;
+    const bool keeps_here = num_panels_ > 1 && !keeps_in_c_;
+    return packed_bytes() + (keeps_here ? blocks * kBlockNumbers * 4 : 0);
+  }
+
+  // Those of one matrix of the batch.
+  [[nodiscard]] MatmulOperands operands_of(const MatmulOperands& operands,
+                                           int64_t item) const {
+    const int64_t size = size_in_bytes(spec_.operand_type);
+    const int64_t offset = item * spec_.m * spec_.n;
+    MatmulOperands one = operands;
+    one.a = static_cast<const char*>(operands.a) + item * spec_.a.batch * size;
+    one.b = static_cast<const char*>(operands.b) + item * spec_.b.batch * size;
+    one.c = static_cast<char*>(operands.c) +
+            offset * size_in_bytes(spec_.result_type);
+    if (spec_.mask) one.mask += offset;
+    return one;
+  }
+
+  void multiply(const MatmulOperands& operands, char* workspace) const {
+    for (int64_t i = 0; i < num_panels_; ++i) {
+      const int64_t first = i * panel_steps_;
+      const Panel panel{.first_step = first,
+                        .num_steps = std::min(panel_steps_, num_steps_ - first),
+                        .first = i == 0,
+                        .last = i + 1 == num_panels_};
+      for (int64_t chunk = 0; chunk < resident_.num_blocks; chunk += chunk_) {
+        multiply_chunk(operands, panel, chunk, workspace);
+      }
+    }
+  }
+
+  void multiply_chunk(const MatmulOperands& operands, const Panel& panel,
+                      int64_t first, char* workspace) const {
+    const PartSource a{operands.a, spec_.operand_type, spec_.m,
+                       spec_.k,    spec_.a.row,        spec_.a.column};
+    const PartSource b{operands.b, spec_.operand_type, spec_.n,
+                       spec_.k,    spec_.b.column,     spec_.b.row};
+    const int64_t last = std::min(first + chunk_, resident_.num_blocks);
+    const uint32_t largest =
+        pack_chunk(b_resident_ ? b : a, panel, first, last, workspace);
+    for_each_task(num_tasks_, [&](int64_t task) {
+      const TileScope tiles;
+      auto* block = reinterpret_cast<uint16_t*>(workspace + chunk_bytes() +
+                                                task * block_bytes());
+      const int64_t end = streamed_.num_blocks * (task + 1) / num_tasks_;
+      for (int64_t i = streamed_.num_blocks * task / num_tasks_; i < end; ++i) {
+        const uint32_t size =
+            pack_block(streamed_, b_resident_ ? a : b, panel, i, block);
+        const bool ordinary = are_ordinary(size, largest);
+        for (int64_t j = first; j < last; ++j) {
+          const auto* resident = reinterpret_cast<const uint16_t*>(
+              workspace + (j - first) * block_bytes());
+          if (b_resident_) {
+            compute(operands, panel, ordinary, {i, j, block, resident},
+                    workspace);
+          } else {
+            compute(operands, panel, ordinary, {j, i, resident, block},
+                    workspace);
+          }
+        }
+      }
+    });
+  }
+
+  // Returns the largest magnitude, as pack_block does.
+  uint32_t pack_chunk(const PartSource& source, const Panel& panel,
+                      int64_t first, int64_t last, char* workspace) const {
+    LargestMagnitude largest;
+    const int64_t grain = std::max<int64_t>(1, kMinPackSteps / panel.num_steps);
+    at::parallel_for(first, last, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        auto* out = reinterpret_cast<uint16_t*>(workspace +
+                                                (i - first) * block_bytes());
+        largest.add(pack_block(resident_, source, panel, i, out));
+      }
+    });
+    return largest.value();
+  }
+
+  // Returns the largest magnitude of the block as the bits of a float32.
+  static uint32_t pack_block(const Operand& operand, const PartSource& source,
+                             const Panel& panel, int64_t i, uint16_t* out) {
+    const PartBlock block{.first_row = i * kBlock,
+                          .first_depth = panel.first_step * kStepDepth,
+                          .num_steps = panel.num_steps,
+                          .out = out};
+    const uint32_t largest = operand.pack(source, block);
+    if (largest >= kTooLarge) operand.pack_bounded(source, block);
+    return largest;
+  }
+
+  // A block of the output and its packed operands.
+  struct Block {
+    int64_t row;
+    int64_t column;
+    const uint16_t* a;
+    const uint16_t* b;
+  };
+
+  [[nodiscard]] TileWalk walk(const uint16_t* packed) const {
+    return {.data = packed,
+            .part = 2 * kTileNumbers,
+            .second = kTileNumbers,
+            .steps = steps_.data()};
+  }
+
+  // What earlier panels gave for a block, or where this one's sums go.
+  struct Kept {
+    float* sums;
+    int64_t stride;  // from row to row
+  };
+  [[nodiscard]] Kept kept(const MatmulOperands& operands, const Block& block,
+                          char* workspace) const {
+    if (keeps_in_c_) {
+      return {operands.c_floats() + block.row * kBlock * spec_.n +
+                  block.column * kBlock,
+              spec_.n};
+    }
+    return {reinterpret_cast<float*>(workspace + packed_bytes()) +
+                (block.row * b_.num_blocks + block.column) * kBlockNumbers,
+            kBlock};
+  }
+
+  void compute(const MatmulOperands& operands, const Panel& panel,
+               bool ordinary, const Block& block, char* workspace) const {
+    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
+    const int64_t rows = std::min(kBlock, spec_.m - block.row * kBlock);
+    const int64_t columns = std::min(kBlock, spec_.n - block.column * kBlock);
+    const int64_t offset = block.row * kBlock * spec_.n + block.column * kBlock;
+    const bool whole = rows == kBlock && columns == kBlock;
+    BlockProduct product{.a = walk(block.a),
+                         .b = walk(block.b),
+                         .num_steps = panel.num_steps,
+                         .two_row_tiles = rows > kTileRows,
+                         .two_column_tiles = columns > kTileRows,
+                         .sums = sums.data(),
+                         .sum_stride = kBlock};
+    if (panel.first && ordinary && whole && keeps_in_c_ &&
+        (!panel.last || writer_.plain())) {
+      product.sums = operands.c_floats() + offset;
+      product.sum_stride = spec_.n;
+      all_(product);
+      return;
+    }
+    if (ordinary) {
+      all_(product);
+    } else {
+      add_carefully(product);
+    }
+    const Kept kept = this->kept(operands, block, workspace);
+    for (int64_t i = 0; i < rows && !panel.first; ++i) {
+      const float* from = kept.sums + i * kept.stride;
+      for (int64_t j = 0; j < columns; ++j) {
+        sums[static_cast<size_t>(i * kBlock + j)] += from[j];
+      }
+    }
+    if (panel.last) {
+      writer_.write(operands, sums.data(), rows, columns, offset,
+                    block.column * kBlock);
+      return;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy_n(sums.data() + i * kBlock, columns,
+                  kept.sums + i * kept.stride);
+    }
+  }
+
+  // What follows the product of the first parts counts only where that is
+  // finite: infinities and NaN are right already.
+  void add_carefully(const BlockProduct& product) const {
+    first_(product);
+    if (num_parts_ == 1) return;
+    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> following;
+    following.fill(0.0F);
+    BlockProduct rest = product;
+    rest.sums = following.data();
+    following_(rest);
+    for (size_t i = 0; i < following.size(); ++i) {
+      float& sum = product.sums[i];
+      if (std::isfinite(sum)) sum += following[i];
+    }
+  }
+
+  MatmulSpec spec_;
+  int num_parts_;
+  bool b_resident_;
+  Operand a_;
+  Operand b_;
+  Operand resident_;
+  Operand streamed_;
+  int64_t num_steps_;
+  int64_t num_panels_;
+  int64_t panel_steps_;
+  int64_t chunk_;    // blocks
+  bool keeps_in_c_;  // sums between panels
+  int64_t num_threads_;
+  bool own_;  // a thread has matrices of the batch for itself
+  int64_t num_tasks_;
+  BlockFunction all_;
+  BlockFunction first_;
+  BlockFunction following_;
+  BlockWriter writer_;
+  std::vector<int64_t> steps_;  // where a packed block's steps are
+};
+
+bool is_plain(const MatrixStrides& strides) {
+  return strides.row == 1 || strides.column == 1;
+}
+
+// Packing costs time for each number of the operands and saves some for each
+// multiplication: it pays where a number takes part in many, and in products
+// that are worth two rounds of the threads. The bounds were measured on an
+// Emerald Rapids processor.
+bool pays(const MatmulSpec& spec) {
+  const bool wide = num_parts_of(spec.significant_bits) == 3;
+  const int64_t min_uses = wide ? 60 : 40;
+  const int64_t min_work = wide ? 1 << 25 : 1 << 18;
+  const int64_t uses = spec.m * spec.n / (spec.m + spec.n);
+  return spec.k >= kStepDepth && uses >= min_uses &&
+         spec.batch * spec.m * spec.n * spec.k >= min_work;
+}
+
+}  // namespace
+
+std::unique_ptr<Matmul> create_tile_matmul(const MatmulSpec& spec) {
+  if (!is_plain(spec.a) || !is_plain(spec.b) || !has_tile_units() ||
+      !pays(spec)) {
+    return nullptr;
+  }
+  return std::make_unique<TileMatmul>(spec);
+}
+
+}  // namespace popsim::dense

@@ -1,0 +1,192 @@
+#include "dense/vector/panels.h"
+
+#include <ATen/Parallel.h>
+
+#include <array>
+#include <utility>
+
+#include "base/numbers.h"
+
+namespace popsim::dense {
+namespace {
+
+using Vec = at::vec::Vectorized<float>;
+
+// Rows computed at a time: the sums fill most vector registers.
+constexpr int64_t kMaxRows = kLanes >= 16 ? 6 : 3;
+// A panel is multiplied in pieces that fit in L1.
+constexpr int64_t kDepth = 128;
+// Elements to pack that are worth a thread of their own.
+constexpr int64_t kGrain = 32768;
+
+// out[row] (+)= a[row] * panel, for `depth` elements of a. kHalf: for one pass
+// of half partials.
+template <int kRows, int kVectors, bool kHalf>
+void multiply_block(const float* panel, const float* a, int64_t lda,
+                    int64_t depth, bool add, float* out) {
+  constexpr int64_t kWidth = kVectors * kLanes;
+  Vec sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sums[row][v] = add && !kHalf ? Vec::loadu(out + row * kWidth + v * kLanes)
+                                   : Vec(0.0f);
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k, panel += kWidth) {
+    Vec weights[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      weights[v] = Vec::loadu(panel + v * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const Vec factor(a[row * lda + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        sums[row][v] = at::vec::fmadd(factor, weights[v], sums[row][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = out + row * kWidth + v * kLanes;
+      if constexpr (kHalf) {
+        const Vec before = add ? Vec::loadu(to) : Vec(0.0f);
+        rounded_to_half(before + sums[row][v]).store(to);
+      } else {
+        sums[row][v].store(to);
+      }
+    }
+  }
+}
+
+using MultiplyBlock = decltype(&multiply_block<1, 1, false>);
+using BlocksByRows = std::array<MultiplyBlock, kMaxRows>;
+
+template <int kVectors, bool kHalf, int... kRows>
+constexpr BlocksByRows blocks_of(
+    std::integer_sequence<int, kRows...> /*rows*/) {
+  return {multiply_block<kRows + 1, kVectors, kHalf>...};
+}
+
+template <bool kHalf>
+constexpr std::array<BlocksByRows, kMaxPanelVectors> kBlocks = [] {
+  constexpr std::make_integer_sequence<int, kMaxRows> kRows;
+  return std::array{blocks_of<1, kHalf>(kRows), blocks_of<2, kHalf>(kRows),
+                    blocks_of<3, kHalf>(kRows), blocks_of<4, kHalf>(kRows)};
+}();
+
+// Rows of any number, in blocks of about one size: a block of few rows waits
+// for its weights.
+void multiply_rows(const BlocksByRows& blocks, int64_t width,
+                   const float* panel, const float* a, int64_t lda,
+                   int64_t rows, int64_t depth, bool add, float* out) {
+  const int64_t num_blocks = ceil_div(rows, kMaxRows);
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const int64_t begin = rows * i / num_blocks;
+    const int64_t count = rows * (i + 1) / num_blocks - begin;
+    blocks[static_cast<size_t>(count - 1)](panel, a + begin * lda, lda, depth,
+                                           add, out + begin * width);
+  }
+}
+
+// `rows` rows of `columns` elements become the first columns of as many rows,
+// with zeros behind; neither is more than kLanes.
+void transpose(const float* from, int64_t ld_from, float* to, int64_t ld_to,
+               int64_t rows, int64_t columns) {
+  if (rows == kLanes && columns == kLanes) {
+    at::vec::transpose_mxn<float, kLanes, kLanes>(from, ld_from, to, ld_to);
+    return;
+  }
+  for (int64_t k = 0; k < columns; ++k, to += ld_to) {
+    for (int64_t row = 0; row < rows; ++row) to[row] = from[row * ld_from + k];
+    std::fill(to + rows, to + kLanes, 0.0f);
+  }
+}
+
+}  // namespace
+
+void multiply_passes(const float* panel, int64_t vectors, const float* a,
+                     int64_t lda, int64_t rows, int64_t depth, Passes passes,
+                     bool add, float* out) {
+  const auto& blocks = kBlocks<true>[static_cast<size_t>(vectors - 1)];
+  const int64_t width = vectors * kLanes;
+  const int64_t end_of_whole = passes.whole * kPassLength;
+  for (int64_t k = 0; k < depth;) {
+    const int64_t length = k < end_of_whole ? kPassLength : passes.rest;
+    multiply_rows(blocks, width, panel + k * width, a + k, lda, rows, length,
+                  add || k > 0, out);
+    k += length;
+  }
+}
+
+Panels::Panels(int64_t gates, int64_t hidden, int64_t depth,
+               std::optional<Passes> passes)
+    : gates_(gates), hidden_(hidden), depth_(depth), passes_(passes) {
+  const int64_t pieces = ceil_div(hidden, kLanes);
+  vectors_ = gates == 1 ? std::min(kMaxPanelVectors, pieces) : gates;
+  count_ = gates == 1 ? ceil_div(pieces, vectors_) : pieces;
+}
+
+void Panels::pack_transposed(const float* weight, float* packed) const {
+  const int64_t grain = std::max<int64_t>(1, kGrain / panel_floats());
+  at::parallel_for(0, count_, grain, [&](int64_t begin, int64_t end) {
+    pack_transposed(weight, depth_, {begin, end}, packed);
+  });
+}
+
+void Panels::pack(const float* weight, float* packed) const {
+  const int64_t grain = std::max<int64_t>(1, kGrain / panel_floats());
+  at::parallel_for(0, count_, grain, [&](int64_t begin, int64_t end) {
+    pack(weight, hidden_, {begin, end}, packed);
+  });
+}
+
+void Panels::pack_transposed(const float* weight, int64_t stride, Range panels,
+                             float* packed) const {
+  for (int64_t i = panels.begin * vectors_; i < panels.end * vectors_; ++i) {
+    const int64_t unit = unit_of(i / vectors_, i % vectors_);
+    const int64_t count = std::clamp<int64_t>(hidden_ - unit, 0, kLanes);
+    const float* from =
+        weight + (gate_of(i % vectors_) * hidden_ + unit) * stride;
+    float* to = packed + i / vectors_ * panel_floats() + i % vectors_ * kLanes;
+    for (int64_t k = 0; k < depth_; k += kLanes) {
+      transpose(from + k, stride, to + k * width(), width(), count,
+                std::min(kLanes, depth_ - k));
+    }
+  }
+}
+
+void Panels::pack(const float* weight, int64_t stride, Range panels,
+                  float* packed) const {
+  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+    const int64_t unit = unit_of(panel, 0);
+    const int64_t count = std::min(width(), hidden_ - unit);
+    const float* from = weight + unit;
+    float* to = packed + panel * panel_floats();
+    for (int64_t k = 0; k < depth_; ++k, from += stride, to += width()) {
+      std::copy_n(from, count, to);
+      std::fill(to + count, to + width(), 0.0f);
+    }
+  }
+}
+
+void Panels::multiply_panel(const float* panel, const float* a, int64_t lda,
+                            int64_t rows, float* out) const {
+  if (passes_) {
+    multiply_passes(panel, vectors_, a, lda, rows, depth_, *passes_, false,
+                    out);
+    return;
+  }
+  const auto& blocks = kBlocks<false>[static_cast<size_t>(vectors_ - 1)];
+  for (int64_t k = 0; k < depth_; k += kDepth) {
+    multiply_rows(blocks, width(), panel + k * width(), a + k, lda, rows,
+                  std::min(kDepth, depth_ - k), k > 0, out);
+  }
+}
+
+}  // namespace popsim::dense

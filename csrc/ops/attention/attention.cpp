@@ -1,0 +1,147 @@
+// Attention, head by head: a matrix product, a map, a softmax and another
+// product whose scores and probabilities never leave the caches.
+//
+// Each task has its own pieces of rows. The scores of a piece are computed,
+// become probabilities and are multiplied with the values at once. They are
+// written to memory only if the gradient is to read them.
+#include "ops/attention/attention.h"
+
+#include <vector>
+
+#include "ops/entries.h"
+#include "ops/tasks.h"
+
+namespace popsim::ops {
+namespace {
+
+constexpr size_t kQuery = 0;
+constexpr size_t kKey = 1;
+constexpr size_t kValue = 2;
+constexpr size_t kInitial = 3;
+constexpr size_t kOthers = 4;
+
+constexpr size_t kOut = 0;
+constexpr size_t kKept = 1;
+
+class AttentionKernel final : public Kernel {
+ public:
+  explicit AttentionKernel(const OpView& op);
+  void run(const RunContext& context) override;
+
+ private:
+  struct Task {
+    Probabilities probabilities;
+    std::unique_ptr<dense::PieceMatmul> product;
+  };
+
+  void run_task(const RunContext& context, int64_t index);
+
+  ScoreShape shape_;
+  Workspace workspace_;
+  HeadInput v_;
+  HeadOutput out_;
+  std::optional<HeadOutput> kept_;  // the probabilities, for the gradient
+  std::vector<Task> tasks_;
+  int64_t num_units_ = 0;  // pieces of rows of all heads
+  size_t scores_offset_ = 0;
+  size_t product_offset_ = 0;
+};
+
+AttentionKernel::AttentionKernel(const OpView& op)
+    : shape_(score_shape(op, kQuery, kKey)),
+      v_(op, kValue, workspace_),
+      out_(op, kOut, workspace_) {
+  if (op.op().outputs[kKept] != graph::kNoTensor) {
+    kept_.emplace(op, kKept, workspace_);
+  }
+  const ScoreMapSpec map =
+      score_map_spec(op, "", kOthers, op.num_inputs() - kOthers);
+  const int bits = significant_bits(op.input(kValue).dtype);
+  const dense::MatmulSpec spec{.m = shape_.rows,
+                               .n = v_.columns(),
+                               .k = shape_.columns,
+                               .a = score_strides(shape_),
+                               .b = v_.strides(),
+                               .significant_bits = bits};
+  const dense::Cut rows = dense::PieceMatmul::cut(shape_.rows, bits);
+  num_units_ = shape_.batch * rows.count();
+  const int64_t depth = op.input(kQuery).shape[2];
+  const int64_t num_tasks = num_attention_tasks(
+      shape_.batch * shape_.rows * shape_.columns * (depth + spec.n),
+      num_units_);
+  // Operands of a head lie at the same place in every thread's workspace.
+  const Workspace before = workspace_;
+  for (int64_t i = 0; i < num_tasks; ++i) {
+    workspace_ = before;
+    tasks_.push_back(
+        {Probabilities(op, {.q = kQuery, .k = kKey, .initial = kInitial}, map,
+                       workspace_),
+         make_product(op, spec)});
+  }
+  const Task& task = tasks_.front();
+  scores_offset_ = workspace_.add(
+      sizeof(float) * static_cast<size_t>(rows.longest() * shape_.columns));
+  product_offset_ = workspace_.add(std::max(
+      task.probabilities.workspace_bytes(), task.product->workspace_bytes()));
+}
+
+void AttentionKernel::run(const RunContext& context) {
+  run_tasks(static_cast<int64_t>(tasks_.size()),
+            [&](int64_t task) { run_task(context, task); });
+}
+
+void AttentionKernel::run_task(const RunContext& context, int64_t index) {
+  auto& [probabilities, product] = tasks_[static_cast<size_t>(index)];
+  const TaskRange units =
+      task_range(index, static_cast<int64_t>(tasks_.size()), num_units_);
+  const dense::Cut& rows = product->rows();
+  char* workspace = workspace_.memory();
+  void* scratch = workspace + product_offset_;
+  const float* values = nullptr;
+  for (int64_t unit = units.begin; unit < units.end; ++unit) {
+    const int64_t head = unit / rows.count();
+    const int64_t piece = unit % rows.count();
+    if (unit == units.begin || piece == 0) {
+      probabilities.start_head(context, head, workspace);
+      values = v_.load(context, head, workspace);
+    }
+    const int64_t first = rows.begin(piece);
+    float* scores = kept_
+                        ? kept_->space(context, head, first, workspace)
+                        : reinterpret_cast<float*>(workspace + scores_offset_);
+    probabilities.compute(context, piece, scores, scratch);
+    if (kept_) {
+      kept_->store(context, head, first, rows.length(piece), workspace);
+    }
+    product->run_rows(piece, scores, values,
+                      out_.space(context, head, first, workspace), scratch);
+    out_.store(context, head, first, rows.length(piece), workspace);
+  }
+}
+
+std::vector<TensorType> attention_type(const OpView& op) {
+  const ScoreShape shape = score_shape(op, kQuery, kKey);
+  const graph::Tensor& v = op.input(kValue);
+  check_internal(
+      v.shape.size() == 3 && v.shape[0] == shape.batch &&
+          v.shape[1] == shape.columns && v.dtype == op.input(kQuery).dtype,
+      "attention '", op.op().name, "': values of shape ", to_string(v.shape));
+  return {{v.dtype, {shape.batch, shape.rows, v.shape[2]}},
+          {v.dtype, {shape.batch, shape.rows, shape.columns}}};
+}
+
+}  // namespace
+
+const OpDef kAttention{
+    .name = "attention",
+    .schema =
+        "attention(Tensor q, Tensor k, Tensor v, Tensor? initial, "
+        "Tensor[] others, *, int[] shape, str[] code, float[] constants, "
+        "int result, bool safe) -> (Tensor out, Tensor? probabilities)",
+    .shape = attention_type,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<AttentionKernel>(op);
+    },
+};
+
+}  // namespace popsim::ops

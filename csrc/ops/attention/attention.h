@@ -1,0 +1,105 @@
+// What attention and its gradient have in common: the probabilities of one
+// piece of a head's rows.
+//
+//   scores = q @ k (+ initial); logits = map(scores); probabilities =
+//   softmax(logits)
+//
+// They are computed as the ops matmul, map and softmax do, rounded to the
+// tensors' type in the same places: to the same bits.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ops/attention/head_operand.h"
+#include "ops/attention/score_map.h"
+
+namespace popsim::ops {
+
+// Rounds floats to a type, in place.
+class Rounding {
+ public:
+  explicit Rounding(DType dtype);
+
+  void operator()(float* values, int64_t count) const {
+    if (function_ != nullptr) {
+      function_(values, values, values, values, count);
+    }
+  }
+
+ private:
+  MapFunction function_ = nullptr;  // null for float32
+};
+
+// The attributes `prefix`code, constants, result and shape.
+[[nodiscard]] ScoreMapSpec score_map_spec(const OpView& op,
+                                          const std::string& prefix,
+                                          size_t first_input,
+                                          size_t num_inputs);
+
+// Shapes of the op: `batch` heads with `rows` queries, `columns` keys.
+struct ScoreShape {
+  int64_t batch;
+  int64_t rows;
+  int64_t columns;
+};
+// `q` and `k`: indices of inputs.
+[[nodiscard]] ScoreShape score_shape(const OpView& op, size_t q, size_t k);
+
+// The score matrix of a head as an operand of products: contiguous, or so with
+// its axes exchanged.
+[[nodiscard]] dense::MatrixStrides score_strides(const ScoreShape& shape);
+[[nodiscard]] dense::MatrixStrides transposed_score_strides(
+    const ScoreShape& shape);
+
+// Throws InternalError where csrc/dense does not have the product.
+[[nodiscard]] std::unique_ptr<dense::PieceMatmul> make_product(
+    const OpView& op, const dense::MatmulSpec& spec);
+
+// Tasks for so many units of work that take `work` multiplications together.
+[[nodiscard]] int64_t num_attention_tasks(int64_t work, int64_t units);
+
+// For one thread.
+class Probabilities {
+ public:
+  // Indices of inputs; the scores start from `initial`, if that is there.
+  struct Inputs {
+    size_t q;
+    size_t k;
+    size_t initial;
+  };
+
+  Probabilities(const OpView& op, const Inputs& inputs, const ScoreMapSpec& map,
+                Workspace& workspace);
+
+  [[nodiscard]] const dense::Cut& rows() const { return product_->rows(); }
+  [[nodiscard]] size_t workspace_bytes() const {
+    return product_->workspace_bytes();
+  }
+  // Reads the operands of a head, for the calls of compute() that follow.
+  void start_head(const RunContext& context, int64_t head, char* workspace);
+  void compute(const RunContext& context, int64_t piece, float* out,
+               void* product_workspace);
+
+ private:
+  struct Initial {
+    graph::TensorId id;
+    LoadFloats load;
+    StridedWalk walk;
+  };
+
+  ScoreShape shape_;
+  HeadInput q_;
+  HeadInput k_;
+  std::unique_ptr<dense::PieceMatmul> product_;
+  ScoreMap map_;
+  std::optional<Initial> initial_;
+  void (*softmax_row_)(const float*, float*, int64_t);
+  Rounding round_;
+  int64_t head_ = 0;
+  const float* queries_ = nullptr;
+  const float* keys_ = nullptr;
+};
+
+}  // namespace popsim::ops

@@ -1,0 +1,349 @@
+// The gradient of attention, head by head. The probabilities of a piece of rows
+// are computed again, or read if they were kept; then, while they are in the
+// caches,
+//
+//   for_v += probabilities^T @ gradient
+//   scores' gradient = map(softmax_grad(gradient @ v^T, probabilities))
+//   for_q  = scores' gradient @ k
+//   for_k += q^T @ scores' gradient
+//
+// Each product is cut as the batched product that it stands for
+// (dense/vector/piece_matmul.h), so that the sums have the same order.
+#include <vector>
+
+#include "ops/attention/attention.h"
+#include "ops/entries.h"
+#include "ops/math/softmax_rows.h"
+#include "ops/tasks.h"
+
+namespace popsim::ops {
+namespace {
+
+// Either the probabilities or what they are computed from.
+constexpr size_t kKept = 0;
+constexpr size_t kQuery = 1;
+constexpr size_t kKey = 2;
+constexpr size_t kInitial = 3;
+constexpr size_t kGradient = 4;   // [batch, rows, width], for the scores
+constexpr size_t kValues = 5;     // [batch, width, columns]
+constexpr size_t kKeys = 6;       // [batch, columns, depth], for for_q
+constexpr size_t kQueries = 7;    // [batch, depth, rows], for for_k
+constexpr size_t kGradients = 8;  // [batch, rows, width], for for_v
+constexpr size_t kOthers = 9;
+
+constexpr size_t kForQuery = 0;
+constexpr size_t kForKey = 1;
+constexpr size_t kForValue = 2;
+
+bool is_wanted(const OpView& op, size_t output) {
+  return op.op().outputs[output] != graph::kNoTensor;
+}
+
+ScoreShape shape_of(const OpView& op) {
+  if (!op.has_input(kKept)) return score_shape(op, kQuery, kKey);
+  const Shape& shape = op.input(kKept).shape;
+  return {shape[0], shape[1], shape[2]};
+}
+
+DType dtype_of(const OpView& op) {
+  return op.input(op.has_input(kKept) ? kKept : kQuery).dtype;
+}
+
+// One of the gradients: the product of scores and another operand.
+struct Result {
+  std::optional<HeadInput> operand;
+  std::optional<HeadOutput> out;
+
+  void plan(const OpView& op, size_t input, size_t output,
+            Workspace& workspace) {
+    if (!is_wanted(op, output)) return;
+    operand.emplace(op, input, workspace);
+    out.emplace(op, output, workspace);
+  }
+};
+
+class AttentionGradKernel final : public Kernel {
+ public:
+  explicit AttentionGradKernel(const OpView& op);
+  void run(const RunContext& context) override;
+
+ private:
+  struct Task {
+    std::optional<Probabilities> probabilities;  // unless they are kept
+    ScoreMap map;
+    // Null where nobody wants the result.
+    std::unique_ptr<dense::PieceMatmul> for_scores;
+    std::unique_ptr<dense::PieceMatmul> for_q;
+    std::unique_ptr<dense::PieceMatmul> for_k;
+    std::unique_ptr<dense::PieceMatmul> for_v;
+  };
+  // Where a head's operands and results are.
+  struct Head {
+    int64_t index;
+    char* workspace;
+    float* probabilities;  // memory for those of a piece
+    float* gradient;       // of a piece of the scores
+    void* scratch;
+    const float* kept = nullptr;
+    const float* from_above = nullptr;
+    const float* values = nullptr;
+    const float* keys = nullptr;
+    const float* queries = nullptr;
+    const float* gradients = nullptr;
+  };
+
+  [[nodiscard]] Task make_task(const OpView& op, Workspace& workspace) const;
+  [[nodiscard]] size_t scratch_bytes(const Task& task) const;
+  [[nodiscard]] const float* probabilities(const RunContext& context,
+                                           Task& task, const Head& head,
+                                           int64_t piece) const;
+  void run_head(const RunContext& context, Task& task, int64_t index);
+  void run_piece(const RunContext& context, Task& task, const Head& head,
+                 int64_t piece);
+  void score_gradient(const RunContext& context, Task& task, const Head& head,
+                      int64_t piece, const float* probabilities);
+
+  ScoreShape shape_;
+  dense::Cut rows_;
+  Rounding round_;
+  Workspace workspace_;
+  std::optional<HeadInput> kept_;
+  std::optional<HeadInput> gradient_;  // with the values, unless only for_v is
+  std::optional<HeadInput> values_;    // wanted
+  Result q_;
+  Result k_;
+  Result v_;
+  std::vector<Task> tasks_;
+  size_t probabilities_offset_ = 0;
+  size_t gradient_offset_ = 0;
+  size_t scratch_offset_ = 0;
+};
+
+AttentionGradKernel::AttentionGradKernel(const OpView& op)
+    : shape_(shape_of(op)),
+      rows_(
+          dense::PieceMatmul::cut(shape_.rows, significant_bits(dtype_of(op)))),
+      round_(dtype_of(op)) {
+  if (op.has_input(kKept)) kept_.emplace(op, kKept, workspace_);
+  q_.plan(op, kKeys, kForQuery, workspace_);
+  k_.plan(op, kQueries, kForKey, workspace_);
+  v_.plan(op, kGradients, kForValue, workspace_);
+  if (q_.out || k_.out) {
+    gradient_.emplace(op, kGradient, workspace_);
+    values_.emplace(op, kValues, workspace_);
+  }
+  // There are two products at least.
+  const int64_t width = op.input(gradient_ ? kGradient : kGradients).shape[2];
+  const int64_t num_tasks = num_attention_tasks(
+      2 * shape_.batch * shape_.rows * shape_.columns * width, shape_.batch);
+  // Operands of a head lie at the same place in every thread's workspace.
+  const Workspace before = workspace_;
+  for (int64_t i = 0; i < num_tasks; ++i) {
+    workspace_ = before;
+    tasks_.push_back(make_task(op, workspace_));
+  }
+  const size_t piece_bytes =
+      sizeof(float) * static_cast<size_t>(rows_.longest() * shape_.columns);
+  probabilities_offset_ = workspace_.add(piece_bytes);
+  gradient_offset_ = workspace_.add(piece_bytes);
+  scratch_offset_ = workspace_.add(scratch_bytes(tasks_.front()));
+}
+
+AttentionGradKernel::Task AttentionGradKernel::make_task(
+    const OpView& op, Workspace& workspace) const {
+  const auto num_others =
+      static_cast<size_t>(op.attribute<int64_t>("num_others"));
+  const size_t grad_others = kOthers + num_others;
+  Task task{std::nullopt,
+            ScoreMap(op,
+                     score_map_spec(op, "grad_", grad_others,
+                                    op.num_inputs() - grad_others),
+                     rows_),
+            nullptr,
+            nullptr,
+            nullptr,
+            nullptr};
+  if (!kept_) {
+    task.probabilities.emplace(
+        op, Probabilities::Inputs{.q = kQuery, .k = kKey, .initial = kInitial},
+        score_map_spec(op, "", kOthers, num_others), workspace);
+  }
+  const auto make = [&](int64_t m, int64_t n, int64_t k,
+                        const dense::MatrixStrides& a,
+                        const dense::MatrixStrides& b) {
+    return make_product(op,
+                        {.m = m,
+                         .n = n,
+                         .k = k,
+                         .a = a,
+                         .b = b,
+                         .significant_bits = significant_bits(dtype_of(op))});
+  };
+  const int64_t rows = shape_.rows;
+  const int64_t columns = shape_.columns;
+  const dense::MatrixStrides scores = score_strides(shape_);
+  if (gradient_) {
+    task.for_scores = make(rows, columns, gradient_->columns(),
+                           gradient_->strides(), values_->strides());
+  }
+  if (q_.out) {
+    task.for_q = make(rows, q_.operand->columns(), columns, scores,
+                      q_.operand->strides());
+  }
+  if (k_.out) {
+    task.for_k =
+        make(k_.operand->rows(), columns, rows, k_.operand->strides(), scores);
+  }
+  if (v_.out) {
+    task.for_v = make(columns, v_.operand->columns(), rows,
+                      transposed_score_strides(shape_), v_.operand->strides());
+  }
+  return task;
+}
+
+size_t AttentionGradKernel::scratch_bytes(const Task& task) const {
+  size_t bytes = task.probabilities ? task.probabilities->workspace_bytes() : 0;
+  for (const auto* product :
+       {&task.for_scores, &task.for_q, &task.for_k, &task.for_v}) {
+    if (*product == nullptr) continue;
+    bytes = std::max(bytes, (*product)->workspace_bytes());
+  }
+  return bytes;
+}
+
+void AttentionGradKernel::run(const RunContext& context) {
+  const auto num_tasks = static_cast<int64_t>(tasks_.size());
+  run_tasks(num_tasks, [&](int64_t index) {
+    const TaskRange heads = task_range(index, num_tasks, shape_.batch);
+    for (int64_t head = heads.begin; head < heads.end; ++head) {
+      run_head(context, tasks_[static_cast<size_t>(index)], head);
+    }
+  });
+}
+
+void AttentionGradKernel::run_head(const RunContext& context, Task& task,
+                                   int64_t index) {
+  char* workspace = workspace_.memory();
+  Head head{.index = index,
+            .workspace = workspace,
+            .probabilities =
+                reinterpret_cast<float*>(workspace + probabilities_offset_),
+            .gradient = reinterpret_cast<float*>(workspace + gradient_offset_),
+            .scratch = workspace + scratch_offset_};
+  if (task.probabilities) {
+    task.probabilities->start_head(context, index, workspace);
+  }
+  if (kept_) head.kept = kept_->load(context, index, workspace);
+  if (gradient_) {
+    head.from_above = gradient_->load(context, index, workspace);
+    head.values = values_->load(context, index, workspace);
+  }
+  if (q_.out) head.keys = q_.operand->load(context, index, workspace);
+  if (k_.out) head.queries = k_.operand->load(context, index, workspace);
+  if (v_.out) head.gradients = v_.operand->load(context, index, workspace);
+  for (int64_t piece = 0; piece < rows_.count(); ++piece) {
+    run_piece(context, task, head, piece);
+  }
+  if (q_.out) q_.out->store(context, index, 0, shape_.rows, workspace);
+  if (k_.out) {
+    k_.out->store(context, index, 0, k_.operand->rows(), workspace);
+  }
+  if (v_.out) v_.out->store(context, index, 0, shape_.columns, workspace);
+}
+
+const float* AttentionGradKernel::probabilities(const RunContext& context,
+                                                Task& task, const Head& head,
+                                                int64_t piece) const {
+  if (!kept_) {
+    task.probabilities->compute(context, piece, head.probabilities,
+                                head.scratch);
+    return head.probabilities;
+  }
+  return head.kept + rows_.begin(piece) * shape_.columns;
+}
+
+void AttentionGradKernel::run_piece(const RunContext& context, Task& task,
+                                    const Head& head, int64_t piece) {
+  const int64_t first = rows_.begin(piece);
+  const auto space = [&](const Result& result, int64_t row) {
+    return result.out->space(context, head.index, row, head.workspace);
+  };
+  const float* given = probabilities(context, task, head, piece);
+  if (v_.out) {
+    task.for_v->run_depth(piece, given,
+                          head.gradients + first * v_.operand->strides().row,
+                          space(v_, 0), head.scratch);
+  }
+  if (!gradient_) return;
+  score_gradient(context, task, head, piece, given);
+  if (q_.out) {
+    task.for_q->run_rows(piece, head.gradient, head.keys, space(q_, first),
+                         head.scratch);
+  }
+  if (k_.out) {
+    task.for_k->run_depth(piece,
+                          head.queries + first * k_.operand->strides().column,
+                          head.gradient, space(k_, 0), head.scratch);
+  }
+}
+
+void AttentionGradKernel::score_gradient(const RunContext& context, Task& task,
+                                         const Head& head, int64_t piece,
+                                         const float* probabilities) {
+  const int64_t columns = shape_.columns;
+  const int64_t num_rows = rows_.length(piece);
+  float* gradient = head.gradient;
+  task.for_scores->run_rows(
+      piece, head.from_above + rows_.begin(piece) * gradient_->strides().row,
+      head.values, gradient, head.scratch);
+  round_(gradient, num_rows * columns);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* values = gradient + row * columns;
+    grad_row<SoftmaxGrad>(values, probabilities + row * columns, values,
+                          columns);
+  }
+  round_(gradient, num_rows * columns);
+  task.map.run(context, head.index, piece, gradient);
+  round_(gradient, num_rows * columns);
+}
+
+std::vector<TensorType> gradient_types(const OpView& op) {
+  const ScoreShape shape = shape_of(op);
+  const DType dtype = dtype_of(op);
+  std::vector<TensorType> types(3, TensorType{dtype, {}});
+  const auto columns_of = [&](size_t input) {
+    return op.input(input).shape.back();
+  };
+  if (is_wanted(op, kForQuery)) {
+    types[kForQuery].shape = {shape.batch, shape.rows, columns_of(kKeys)};
+  }
+  if (is_wanted(op, kForKey)) {
+    types[kForKey].shape = {shape.batch, op.input(kQueries).shape[1],
+                            shape.columns};
+  }
+  if (is_wanted(op, kForValue)) {
+    types[kForValue].shape = {shape.batch, shape.columns,
+                              columns_of(kGradients)};
+  }
+  return types;
+}
+
+}  // namespace
+
+const OpDef kAttentionGrad{
+    .name = "attention_grad",
+    .schema =
+        "attention_grad(Tensor? probabilities, Tensor? q, Tensor? k, "
+        "Tensor? initial, Tensor? gradient, Tensor? values, Tensor? keys, "
+        "Tensor? queries, Tensor? gradients, Tensor[] others, *, int "
+        "num_others, int[] shape, str[] code, "
+        "float[] constants, int result, bool safe, str[] grad_code, "
+        "float[] grad_constants, int grad_result, int[] grad_shape) "
+        "-> (Tensor? for_q, Tensor? for_k, Tensor? for_v)",
+    .shape = gradient_types,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<AttentionGradKernel>(op);
+    },
+};
+
+}  // namespace popsim::ops

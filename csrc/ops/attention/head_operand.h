@@ -1,0 +1,60 @@
+// Operands of products that are worked through matrix by matrix: the heads of
+// attention.
+#pragma once
+
+#include <optional>
+
+#include "ops/operands/float_operand.h"
+#include "ops/operands/matrices.h"
+
+namespace popsim::ops {
+
+// Matrices of any floating type and layout, one at a time as float32 memory.
+// Lies as FloatInput gives a batched product the same operand.
+class HeadInput {
+ public:
+  HeadInput(const OpView& op, size_t input, Workspace& workspace);
+
+  // Of what load() returns.
+  [[nodiscard]] int64_t rows() const { return matrix_.rows; }
+  [[nodiscard]] int64_t columns() const { return matrix_.columns; }
+  [[nodiscard]] const dense::MatrixStrides& strides() const {
+    return matrix_.strides;
+  }
+  [[nodiscard]] const float* load(const RunContext& context, int64_t head,
+                                  char* workspace) const;
+
+ private:
+  graph::TensorId id_;
+  Matrices matrix_;
+  int64_t batch_stride_;
+  std::optional<StridedWalk> walk_;  // unless the matrix stays where it is
+  LoadFloats load_;
+  size_t offset_ = 0;
+};
+
+// Contiguous matrices, one at a time.
+class HeadOutput {
+ public:
+  HeadOutput(const OpView& op, size_t output, Workspace& workspace);
+
+  // Memory for rows [row, ...) of a head's result: to be filled and stored.
+  [[nodiscard]] float* space(const RunContext& context, int64_t head,
+                             int64_t row, char* workspace) const;
+  void store(const RunContext& context, int64_t head, int64_t row,
+             int64_t num_rows, const char* workspace) const;
+
+ private:
+  [[nodiscard]] int64_t first(int64_t head, int64_t row) const {
+    return (head * rows_ + row) * columns_;
+  }
+
+  graph::TensorId id_;
+  int64_t rows_;
+  int64_t columns_;
+  bool in_place_;
+  size_t offset_ = 0;  // of a buffer for the whole head
+  StoreFloats store_;
+};
+
+}  // namespace popsim::ops

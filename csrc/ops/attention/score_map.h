@@ -1,0 +1,58 @@
+// The code of a map codelet over some rows of one head's scores, in place.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dense/vector/piece_matmul.h"
+#include "ops/map/runner.h"
+
+namespace popsim::ops {
+
+// What the attributes of an attention op say about a map. Value 0 is the
+// scores; then come inputs of the op that broadcast to `shape`, which ends with
+// the rows and columns of the scores, behind the axes that make the batch.
+struct ScoreMapSpec {
+  std::vector<std::string> code;
+  std::vector<double> constants;
+  int64_t result = 0;
+  Shape shape;
+  size_t first_input = 0;  // of the op
+  size_t num_inputs = 0;
+};
+
+// For one thread.
+class ScoreMap {
+ public:
+  // `rows`: how the rows of a head are cut.
+  ScoreMap(const OpView& op, const ScoreMapSpec& spec, const dense::Cut& rows);
+
+  void run(const RunContext& context, int64_t head, int64_t piece,
+           float* scores);
+
+ private:
+  struct Input {
+    graph::TensorId id;
+    int64_t item_bytes;
+    StridedWalk heads;  // offset of each head
+    int64_t row_stride;
+  };
+  // The map over a piece of so many rows.
+  struct Sized {
+    MapPlan plan;
+    MapRunner runner;
+  };
+  class PieceContext;
+
+  [[nodiscard]] Sized plan_rows(const OpView& op, const ScoreMapSpec& spec,
+                                int64_t num_rows) const;
+
+  dense::Cut rows_;
+  std::vector<Input> inputs_;
+  std::vector<void*> pointers_;  // of the scores, the inputs and the result
+  std::optional<Sized> whole_;   // absent where there is nothing to do
+  std::optional<Sized> last_;
+};
+
+}  // namespace popsim::ops

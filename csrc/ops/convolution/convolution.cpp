@@ -1,0 +1,231 @@
+// Convolutions and their gradients, transposed ones included.
+//
+// Floating types up to 32 bits are computed in float32 by csrc/dense: 16-bit
+// operands are widened on the way in and results are rounded once, on the way
+// out; or float16 ones are added up in float16 (convolution_half.h). Everything
+// else goes to ATen.
+#include "dense/convolution.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "ops/convolution/aten.h"
+#include "ops/convolution/half.h"
+#include "ops/convolution/roles.h"
+#include "ops/entries.h"
+#include "ops/operands/float_operand.h"
+#include "ops/operands/image_layout.h"
+#include "ops/operands/partials.h"
+
+namespace popsim::ops {
+namespace {
+
+using dense::ConvolutionPass;
+using dense::ConvolutionTensors;
+using dense::Order;
+using Geometry = ConvolutionGeometry;
+using Roles = ConvolutionRoles;
+using Slot = ConvolutionSlot;
+
+// A tensor [batch, count, positions].
+struct Channels {
+  int64_t batch;
+  int64_t count;
+  int64_t positions;
+};
+
+Channels channels_of(const Shape& shape) {
+  return {shape[0], shape[1], num_elements(shape) / (shape[0] * shape[1])};
+}
+
+// Rows of a tensor that are worth a thread of their own.
+int64_t grain(int64_t row_size) {
+  return std::max<int64_t>(1, 32768 / row_size);
+}
+
+void add_per_channel(const float* bias, const Channels& c, float* y) {
+  at::parallel_for(0, c.batch * c.count, grain(c.positions),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       const float value = bias[row % c.count];
+                       float* values = y + row * c.positions;
+                       for (int64_t i = 0; i < c.positions; ++i) {
+                         values[i] += value;
+                       }
+                     }
+                   });
+}
+
+void sum_per_channel(const float* y, const Channels& c, float* sums) {
+  at::parallel_for(0, c.count, grain(c.batch * c.positions),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t channel = begin; channel < end; ++channel) {
+                       double sum = 0.0;
+                       for (int64_t b = 0; b < c.batch; ++b) {
+                         const float* values =
+                             y + (b * c.count + channel) * c.positions;
+                         sum += std::reduce(values, values + c.positions, 0.0);
+                       }
+                       sums[channel] = static_cast<float>(sum);
+                     }
+                   });
+}
+
+Order order_of(const graph::Tensor& tensor) {
+  return is_channels_last(tensor) ? Order::kChannelsLast
+                                  : Order::kChannelsFirst;
+}
+
+void set_order(dense::ConvolutionSpec& spec, Slot slot, Order order) {
+  if (slot == &ConvolutionTensors::input) spec.input_order = order;
+  if (slot == &ConvolutionTensors::output) spec.output_order = order;
+}
+
+class DenseConvolution final : public Kernel {
+ public:
+  // Null when csrc/dense does not have the convolution.
+  static std::unique_ptr<DenseConvolution> create(const OpView& op,
+                                                  const Geometry& g,
+                                                  const Roles& roles) {
+    dense::ConvolutionSpec spec = dense_spec(g);
+    // oneDNN treats the bias together with the output, which is the input here
+    // if the convolution is transposed.
+    spec.bias = roles.bias && !g.transposed;
+    spec.significant_bits = 0;
+    for (const auto& [index, slot] : roles.inputs) {
+      spec.significant_bits = std::max(spec.significant_bits,
+                                       significant_bits(op.input(index).dtype));
+    }
+    if (!g.transposed) {
+      for (const auto& [index, slot] : roles.inputs) {
+        set_order(spec, slot, order_of(op.input(index)));
+      }
+      for (const auto& [index, slot] : roles.outputs) {
+        set_order(spec, slot, order_of(op.output(index)));
+      }
+    }
+    auto convolution = dense::Convolution::create(spec, roles.pass);
+    if (convolution == nullptr) return nullptr;
+    auto kernel = std::unique_ptr<DenseConvolution>(
+        new DenseConvolution(op, roles, spec, std::move(convolution)));
+    if (roles.bias && g.transposed) kernel->channels_ = channels_of(g.y);
+    return kernel;
+  }
+
+  void run(const RunContext& context) override {
+    char* workspace = workspace_.memory();
+    ConvolutionTensors tensors;
+    for (const auto& [input, slot] : inputs_) {
+      tensors.*slot = input.load(context, workspace);
+    }
+    for (const auto& [output, slot] : outputs_) {
+      tensors.*slot = output.buffer(context, workspace);
+    }
+    convolution_->run(tensors, workspace + offset_);
+    if (channels_ && pass_ == ConvolutionPass::kGradWeight) {
+      sum_per_channel(tensors.input, *channels_, tensors.bias);
+    } else if (channels_) {
+      add_per_channel(tensors.bias, *channels_, tensors.input);
+    }
+    for (const auto& [output, slot] : outputs_) {
+      output.store(context, workspace);
+    }
+  }
+
+ private:
+  DenseConvolution(const OpView& op, const Roles& roles,
+                   const dense::ConvolutionSpec& spec,
+                   std::unique_ptr<dense::Convolution> convolution)
+      : pass_(roles.pass), convolution_(std::move(convolution)) {
+    for (const auto& [index, slot] : roles.inputs) {
+      const graph::Tensor& input = op.input(index);
+      Order order = Order::kChannelsFirst;
+      if (slot == &ConvolutionTensors::input) order = spec.input_order;
+      if (slot == &ConvolutionTensors::output) order = spec.output_order;
+      const FloatView view{op.input_id(index), input.dtype, input.shape,
+                           input.strides};
+      inputs_.emplace_back(FloatInput(view, axes_in(order, input.shape.size()),
+                                      false, workspace_),
+                           slot);
+    }
+    for (const auto& [index, slot] : roles.outputs) {
+      outputs_.emplace_back(
+          FloatOutput(op.output_id(index), op.output(index), workspace_), slot);
+    }
+    offset_ = workspace_.add(convolution_->workspace_bytes());
+  }
+
+  ConvolutionPass pass_;
+  std::unique_ptr<dense::Convolution> convolution_;
+  Workspace workspace_;
+  std::vector<std::pair<FloatInput, Slot>> inputs_;
+  std::vector<std::pair<FloatOutput, Slot>> outputs_;
+  size_t offset_ = 0;
+  // Of y, where the bias is left to us.
+  std::optional<Channels> channels_;
+};
+
+using Fallback = std::unique_ptr<Kernel> (*)(const OpView&, const Geometry&);
+
+template <Geometry geometry_of(const OpView&),
+          Roles roles_of(const OpView&, const Geometry&), Fallback fallback>
+std::unique_ptr<Kernel> prepare(const OpView& op) {
+  const Geometry g = geometry_of(op);
+  const Roles roles = roles_of(op, g);
+  if (has_half_partials(op)) {
+    if (auto kernel = create_half_convolution(op, g, roles)) return kernel;
+    return fallback(op, g);  // without elements: there are no sums
+  }
+  const bool any_order =
+      !g.transposed && roles.pass != ConvolutionPass::kGradWeight;
+  bool direct = computes_in_float32(op.output(0).dtype);
+  for (size_t i = 0; i < op.num_outputs(); ++i) {
+    const graph::Tensor& output = op.output(i);
+    direct = direct && (any_order ? is_image(output) : output.contiguous());
+  }
+  if (direct) {
+    if (auto kernel = DenseConvolution::create(op, g, roles)) return kernel;
+  }
+  return fallback(op, g);
+}
+
+}  // namespace
+
+const OpDef kConvolution{
+    .name = "convolution",
+    .schema =
+        "convolution(Tensor x, Tensor weight, Tensor? bias=None, *, "
+        "int[] stride, int[] padding, int[] dilation, int[] output_padding, "
+        "bool transposed, int groups, str? partials=None) -> Tensor",
+    .shape = forward_type,
+    .prepare = prepare<forward_geometry, forward_roles, aten_forward>,
+};
+
+const OpDef kConvolutionGradInput{
+    .name = "convolution_grad_input",
+    .schema =
+        "convolution_grad_input(Tensor grad_y, Tensor weight, "
+        "Tensor? x=None, *, int[] input_shape, int[] stride, int[] padding, "
+        "int[] dilation, int[] output_padding, bool transposed, int groups, "
+        "str? partials=None) -> Tensor",
+    .shape = grad_input_type,
+    .prepare = prepare<grad_input_geometry, grad_input_roles, aten_grad_input>,
+};
+
+const OpDef kConvolutionGradWeight{
+    .name = "convolution_grad_weight",
+    .schema =
+        "convolution_grad_weight(Tensor grad_y, Tensor x, *, "
+        "int[] weight_shape, bool bias, int[] stride, int[] padding, "
+        "int[] dilation, int[] output_padding, bool transposed, int groups, "
+        "str? partials=None) -> (Tensor, Tensor?)",
+    .shape = grad_weight_type,
+    .prepare =
+        prepare<grad_weight_geometry, grad_weight_roles, aten_grad_weight>,
+};
+
+}  // namespace popsim::ops

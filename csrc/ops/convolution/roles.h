@@ -1,0 +1,39 @@
+// Convolution ops as convolutions of csrc/dense or gradients of them.
+//
+// A transposed convolution is the gradient of a convolution: its input takes
+// the place of that convolution's output, and its output that of the input.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "dense/convolution.h"
+#include "ops/convolution/geometry.h"
+
+namespace popsim::ops {
+
+// The convolution that `g` is, or that it is a gradient of.
+[[nodiscard]] dense::ConvolutionSpec dense_spec(const ConvolutionGeometry& g);
+
+using ConvolutionSlot = float* dense::ConvolutionTensors::*;
+
+// Where the tensors of an op stand in the convolution of csrc/dense.
+struct ConvolutionRoles {
+  dense::ConvolutionPass pass;
+  std::vector<std::pair<size_t, ConvolutionSlot>> inputs;
+  std::vector<std::pair<size_t, ConvolutionSlot>> outputs;
+  bool bias;
+};
+
+[[nodiscard]] ConvolutionRoles forward_roles(const OpView& op,
+                                             const ConvolutionGeometry& g);
+[[nodiscard]] ConvolutionRoles grad_input_roles(const OpView& op,
+                                                const ConvolutionGeometry& g);
+[[nodiscard]] ConvolutionRoles grad_weight_roles(const OpView& op,
+                                                 const ConvolutionGeometry& g);
+
+// Axes of a tensor from the outermost to the innermost.
+[[nodiscard]] std::vector<size_t> axes_in(dense::Order order, size_t rank);
+
+}  // namespace popsim::ops

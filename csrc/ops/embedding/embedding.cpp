@@ -1,0 +1,201 @@
+// Rows of a table by number, and the gradient of the table.
+#include <cstring>
+
+#include "ops/entries.h"
+#include "ops/math/vec_math.h"
+#include "ops/operands/rows.h"
+#include "ops/tasks.h"
+
+namespace popsim::ops {
+namespace {
+
+// Row numbers of any strides, 32 or 64 bits.
+class RowNumbers {
+ public:
+  RowNumbers(const OpView& op, size_t input, int64_t num_rows)
+      : id_(op.input_id(input)),
+        is_32_bit_(op.input(input).dtype == DType::kInt32),
+        num_rows_(num_rows),
+        walk_(op.input(input).shape, op.input(input).strides),
+        rows_(static_cast<size_t>(op.input(input).numel())) {
+    check_internal(is_32_bit_ || op.input(input).dtype == DType::kInt64,
+                   op.op().kind, " '", op.op().name,
+                   "': indices must be integers of 32 or 64 bits");
+  }
+
+  // Throws UserError for a number that is no row.
+  [[nodiscard]] const std::vector<int64_t>& read(const RunContext& context) {
+    if (is_32_bit_) {
+      read_as<int32_t>(context);
+    } else {
+      read_as<int64_t>(context);
+    }
+    for (const int64_t row : rows_) {
+      check_user(row >= 0 && row < num_rows_, "index ", row,
+                 " is out of range: the table has ", num_rows_, " rows");
+    }
+    return rows_;
+  }
+
+ private:
+  template <typename T>
+  void read_as(const RunContext& context) {
+    const T* source = context.data<const T>(id_);
+    auto out = rows_.begin();
+    walk_.for_each_run(0, static_cast<int64_t>(rows_.size()),
+                       [&](int64_t offset, int64_t stride, int64_t count) {
+                         for (int64_t i = 0; i < count; ++i) {
+                           *out++ = source[offset + i * stride];
+                         }
+                       });
+  }
+
+  graph::TensorId id_;
+  bool is_32_bit_;
+  int64_t num_rows_;
+  StridedWalk walk_;
+  std::vector<int64_t> rows_;
+};
+
+class Embedding final : public Kernel {
+ public:
+  explicit Embedding(const OpView& op)
+      : table_(op.input_id(0)),
+        out_(op.output_id(0)),
+        row_bytes_(op.input(0).shape[1] * size_in_bytes(op.input(0).dtype)),
+        numbers_(op, 1, op.input(0).shape[0]),
+        num_tasks_(num_tasks_for(op.output(0).numel(), op.input(1).numel())) {
+    check_internal(op.input(0).contiguous() && op.output(0).contiguous(),
+                   "embedding '", op.op().name,
+                   "': table and result must be contiguous");
+  }
+
+  void run(const RunContext& context) override {
+    const std::vector<int64_t>& rows = numbers_.read(context);
+    const char* table = context.data<const char>(table_);
+    char* out = context.data<char>(out_);
+    run_tasks(num_tasks_, [&](int64_t task) {
+      const TaskRange range =
+          task_range(task, num_tasks_, static_cast<int64_t>(rows.size()));
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        std::memcpy(out + i * row_bytes_,
+                    table + rows[static_cast<size_t>(i)] * row_bytes_,
+                    static_cast<size_t>(row_bytes_));
+      }
+    });
+  }
+
+ private:
+  graph::TensorId table_;
+  graph::TensorId out_;
+  int64_t row_bytes_;
+  RowNumbers numbers_;
+  int64_t num_tasks_;
+};
+
+// Rows of the gradient are added in their order, whoever adds them: each task
+// has columns of its own.
+class EmbeddingGrad final : public Kernel {
+ public:
+  explicit EmbeddingGrad(const OpView& op)
+      : num_rows_(op.attribute<int64_t>("rows")),
+        width_(op.output(0).shape[1]),
+        padding_(op.attribute<int64_t>("padding_index")),
+        gradient_(op, 0, width_),
+        numbers_(op, 1, num_rows_),
+        out_(op, 0, width_),
+        num_tasks_(num_tasks_for(op.output(0).numel() + op.input(0).numel(),
+                                 std::max<int64_t>(width_ / kMinColumns, 1))),
+        scratch_(static_cast<size_t>(num_tasks_)) {
+    for (auto& floats : scratch_) {
+      floats.resize(static_cast<size_t>(padded(width_)));
+    }
+    if (!out_.in_place()) {
+      sums_.resize(static_cast<size_t>(num_rows_ * width_));
+    }
+  }
+
+  void run(const RunContext& context) override {
+    const std::vector<int64_t>& rows = numbers_.read(context);
+    float* sums = out_.space(context, 0, sums_.data());
+    run_tasks(num_tasks_, [&](int64_t task) {
+      const TaskRange columns = task_range(task, num_tasks_, width_);
+      add_columns(context, rows, columns, sums,
+                  scratch_[static_cast<size_t>(task)].data());
+    });
+  }
+
+ private:
+  static constexpr int64_t kMinColumns = 32;
+
+  void add_columns(const RunContext& context, const std::vector<int64_t>& rows,
+                   TaskRange columns, float* sums, float* scratch) const {
+    const int64_t width = columns.end - columns.begin;
+    float* first = sums + columns.begin;
+    if (width == width_) {
+      std::fill_n(first, num_rows_ * width_, 0.0f);
+    } else {
+      for (int64_t i = 0; i < num_rows_; ++i) {
+        std::fill_n(first + i * width_, width, 0.0f);
+      }
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] == padding_) continue;
+      const float* gradient = gradient_.read(context, static_cast<int64_t>(i),
+                                             columns.begin, width, scratch);
+      float* sum = first + rows[i] * width_;
+      for_each_vector(width, [&](int64_t k, auto n) {
+        store(load(sum + k, n) + load(gradient + k, n), sum + k, n);
+      });
+    }
+    if (out_.in_place()) return;
+    for (int64_t i = 0; i < num_rows_; ++i) {
+      out_.write(context, i, columns.begin, width, first + i * width_);
+    }
+  }
+
+  int64_t num_rows_;
+  int64_t width_;
+  int64_t padding_;  // gets no gradient; -1: there is none
+  RowInput gradient_;
+  RowNumbers numbers_;
+  RowOutput out_;
+  int64_t num_tasks_;
+  std::vector<std::vector<float>> scratch_;  // by task
+  std::vector<float> sums_;                  // where the output is not float32
+};
+
+std::vector<TensorType> embedding_type(const OpView& op) {
+  Shape shape = op.input(1).shape;
+  shape.push_back(op.input(0).shape.at(1));
+  return {{op.input(0).dtype, shape}};
+}
+
+std::vector<TensorType> embedding_grad_type(const OpView& op) {
+  return {{op.input(0).dtype,
+           {op.attribute<int64_t>("rows"), op.input(0).shape.back()}}};
+}
+
+}  // namespace
+
+const OpDef kEmbedding{
+    .name = "embedding",
+    .schema = "embedding(Tensor table, Tensor indices) -> Tensor",
+    .shape = embedding_type,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<Embedding>(op);
+    },
+};
+
+const OpDef kEmbeddingGrad{
+    .name = "embedding_grad",
+    .schema =
+        "embedding_grad(Tensor gradient, Tensor indices, *, int rows, "
+        "int padding_index) -> Tensor",
+    .shape = embedding_grad_type,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<EmbeddingGrad>(op);
+    },
+};
+
+}  // namespace popsim::ops

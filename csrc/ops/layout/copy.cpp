@@ -1,0 +1,99 @@
+// Copies a tensor, also between layouts and element types.
+#include <ATen/core/Tensor.h>
+
+#include <cstring>
+
+#include "ops/entries.h"
+#include "ops/layout/layout_copy.h"
+#include "ops/tasks.h"
+
+namespace popsim::ops {
+namespace {
+
+class BytesCopy final : public Kernel {
+ public:
+  BytesCopy(graph::TensorId from, graph::TensorId to, int64_t bytes)
+      : from_(from),
+        to_(to),
+        bytes_(bytes),
+        num_tasks_(num_tasks_for(bytes / 4, bytes)) {}
+
+  void run(const RunContext& context) override {
+    run_tasks(num_tasks_, [&](int64_t task) {
+      const TaskRange range = task_range(task, num_tasks_, bytes_);
+      std::memcpy(context.data<char>(to_) + range.begin,
+                  context.data<char>(from_) + range.begin,
+                  static_cast<size_t>(range.end - range.begin));
+    });
+  }
+
+ private:
+  graph::TensorId from_;
+  graph::TensorId to_;
+  int64_t bytes_;
+  int64_t num_tasks_;
+};
+
+class StridedCopy final : public Kernel {
+ public:
+  explicit StridedCopy(const OpView& op)
+      : from_(op.input_id(0)),
+        to_(op.output_id(0)),
+        copy_(op.input(0), op.output(0)) {}
+
+  void run(const RunContext& context) override {
+    copy_.run(context.data(from_), context.data(to_));
+  }
+
+ private:
+  graph::TensorId from_;
+  graph::TensorId to_;
+  LayoutCopy copy_;
+};
+
+// Between element types.
+class ConvertingCopy final : public Kernel {
+ public:
+  ConvertingCopy(graph::TensorId from, graph::TensorId to)
+      : from_(from), to_(to) {}
+
+  std::vector<graph::TensorId> at_tensors() const override {
+    return {from_, to_};
+  }
+
+  void run(const RunContext& context) override {
+    context.tensor(to_).copy_(context.tensor(from_));
+  }
+
+ private:
+  graph::TensorId from_;
+  graph::TensorId to_;
+};
+
+std::vector<TensorType> copied_type(const OpView& op) {
+  return {{op.output(0).dtype, op.input(0).shape}};
+}
+
+std::unique_ptr<Kernel> prepare_copy(const OpView& op) {
+  const graph::Tensor& from = op.input(0);
+  const graph::Tensor& to = op.output(0);
+  if (from.dtype != to.dtype) {
+    return std::make_unique<ConvertingCopy>(op.input_id(0), op.output_id(0));
+  }
+  if ((from.contiguous() && to.contiguous()) || to.numel() == 0) {
+    return std::make_unique<BytesCopy>(op.input_id(0), op.output_id(0),
+                                       to.bytes());
+  }
+  return std::make_unique<StridedCopy>(op);
+}
+
+}  // namespace
+
+const OpDef kCopy{
+    .name = "copy",
+    .schema = "copy(Tensor x) -> Tensor",
+    .shape = copied_type,
+    .prepare = prepare_copy,
+};
+
+}  // namespace popsim::ops

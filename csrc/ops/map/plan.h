@@ -1,0 +1,88 @@
+// How a map codelet works through its tensors, decided when it is prepared.
+//
+// The output is cut into blocks that stay in L1 while every instruction runs
+// over them. A value is as wide as it has to be: one float for the whole run,
+// one float per block, or a block of floats. Blocks of floats are read and
+// written in place where the layout allows it, the others have a slot of
+// scratch memory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ops/map/program.h"
+#include "ops/op_def.h"
+#include "ops/operands/float_conversion.h"
+#include "ops/operands/strided_walk.h"
+
+namespace popsim::ops {
+
+enum class MapRate : int8_t { kPerRun, kPerBlock, kPerElement };
+
+// Consecutive elements of the output.
+struct MapBlock {
+  int64_t first;
+  int64_t count;
+};
+
+// Cuts the output into blocks of at most `width` elements that do not cross
+// from one unit (a row of the output, or all of it) to the next.
+struct MapGrid {
+  int64_t unit = 1;
+  int64_t width = 1;
+  int64_t num_blocks = 0;
+
+  [[nodiscard]] MapBlock block(int64_t i) const {
+    const int64_t pieces = (unit + width - 1) / width;
+    const int64_t piece = i % pieces;
+    return {i / pieces * unit + piece * width,
+            std::min(width, unit - piece * width)};
+  }
+};
+
+struct MapPlan {
+  // An input that is converted or gathered into scratch memory.
+  struct Load {
+    size_t value;
+    graph::TensorId tensor;
+    LoadFloats load;
+    StridedWalk walk;
+    bool per_element;  // else one float
+  };
+  // An input or output that the instructions use in place.
+  struct InPlace {
+    size_t value;
+    graph::TensorId tensor;
+    StridedWalk walk;
+  };
+  struct Step {
+    MapFunction function;
+    size_t out;
+    std::array<size_t, kMaxMapOperands> operands;
+    bool per_element;
+  };
+  struct Store {
+    size_t value;
+    graph::TensorId tensor;
+    StoreFloats store;
+    bool uniform;
+  };
+
+  MapGrid grid;
+  MapProgram program;
+  std::vector<Load> loads_per_run;
+  std::vector<Step> steps_per_run;
+  std::vector<Load> loads;  // from here on: per block
+  std::vector<InPlace> in_place;
+  std::vector<Step> steps;
+  std::vector<Store> stores;
+  std::vector<std::optional<size_t>> slots;  // by value
+  size_t num_slots = 0;
+  int64_t cost = 0;  // per element, in additions
+};
+
+// Throws InternalError when the op cannot be a map codelet.
+[[nodiscard]] MapPlan plan_map(const OpView& op);
+
+}  // namespace popsim::ops

@@ -1,0 +1,120 @@
+// Tensors [batch, channels, spatial axes...] as matrices of which each column
+// belongs to one channel, block by block.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/op_def.h"
+#include "ops/operands/float_conversion.h"
+
+namespace popsim::ops {
+
+// A contiguous matrix in the tensor's memory. Column i belongs to channel
+// `channel` in a tensor with its channels before the positions, otherwise to
+// channel i % channels.
+struct ChannelBlock {
+  int64_t offset;  // of the first element
+  int64_t rows;
+  int64_t width;
+  int64_t channel;
+};
+
+class ChannelWalk {
+ public:
+  // A block is at most this large, so that it stays in L1, unless the tensor
+  // has more channels than that.
+  static constexpr int64_t kBlockElements = 4096;
+
+  // `cost`: of one element, in additions. Threads get parts of like size; how
+  // many there are does not change after this.
+  ChannelWalk(const graph::Tensor& tensor, int64_t cost);
+
+  [[nodiscard]] int64_t channels() const { return channels_; }
+  // Elements of one channel.
+  [[nodiscard]] int64_t count() const { return numel_ / channels_; }
+  // Whether neighbours in memory are of different channels.
+  [[nodiscard]] bool interleaved() const { return interleaved_; }
+  // Of the widest block.
+  [[nodiscard]] int64_t max_width() const;
+  [[nodiscard]] int64_t max_elements() const;
+  [[nodiscard]] int64_t num_parts() const { return num_parts_; }
+
+  // Calls visit(block) for all blocks of a part. Interleaved tensors are cut
+  // across their rows: every part sees every channel, and all blocks of a
+  // width but the last few have `max_width()` columns. Others are cut between
+  // channels.
+  template <typename Visit>
+  void for_each_block(int64_t part, Visit&& visit) const;
+
+ private:
+  template <typename Visit>
+  void visit_rows(int64_t begin, int64_t end, int64_t width,
+                  Visit&& visit) const;
+
+  int64_t numel_;
+  int64_t channels_;
+  int64_t positions_;
+  bool interleaved_;
+  int64_t rows_per_matrix_row_ = 1;
+  int64_t num_parts_ = 1;
+};
+
+// One or two tensors of a walk as float32 blocks: where they are, or widened
+// into scratch memory.
+class BlockReader {
+ public:
+  BlockReader(graph::TensorId id, const graph::Tensor& tensor,
+              const ChannelWalk& walk);
+
+  [[nodiscard]] const float* read(const RunContext& context,
+                                  const ChannelBlock& block, int64_t part);
+
+ private:
+  graph::TensorId id_;
+  LoadFloats load_ = nullptr;                // for other types than float32
+  std::vector<std::vector<float>> scratch_;  // by part
+};
+
+template <typename Visit>
+void ChannelWalk::visit_rows(int64_t begin, int64_t end, int64_t width,
+                             Visit&& visit) const {
+  const int64_t per_block = std::max<int64_t>(kBlockElements / width, 16);
+  for (int64_t row = begin; row < end; row += per_block) {
+    visit(ChannelBlock{row * width, std::min(per_block, end - row), width, 0});
+  }
+}
+
+template <typename Visit>
+void ChannelWalk::for_each_block(int64_t part, Visit&& visit) const {
+  if (interleaved_) {
+    const int64_t width = max_width();
+    const int64_t rows = numel_ / width;
+    visit_rows(rows * part / num_parts_, rows * (part + 1) / num_parts_, width,
+               visit);
+    const int64_t rest = numel_ - rows * width;
+    if (part == num_parts_ - 1 && rest > 0) {
+      visit(ChannelBlock{rows * width, rest / channels_, channels_, 0});
+    }
+    return;
+  }
+  const int64_t batch = numel_ / (channels_ * positions_);
+  const int64_t last = channels_ * (part + 1) / num_parts_;
+  for (int64_t c = channels_ * part / num_parts_; c < last; ++c) {
+    for (int64_t n = 0; n < batch; ++n) {
+      const int64_t plane = (n * channels_ + c) * positions_;
+      for (int64_t i = 0; i < positions_; i += kBlockElements) {
+        const int64_t size = std::min(kBlockElements, positions_ - i);
+        const int64_t width = std::min(max_width(), size);
+        const int64_t rows = size / width;
+        visit(ChannelBlock{plane + i, rows, width, c});
+        if (rows * width < size) {
+          visit(ChannelBlock{plane + i + rows * width, 1, size - rows * width,
+                             c});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace popsim::ops

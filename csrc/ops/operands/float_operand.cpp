@@ -1,0 +1,139 @@
+#include "ops/operands/float_operand.h"
+
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <numeric>
+
+#include "ops/operands/image_layout.h"
+
+namespace popsim::ops {
+namespace {
+
+constexpr size_t kAlignment = 64;
+// Elements that are worth a thread of their own.
+constexpr int64_t kGrain = 32768;
+
+struct Free {
+  void operator()(char* memory) const { std::free(memory); }
+};
+
+// Grows, never shrinks.
+struct ThreadMemory {
+  std::unique_ptr<char, Free> start;
+  size_t bytes = 0;
+};
+
+void convert(const StridedWalk& walk, LoadFloats load_floats, int64_t numel,
+             const void* source, float* out) {
+  at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
+    float* to = out + begin;
+    walk.for_each_run(begin, end - begin,
+                      [&](int64_t offset, int64_t stride, int64_t count) {
+                        load_floats(source, offset, stride, count, to);
+                        to += count;
+                      });
+  });
+}
+
+std::vector<size_t> all_axes(const Shape& shape) {
+  std::vector<size_t> axes(shape.size());
+  std::iota(axes.begin(), axes.end(), size_t{0});
+  return axes;
+}
+
+}  // namespace
+
+size_t Workspace::add(size_t bytes) {
+  const size_t offset = bytes_;
+  bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return offset;
+}
+
+char* Workspace::memory() const {
+  thread_local ThreadMemory shared;
+  if (shared.bytes < bytes_) {
+    shared = {};
+    shared.start.reset(
+        static_cast<char*>(std::aligned_alloc(kAlignment, bytes_)));
+    if (shared.start == nullptr) throw std::bad_alloc();
+    shared.bytes = bytes_;
+  }
+  return shared.start.get();
+}
+
+FloatInput::FloatInput(const FloatView& view, const std::vector<size_t>& order,
+                       bool keep, Workspace& workspace)
+    : id_(view.id), numel_(num_elements(view.shape)), strides_(view.strides) {
+  Shape sizes;
+  Strides from;
+  for (const size_t axis : order) {
+    sizes.push_back(view.shape[axis]);
+    from.push_back(view.strides[axis]);
+  }
+  if (keep && view.dtype == DType::kFloat32) return;
+  const Strides packed = contiguous_strides(sizes);
+  for (size_t i = 0; i < order.size(); ++i) strides_[order[i]] = packed[i];
+  if (view.dtype == DType::kFloat32 && is_contiguous(sizes, from)) return;
+  walk_.emplace(sizes, from);
+  offset_ = workspace.add(static_cast<size_t>(numel_) * sizeof(float));
+  load_floats_ = load_floats(view.dtype);
+}
+
+FloatInput::FloatInput(graph::TensorId id, const graph::Tensor& tensor,
+                       Workspace& workspace)
+    : FloatInput({id, tensor.dtype, tensor.shape, tensor.strides},
+                 all_axes(tensor.shape), false, workspace) {}
+
+float* FloatInput::load(const RunContext& context, char* workspace) const {
+  if (!walk_) return context.data<float>(id_);
+  auto* out = reinterpret_cast<float*>(workspace + offset_);
+  convert(*walk_, load_floats_, numel_, context.data(id_), out);
+  return out;
+}
+
+FloatBroadcast::FloatBroadcast(const FloatView& view)
+    : id_(view.id),
+      numel_(num_elements(view.shape)),
+      load_floats_(load_floats(view.dtype)),
+      walk_(view.shape, view.strides) {}
+
+void FloatBroadcast::write(const RunContext& context, float* out) const {
+  convert(walk_, load_floats_, numel_, context.data(id_), out);
+}
+
+FloatOutput::FloatOutput(graph::TensorId id, const graph::Tensor& tensor,
+                         Workspace& workspace)
+    : id_(id),
+      numel_(tensor.numel()),
+      in_place_(tensor.dtype == DType::kFloat32) {
+  check_internal(is_image(tensor), "output '", tensor.name,
+                 "' is neither contiguous nor channels last");
+  if (in_place_) return;
+  offset_ = workspace.add(static_cast<size_t>(numel_) * sizeof(float));
+  store_floats_ = store_floats(tensor.dtype);
+}
+
+float* FloatOutput::buffer(const RunContext& context, char* workspace) const {
+  if (in_place_) return context.data<float>(id_);
+  return reinterpret_cast<float*>(workspace + offset_);
+}
+
+void FloatOutput::store(const RunContext& context,
+                        const char* workspace) const {
+  if (in_place_) return;
+  const auto* values = reinterpret_cast<const float*>(workspace + offset_);
+  void* target = context.data(id_);
+  at::parallel_for(0, numel_, kGrain, [&](int64_t begin, int64_t end) {
+    store_floats_(values + begin, false, target, begin, end - begin);
+  });
+}
+
+bool computes_in_float32(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16;
+}
+
+}  // namespace popsim::ops

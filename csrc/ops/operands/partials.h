@@ -1,0 +1,13 @@
+// The attribute of products and convolutions that chooses their partial sums.
+#pragma once
+
+#include "ops/op_def.h"
+
+namespace popsim::ops {
+
+// True for partials="half": sums of products are float16
+// (dense/vector/panels.h). Without the attribute they are float32. Throws
+// InternalError for another value and for operands that are not float16.
+[[nodiscard]] bool has_half_partials(const OpView& op);
+
+}  // namespace popsim::ops

@@ -1,0 +1,179 @@
+// Average pooling, with fixed windows or adaptive ones, and its gradient.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "ops/entries.h"
+#include "ops/operands/float_operand.h"
+#include "ops/pool/windows.h"
+
+namespace popsim::ops {
+namespace {
+
+// What the sum over a window is divided by.
+class Divisor {
+ public:
+  explicit Divisor(const OpView& op)
+      : fixed_(op.attribute<int64_t>("divisor")),
+        with_padding_(op.attribute<bool>("count_include_pad")) {}
+
+  [[nodiscard]] float of(const PoolWindow& down,
+                         const PoolWindow& across) const {
+    if (fixed_ != 0) return static_cast<float>(fixed_);
+    if (with_padding_) return static_cast<float>(down.full * across.full);
+    return static_cast<float>((down.last - down.first) *
+                              (across.last - across.first));
+  }
+
+ private:
+  int64_t fixed_;  // 0: the size of the window
+  bool with_padding_;
+};
+
+class AveragePool final : public Kernel {
+ public:
+  explicit AveragePool(const OpView& op)
+      : g_(read_pool(op, op.input(0).shape)),
+        divisor_(op),
+        last_(pool_channels_last(op, {})),
+        x_(pool_input(op, 0, last_, workspace_)),
+        y_(op.output_id(0), op.output(0), workspace_) {
+    check_pool_layouts(op, {}, last_);
+  }
+
+  void run(const RunContext& context) override {
+    char* workspace = workspace_.memory();
+    const float* x = x_.load(context, workspace);
+    float* y = y_.buffer(context, workspace);
+    const int64_t in = g_.input_size();
+    const int64_t out = g_.output_size();
+    // Of one image with its channels last, else of one channel.
+    const int64_t size = last_ ? g_.channels : 1;
+    const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
+    at::parallel_for(0, count, pool_grain((in + out) * size),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t i = begin; i < end; ++i) {
+                         pool(x + i * in * size, size, y + i * out * size);
+                       }
+                     });
+    y_.store(context, workspace);
+  }
+
+ private:
+  void pool(const float* x, int64_t channels, float* y) const {
+    for (const PoolWindow& down : g_.down) {
+      for (const PoolWindow& across : g_.across) {
+        pool_window(x, channels, down, across, y);
+        y += channels;
+      }
+    }
+  }
+
+  void pool_window(const float* x, int64_t channels, const PoolWindow& down,
+                   const PoolWindow& across, float* __restrict y) const {
+    std::fill_n(y, channels, 0.0f);
+    for_each_position(g_, down, across, [&](int64_t position) {
+      const float* __restrict values = x + position * channels;
+      for (int64_t c = 0; c < channels; ++c) y[c] += values[c];
+    });
+    const float divisor = divisor_.of(down, across);
+    for (int64_t c = 0; c < channels; ++c) y[c] /= divisor;
+  }
+
+  PoolGeometry g_;
+  Divisor divisor_;
+  bool last_;
+  Workspace workspace_;
+  FloatInput x_;
+  FloatOutput y_;
+};
+
+class AveragePoolGradient final : public Kernel {
+ public:
+  explicit AveragePoolGradient(const OpView& op)
+      : g_(read_pool(op, op.output(0).shape)),
+        divisor_(op),
+        last_(pool_channels_last(op, {})),
+        grad_y_(pool_input(op, 0, last_, workspace_)),
+        grad_x_(op.output_id(0), op.output(0), workspace_) {
+    check_pool_layouts(op, {}, last_);
+  }
+
+  void run(const RunContext& context) override {
+    char* workspace = workspace_.memory();
+    const float* grad_y = grad_y_.load(context, workspace);
+    float* grad_x = grad_x_.buffer(context, workspace);
+    const int64_t in = g_.input_size();
+    const int64_t out = g_.output_size();
+    const int64_t size = last_ ? g_.channels : 1;
+    const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
+    at::parallel_for(0, count, pool_grain((in + out) * size),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t i = begin; i < end; ++i) {
+                         spread(grad_y + i * out * size, size,
+                                grad_x + i * in * size);
+                       }
+                     });
+    grad_x_.store(context, workspace);
+  }
+
+ private:
+  void spread(const float* grad_y, int64_t channels, float* grad_x) const {
+    std::fill_n(grad_x, g_.input_size() * channels, 0.0f);
+    for (const PoolWindow& down : g_.down) {
+      for (const PoolWindow& across : g_.across) {
+        const float divisor = divisor_.of(down, across);
+        for_each_position(g_, down, across, [&](int64_t position) {
+          float* __restrict out = grad_x + position * channels;
+          for (int64_t c = 0; c < channels; ++c) out[c] += grad_y[c] / divisor;
+        });
+        grad_y += channels;
+      }
+    }
+  }
+
+  PoolGeometry g_;
+  Divisor divisor_;
+  bool last_;
+  Workspace workspace_;
+  FloatInput grad_y_;
+  FloatOutput grad_x_;
+};
+
+}  // namespace
+
+const OpDef kAveragePool{
+    .name = "average_pool",
+    .schema =
+        "average_pool(Tensor x, *, int[2] kernel, int[2] stride, "
+        "int[2] padding, int[2] dilation, int[2] output_size, bool adaptive, "
+        "bool count_include_pad, int divisor) -> Tensor",
+    .shape =
+        [](const OpView& op) {
+          return std::vector<TensorType>{
+              {op.input(0).dtype, pooled_shape(op, op.input(0).shape)}};
+        },
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<AveragePool>(op);
+    },
+};
+
+const OpDef kAveragePoolGrad{
+    .name = "average_pool_grad",
+    .schema =
+        "average_pool_grad(Tensor grad_y, *, int[4] input_shape, "
+        "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, "
+        "int[2] output_size, bool adaptive, bool count_include_pad, "
+        "int divisor) -> Tensor",
+    .shape =
+        [](const OpView& op) {
+          return std::vector<TensorType>{
+              {op.input(0).dtype,
+               op.attribute<std::vector<int64_t>>("input_shape")}};
+        },
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<AveragePoolGradient>(op);
+    },
+};
+
+}  // namespace popsim::ops

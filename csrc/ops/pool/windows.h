@@ -1,0 +1,70 @@
+// The windows that pooling slides over an image.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "ops/op_def.h"
+#include "ops/operands/float_operand.h"
+
+namespace popsim::ops {
+
+// What one output position covers of an axis: first, first + step, ... < last.
+struct PoolWindow {
+  int64_t first;
+  int64_t last;
+  int64_t full;  // positions, those in the padding included
+};
+
+struct PoolGeometry {
+  int64_t batch;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t step_down;
+  int64_t step_across;
+  std::vector<PoolWindow> down;    // by output row
+  std::vector<PoolWindow> across;  // by output column
+
+  [[nodiscard]] int64_t input_size() const { return height * width; }
+  [[nodiscard]] int64_t output_size() const {
+    return static_cast<int64_t>(down.size() * across.size());
+  }
+  // Whether a position belongs to at most one window.
+  [[nodiscard]] bool disjoint() const;
+};
+
+// `x`: shape of the input. Attributes: kernel, stride, padding, dilation,
+// output_size, two values each; adaptive: the windows cover the input evenly.
+[[nodiscard]] PoolGeometry read_pool(const OpView& op, const Shape& x);
+[[nodiscard]] Shape pooled_shape(const OpView& op, const Shape& x);
+// Whether the op works on images with their channels last: as its outputs lie,
+// and those inputs that it reads where they are.
+[[nodiscard]] bool pool_channels_last(const OpView& op,
+                                      std::initializer_list<size_t> inputs);
+// Throws InternalError when one of them lies otherwise.
+void check_pool_layouts(const OpView& op, std::initializer_list<size_t> inputs,
+                        bool channels_last);
+// Channels last or contiguous, copied if need be.
+[[nodiscard]] FloatInput pool_input(const OpView& op, size_t i,
+                                    bool channels_last, Workspace& workspace);
+
+// Images that are worth a thread of their own, by the work in one.
+[[nodiscard]] inline int64_t pool_grain(int64_t cost) {
+  return std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(cost, 1));
+}
+
+// Calls visit(position) for the positions of a window, row by row.
+template <typename Visit>
+void for_each_position(const PoolGeometry& g, const PoolWindow& down,
+                       const PoolWindow& across, Visit&& visit) {
+  for (int64_t h = down.first; h < down.last; h += g.step_down) {
+    for (int64_t w = across.first; w < across.last; w += g.step_across) {
+      visit(h * g.width + w);
+    }
+  }
+}
+
+}  // namespace popsim::ops

@@ -1,0 +1,298 @@
+// Random tensors from counters: an element depends on the seed, the op, the
+// micro-batch and its own position, never on threads or on what ran before.
+#include <ATen/Parallel.h>
+#include <ATen/cpu/vec/vec.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <optional>
+
+#include "ops/entries.h"
+#include "ops/operands/float_conversion.h"
+#include "ops/operands/strided_walk.h"
+#include "ops/random/philox.h"
+
+namespace popsim::ops {
+namespace {
+
+// Elements are made in groups of kPhiloxLanes counters of four words each, and
+// a few groups at a time: word w of lane l is element w * kPhiloxLanes + l.
+constexpr int64_t kGroup = 4 * static_cast<int64_t>(kPhiloxLanes);
+constexpr int64_t kGroupsPerBatch = 8;
+constexpr int64_t kBatch = kGroup * kGroupsPerBatch;
+constexpr int64_t kMinTaskBatches = 16;  // worth waking another thread for
+
+using Vec = at::vec::Vectorized<float>;
+using Words = std::array<uint32_t, kBatch>;
+using Floats = std::array<float, kBatch>;
+
+enum class Distribution : int8_t { kBernoulli, kUniform, kNormal };
+
+struct RandomSpec {
+  Distribution distribution = Distribution::kUniform;
+  float first = 0.0f;   // p, from or mean
+  float second = 0.0f;  // to - from or std
+  float limit = 0.0f;   // uniform: the largest value below `to`
+};
+
+// In [0, 1), 24 bits.
+float unit_interval(uint32_t word) {
+  return static_cast<float>(word >> 8) * 0x1p-24f;
+}
+
+void draw_bernoulli(const Words& words, float p, Floats& out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = unit_interval(words[i]) < p ? 1.0f : 0.0f;
+  }
+}
+
+void draw_bernoulli(const Words& words, const Floats& p, Floats& out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = unit_interval(words[i]) < p[i] ? 1.0f : 0.0f;
+  }
+}
+
+void draw_uniform(const Words& words, const RandomSpec& spec, Floats& out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    const float value = spec.first + unit_interval(words[i]) * spec.second;
+    out[i] = std::min(value, spec.limit);
+  }
+}
+
+// Box-Muller: words 0 and 1 of a lane give its elements 0 and 1, words 2 and 3
+// the other two.
+void draw_normal(const Words& words, const RandomSpec& spec, Floats& out) {
+  constexpr size_t kLanes = kPhiloxLanes;
+  Floats uniform;
+  for (size_t i = 0; i < words.size(); ++i) {
+    // The radius is drawn from (0, 1], for the logarithm.
+    const bool is_radius = i / kLanes % 2 == 0;
+    uniform[i] = is_radius ? static_cast<float>(words[i]) * 0x1p-32f + 0x1p-33f
+                           : unit_interval(words[i]);
+  }
+  const Vec mean(spec.first);
+  const Vec std(spec.second);
+  const Vec full_turn(2.0f * std::numbers::pi_v<float>);
+  for (size_t pair = 0; pair < words.size(); pair += 2 * kLanes) {
+    for (size_t i = pair; i < pair + kLanes; i += Vec::size()) {
+      const Vec log = Vec::loadu(&uniform[i]).log();
+      const Vec radius = (log * Vec(-2.0f)).sqrt() * std;
+      const Vec angle = Vec::loadu(&uniform[i + kLanes]) * full_turn;
+      (mean + radius * angle.cos()).store(&out[i]);
+      (mean + radius * angle.sin()).store(&out[i + kLanes]);
+    }
+  }
+}
+
+class RandomKernel final : public Kernel {
+ public:
+  RandomKernel(const OpView& op, RandomSpec spec);
+  void run(const RunContext& context) override;
+
+ private:
+  struct Probabilities {
+    graph::TensorId tensor;
+    LoadFloats load;
+    StridedWalk walk;
+  };
+
+  void draw_words(const RunContext& context, int64_t batch, Words& words) const;
+  void draw(const RunContext& context, int64_t batch, Floats& out) const;
+  void load_probabilities(const RunContext& context, int64_t first,
+                          int64_t count, float* out) const;
+
+  RandomSpec spec_;
+  std::optional<Probabilities> probabilities_;
+  graph::TensorId out_;
+  StoreFloats store_;
+  int64_t numel_;
+  uint32_t stream_;
+};
+
+RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
+    : spec_(spec),
+      out_(op.output_id(0)),
+      store_(store_floats(op.output(0).dtype)),
+      numel_(op.output(0).numel()),
+      stream_(static_cast<uint32_t>(op.has_attribute("stream")
+                                        ? op.attribute<int64_t>("stream")
+                                        : op.index())) {
+  constexpr int64_t kCounters = int64_t{1} << 32;
+  check_internal(op.output(0).contiguous(), "random '", op.op().name,
+                 "': the output must be contiguous");
+  check_internal(numel_ <= kCounters * 4, "random '", op.op().name,
+                 "': too many elements");
+  if (op.has_input(0)) {
+    const graph::Tensor& p = op.input(0);
+    const Shape& shape = op.output(0).shape;
+    probabilities_.emplace(Probabilities{
+        op.input_id(0), load_floats(p.dtype),
+        StridedWalk(shape, broadcast_strides(p.shape, p.strides, shape))});
+  }
+}
+
+void RandomKernel::run(const RunContext& context) {
+  const int64_t batches = (numel_ + kBatch - 1) / kBatch;
+  const auto run_batches = [&](int64_t begin, int64_t end) {
+    Floats values;
+    for (int64_t batch = begin; batch < end; ++batch) {
+      draw(context, batch, values);
+      const int64_t first = batch * kBatch;
+      store_(values.data(), false, context.data(out_), first,
+             std::min(kBatch, numel_ - first));
+    }
+  };
+  if (batches < 2 * kMinTaskBatches) {
+    run_batches(0, batches);
+  } else {
+    at::parallel_for(0, batches, kMinTaskBatches, run_batches);
+  }
+}
+
+void RandomKernel::draw_words(const RunContext& context, int64_t batch,
+                              Words& words) const {
+  const PhiloxKey key{static_cast<uint32_t>(context.seed),
+                      static_cast<uint32_t>(context.seed >> 32)};
+  const auto step = static_cast<uint64_t>(context.cursor.step);
+  auto counter = static_cast<uint32_t>(batch * (kBatch / 4));
+  for (auto out = words.begin(); out != words.end();) {
+    PhiloxWords group;
+    for (size_t i = 0; i < kPhiloxLanes; ++i) {
+      group[0][i] = counter + static_cast<uint32_t>(i);
+    }
+    group[1].fill(stream_);
+    group[2].fill(static_cast<uint32_t>(step));
+    group[3].fill(static_cast<uint32_t>(step >> 32));
+    philox(group, key);
+    for (const PhiloxLanes& word : group) {
+      out = std::copy(word.begin(), word.end(), out);
+    }
+    counter += kPhiloxLanes;
+  }
+}
+
+void RandomKernel::draw(const RunContext& context, int64_t batch,
+                        Floats& out) const {
+  Words words;
+  draw_words(context, batch, words);
+  switch (spec_.distribution) {
+    case Distribution::kBernoulli:
+      if (probabilities_) {
+        Floats p{};
+        const int64_t first = batch * kBatch;
+        load_probabilities(context, first, std::min(kBatch, numel_ - first),
+                           p.data());
+        draw_bernoulli(words, p, out);
+      } else {
+        draw_bernoulli(words, spec_.first, out);
+      }
+      return;
+    case Distribution::kUniform:
+      draw_uniform(words, spec_, out);
+      return;
+    case Distribution::kNormal:
+      draw_normal(words, spec_, out);
+      return;
+  }
+}
+
+void RandomKernel::load_probabilities(const RunContext& context, int64_t first,
+                                      int64_t count, float* out) const {
+  const void* source = context.data(probabilities_->tensor);
+  probabilities_->walk.for_each_run(
+      first, count, [&](int64_t offset, int64_t stride, int64_t length) {
+        probabilities_->load(source, offset, stride, length, out);
+        out += length;
+      });
+}
+
+float next_below(float value) {
+  return std::nextafter(value, -std::numeric_limits<float>::infinity());
+}
+
+// For the 16-bit types, whose bits are a sign and a magnitude.
+template <typename T>
+T next_below(T value) {
+  constexpr uint16_t kSign = 0x8000;
+  if ((value.x & ~kSign) == 0) return T(kSign | 1, T::from_bits());
+  const int step = (value.x & kSign) != 0 ? 1 : -1;
+  return T(static_cast<uint16_t>(value.x + step), T::from_bits());
+}
+
+// The largest number of type T below `bound`.
+template <typename T>
+float largest_below(double bound) {
+  const T nearest(static_cast<float>(bound));
+  return nearest < bound ? nearest : next_below(nearest);
+}
+
+float largest_below(double bound, DType dtype) {
+  if (dtype == DType::kFloat16) return largest_below<at::Half>(bound);
+  if (dtype == DType::kBFloat16) return largest_below<at::BFloat16>(bound);
+  return largest_below<float>(bound);
+}
+
+RandomSpec parse_bernoulli(const OpView& op) {
+  RandomSpec spec{.distribution = Distribution::kBernoulli};
+  if (op.has_input(0)) return spec;
+  const double p = op.attribute<double>("p");
+  check_user(p >= 0.0 && p <= 1.0, "random '", op.op().name, "': p is ", p,
+             ", it must be in [0, 1]");
+  spec.first = static_cast<float>(p);
+  return spec;
+}
+
+RandomSpec parse_uniform(const OpView& op) {
+  const double from = op.attribute<double>("from");
+  const double to = op.attribute<double>("to");
+  check_user(from <= to, "random '", op.op().name, "': from is ", from,
+             ", it must not be above to, which is ", to);
+  const auto low = static_cast<float>(from);
+  return {.distribution = Distribution::kUniform,
+          .first = low,
+          .second = static_cast<float>(to - from),
+          .limit = std::max(low, largest_below(to, op.output(0).dtype))};
+}
+
+RandomSpec parse_normal(const OpView& op) {
+  const double std = op.attribute<double>("std");
+  check_user(std >= 0.0, "random '", op.op().name, "': std is ", std,
+             ", it must not be negative");
+  return {.distribution = Distribution::kNormal,
+          .first = static_cast<float>(op.attribute<double>("mean")),
+          .second = static_cast<float>(std)};
+}
+
+RandomSpec parse_spec(const OpView& op) {
+  const auto& name = op.attribute<std::string>("distribution");
+  if (name == "bernoulli") return parse_bernoulli(op);
+  if (name == "uniform") return parse_uniform(op);
+  if (name == "normal") return parse_normal(op);
+  throw InternalError(
+      join("random '", op.op().name, "': no distribution '", name, "'"));
+}
+
+std::vector<TensorType> random_type(const OpView& op) {
+  return {{dtype_from_name(op.attribute<std::string>("dtype")),
+           op.attribute<std::vector<int64_t>>("shape")}};
+}
+
+}  // namespace
+
+const OpDef kRandom{
+    .name = "random",
+    .schema =
+        "random(Tensor? p=None, *, str distribution, int[] shape, "
+        "str dtype, float? p, float? from, float? to, float? mean, "
+        "float? std, int? stream=None) -> Tensor",
+    .shape = random_type,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<RandomKernel>(op, parse_spec(op));
+    },
+};
+
+}  // namespace popsim::ops

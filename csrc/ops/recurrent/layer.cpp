@@ -1,0 +1,91 @@
+#include "ops/recurrent/layer.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/matmul.h>
+
+#include <algorithm>
+
+#include "ops/operands/partials.h"
+
+namespace popsim::ops::recurrent {
+namespace {
+
+at::Tensor matrix(const float* data, int64_t rows, int64_t columns,
+                  int64_t row_stride, int64_t column_stride) {
+  return at::from_blob(const_cast<float*>(data), {rows, columns},
+                       {row_stride, column_stride}, at::kFloat);
+}
+
+void run_aten(const dense::MatmulSpec& spec, const float* a, const float* b,
+              const float* bias, float* c) {
+  at::Tensor product =
+      at::matmul(matrix(a, spec.m, spec.k, spec.a.row, spec.a.column),
+                 matrix(b, spec.k, spec.n, spec.b.row, spec.b.column));
+  if (bias != nullptr) product.add_(matrix(bias, 1, spec.n, spec.n, 1));
+  matrix(c, spec.m, spec.n, spec.n, 1).copy_(product);
+}
+
+}  // namespace
+
+int64_t num_gates(std::string_view mode) {
+  if (mode == "lstm") return Lstm::kGates;
+  if (mode == "gru") return Gru::kGates;
+  return 1;
+}
+
+Dims dims_of(const OpView& op, const Operands& operands) {
+  const graph::Tensor& x = op.input(operands.x);
+  const Shape& input = op.input(operands.weight_input).shape;
+  const Shape& hidden = op.input(operands.weight_hidden).shape;
+  const int64_t gates = num_gates(op.attribute<std::string>("mode"));
+  const bool fits = x.shape.size() == 3 && input.size() == 2 &&
+                    hidden.size() == 2 && input[0] == gates * hidden[1] &&
+                    hidden[0] == input[0] && input[1] == x.shape[2];
+  check_internal(fits, op.op().kind, " '", op.op().name, "': x ",
+                 to_string(x.shape), " with weights ", to_string(input),
+                 " and ", to_string(hidden));
+  check_internal(computes_in_float32(x.dtype), op.op().kind, " '", op.op().name,
+                 "': element type ", name_of(x.dtype));
+  return {.dtype = x.dtype,
+          .steps = x.shape[0],
+          .batch = x.shape[1],
+          .inputs = x.shape[2],
+          .hidden = hidden[1],
+          .gates = gates,
+          .reverse = op.attribute<bool>("reverse"),
+          .half_partials = has_half_partials(op)};
+}
+
+void column_sums(const float* matrix, int64_t rows, int64_t columns,
+                 float* out) {
+  constexpr int64_t kMinTask = 32768;
+  const int64_t vectors = (columns + kLanes - 1) / kLanes;
+  const int64_t grain = std::max<int64_t>(1, kMinTask / (rows * kLanes));
+  at::parallel_for(0, vectors, grain, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kLanes;
+    const int64_t last = std::min(columns, end * kLanes);
+    std::fill(out + first, out + last, 0.0f);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* values = matrix + row * columns;
+      for (int64_t i = first; i < last; ++i) out[i] += values[i];
+    }
+  });
+}
+
+Product::Product(const dense::MatmulSpec& spec, Workspace& workspace)
+    : spec_(spec), matmul_(dense::Matmul::create(spec)) {
+  if (matmul_) offset_ = workspace.add(matmul_->workspace_bytes());
+}
+
+void Product::run(const float* a, const float* b, const float* bias, float* c,
+                  char* workspace) const {
+  if (matmul_) {
+    matmul_->run(a, b, bias, c, workspace + offset_);
+  } else {
+    run_aten(spec_, a, b, bias, c);
+  }
+}
+
+}  // namespace popsim::ops::recurrent

@@ -1,0 +1,146 @@
+// What the forward and the backward op of a recurrent layer share.
+//
+// One layer in one direction: x of shape (steps, batch, inputs), weights as in
+// PyTorch, (gates * hidden, inputs) and (gates * hidden, hidden).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "dense/matmul.h"
+#include "ops/op_def.h"
+#include "ops/operands/float_operand.h"
+#include "ops/recurrent/cells.h"
+
+namespace popsim::ops::recurrent {
+
+struct Dims {
+  DType dtype = DType::kFloat32;
+  int64_t steps = 0;
+  int64_t batch = 0;
+  int64_t inputs = 0;
+  int64_t hidden = 0;
+  int64_t gates = 0;
+  bool reverse = false;
+  bool half_partials = false;
+
+  [[nodiscard]] int64_t rows() const { return steps * batch; }
+  // For products of rows of this length.
+  [[nodiscard]] std::optional<dense::Passes> passes(int64_t depth) const {
+    if (!half_partials) return std::nullopt;
+    return dense::passes_of(depth);
+  }
+  [[nodiscard]] int64_t gate_columns() const { return gates * hidden; }
+  [[nodiscard]] int64_t state_floats() const { return batch * hidden; }
+  [[nodiscard]] int64_t gate_floats() const { return rows() * gate_columns(); }
+  // The step that is the `index`-th in the order of the layer, and the one
+  // before it, which does not exist for index 0.
+  [[nodiscard]] int64_t step(int64_t index) const {
+    return reverse ? steps - 1 - index : index;
+  }
+  [[nodiscard]] int64_t step_before(int64_t index) const {
+    return step(index - 1);
+  }
+};
+
+// Positions of x and of the two weights among the inputs.
+struct Operands {
+  size_t x;
+  size_t weight_input;
+  size_t weight_hidden;
+};
+[[nodiscard]] Dims dims_of(const OpView& op, const Operands& operands);
+
+[[nodiscard]] int64_t num_gates(std::string_view mode);
+
+// Calls function(cell) with the cell type of the op's mode.
+template <typename Function>
+auto with_cell(const OpView& op, Function&& function) {
+  const std::string_view mode = op.attribute<std::string>("mode");
+  if (mode == "lstm") return function(Lstm{});
+  if (mode == "gru") return function(Gru{});
+  if (mode == "rnn_relu") return function(RnnRelu{});
+  check_internal(mode == "rnn_tanh", op.op().kind, ": no mode '", mode, "'");
+  return function(RnnTanh{});
+}
+
+// float32 scratch memory.
+class Scratch {
+ public:
+  Scratch(int64_t floats, Workspace& workspace)
+      : offset_(workspace.add(static_cast<size_t>(floats) * sizeof(float))) {}
+  [[nodiscard]] float* in(char* workspace) const {
+    return reinterpret_cast<float*>(workspace + offset_);
+  }
+
+ private:
+  size_t offset_;
+};
+
+// An input that may be missing.
+class MaybeInput {
+ public:
+  MaybeInput(const OpView& op, size_t i, Workspace& workspace) {
+    if (op.has_input(i)) {
+      input_.emplace(op.input_id(i), op.input(i), workspace);
+    }
+  }
+  explicit operator bool() const { return input_.has_value(); }
+  // Null where it is missing.
+  [[nodiscard]] const float* load(const RunContext& context,
+                                  char* workspace) const {
+    return input_ ? input_->load(context, workspace) : nullptr;
+  }
+
+ private:
+  std::optional<FloatInput> input_;
+};
+
+class MaybeOutput {
+ public:
+  MaybeOutput(const OpView& op, size_t i, Workspace& workspace) {
+    if (op.op().outputs[i] != graph::kNoTensor) {
+      output_.emplace(op.output_id(i), op.output(i), workspace);
+    }
+  }
+  explicit operator bool() const { return output_.has_value(); }
+  // Only where there is one.
+  [[nodiscard]] float* buffer(const RunContext& context,
+                              char* workspace) const {
+    return output_->buffer(context, workspace);
+  }
+  void store(const RunContext& context, const char* workspace) const {
+    if (output_) output_->store(context, workspace);
+  }
+  // Lets fill(memory) compute the output, if there is one.
+  template <typename Fill>
+  void write(const RunContext& context, char* workspace, Fill&& fill) const {
+    if (!output_) return;
+    fill(output_->buffer(context, workspace));
+    output_->store(context, workspace);
+  }
+
+ private:
+  std::optional<FloatOutput> output_;
+};
+
+// The sum of every column of a contiguous matrix, its rows added in their
+// order.
+void column_sums(const float* matrix, int64_t rows, int64_t columns,
+                 float* out);
+
+// A matrix product that csrc/dense or, where it has none, ATen computes.
+class Product {
+ public:
+  Product(const dense::MatmulSpec& spec, Workspace& workspace);
+  void run(const float* a, const float* b, const float* bias, float* c,
+           char* workspace) const;
+
+ private:
+  dense::MatmulSpec spec_;
+  std::unique_ptr<dense::Matmul> matmul_;
+  size_t offset_ = 0;
+};
+
+}  // namespace popsim::ops::recurrent

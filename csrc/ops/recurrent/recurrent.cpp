@@ -1,0 +1,223 @@
+// One layer of an LSTM, a GRU or a plain recurrent network, in one direction,
+// over a whole sequence.
+//
+// The inputs of all steps are multiplied by their weight at once. Then each
+// step adds the product of the previous h and its weight and computes the
+// gates, while the sums are still in the cache. With half partials the h of
+// each step is rounded to float16, before it enters the product of the next.
+
+#include "ops/entries.h"
+#include "ops/recurrent/layer.h"
+#include "ops/recurrent/steps.h"
+
+namespace popsim::ops {
+namespace {
+
+using recurrent::Dims;
+using recurrent::MaybeInput;
+using recurrent::MaybeOutput;
+using recurrent::Scratch;
+
+enum Input : size_t {
+  kX,
+  kH0,
+  kC0,
+  kWeightInput,
+  kWeightHidden,
+  kBiasInput,
+  kBiasHidden
+};
+enum Output : size_t { kY, kGates, kState };
+
+constexpr recurrent::Operands kOperands{kX, kWeightInput, kWeightHidden};
+
+template <typename Cell>
+class RecurrentKernel final : public Kernel {
+ public:
+  explicit RecurrentKernel(const OpView& op)
+      : dims_(recurrent::dims_of(op, kOperands)),
+        x_(op.input_id(kX), op.input(kX), workspace_),
+        h0_(op.input_id(kH0), op.input(kH0), workspace_),
+        c0_(op, kC0, workspace_),
+        weight_input_(op.input_id(kWeightInput), op.input(kWeightInput),
+                      workspace_),
+        weight_hidden_(op.input_id(kWeightHidden), op.input(kWeightHidden),
+                       workspace_),
+        bias_input_(op, kBiasInput, workspace_),
+        bias_hidden_(op, kBiasHidden, workspace_),
+        y_(op.output_id(kY), op.output(kY), workspace_),
+        gates_(op, kGates, workspace_),
+        state_(op, kState, workspace_),
+        panels_(dims_.gates, dims_.hidden, dims_.hidden,
+                dims_.passes(dims_.hidden)),
+        split_(recurrent::plan_split(dims_.steps, dims_.batch, panels_)),
+        packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
+                workspace_),
+        bias_(dims_.gate_columns(), workspace_),
+        own_gates_(gates_ || Cell::kGates == 1 ? 0 : dims_.gate_floats(),
+                   workspace_),
+        own_state_(state_ || !Cell::kHasState ? 0 : dims_.state_floats(),
+                   workspace_),
+        product_({.m = dims_.rows(),
+                  .n = dims_.gate_columns(),
+                  .k = dims_.inputs,
+                  .a = {.row = dims_.inputs, .column = 1},
+                  .b = {.row = 1, .column = dims_.inputs},
+                  .bias = static_cast<bool>(bias_input_),
+                  .half_partials = dims_.half_partials},
+                 workspace_) {}
+
+  void run(const RunContext& context) override;
+
+ private:
+  void load_bias(const RunContext& context, char* workspace);
+  // What stays the same from step to step.
+  struct Memory {
+    float* y;
+    float* gates;
+    float* state;
+    const float* h0;
+    const float* c0;
+    const float* bias_new;
+  };
+  [[nodiscard]] recurrent::ForwardStep step_memory(const Memory& memory,
+                                                   int64_t index) const;
+
+  Workspace workspace_;
+  Dims dims_;
+  FloatInput x_;
+  FloatInput h0_;
+  MaybeInput c0_;
+  FloatInput weight_input_;
+  FloatInput weight_hidden_;
+  MaybeInput bias_input_;
+  MaybeInput bias_hidden_;
+  FloatOutput y_;
+  MaybeOutput gates_;
+  MaybeOutput state_;
+  dense::Panels panels_;
+  recurrent::Split split_;
+  Scratch packed_;
+  Scratch bias_;
+  // Where the op has no such output.
+  Scratch own_gates_;
+  Scratch own_state_;
+  recurrent::Product product_;
+};
+
+// The biases are added together, except for the part of GRU's that the reset
+// gate is multiplied with.
+template <typename Cell>
+void RecurrentKernel<Cell>::load_bias(const RunContext& context,
+                                      char* workspace) {
+  const float* input = bias_input_.load(context, workspace);
+  const float* hidden = bias_hidden_.load(context, workspace);
+  const int64_t both =
+      Cell::kTwoGradients ? 2 * dims_.hidden : dims_.gate_columns();
+  float* out = bias_.in(workspace);
+  for (int64_t i = 0; i < dims_.gate_columns(); ++i) {
+    out[i] = i < both ? input[i] + hidden[i] : input[i];
+  }
+}
+
+template <typename Cell>
+recurrent::ForwardStep RecurrentKernel<Cell>::step_memory(const Memory& memory,
+                                                          int64_t index) const {
+  const int64_t size = dims_.state_floats();
+  const int64_t now = dims_.step(index);
+  const int64_t before = index == 0 ? 0 : dims_.step_before(index);
+  // A state that nobody reads later is overwritten by each step.
+  const int64_t state_size = state_ ? size : 0;
+  const bool first = index == 0;
+  recurrent::ForwardStep step;
+  step.hidden = dims_.hidden;
+  step.h = memory.y + now * size;
+  step.h_before = first ? memory.h0 : memory.y + before * size;
+  step.bias_new = memory.bias_new;
+  if constexpr (Cell::kGates > 1) {
+    step.gates = memory.gates + now * size * dims_.gates;
+  }
+  if (memory.state != nullptr) {
+    step.state = memory.state + now * state_size;
+    step.state_before = first ? memory.c0 : memory.state + before * state_size;
+  }
+  return step;
+}
+
+template <typename Cell>
+void RecurrentKernel<Cell>::run(const RunContext& context) {
+  char* workspace = workspace_.memory();
+  Memory memory{.y = y_.buffer(context, workspace),
+                .gates = own_gates_.in(workspace),
+                .state = nullptr,
+                .h0 = h0_.load(context, workspace),
+                .c0 = nullptr,
+                .bias_new = nullptr};
+  if (Cell::kGates == 1) memory.gates = memory.y;
+  if (gates_) memory.gates = gates_.buffer(context, workspace);
+  if (state_) memory.state = state_.buffer(context, workspace);
+  if (c0_) {
+    memory.c0 = c0_.load(context, workspace);
+    if (!state_) memory.state = own_state_.in(workspace);
+  }
+  if (bias_input_) load_bias(context, workspace);
+  if (Cell::kTwoGradients && bias_hidden_) {
+    memory.bias_new = bias_hidden_.load(context, workspace) + 2 * dims_.hidden;
+  }
+  float* packed = packed_.in(workspace);
+  panels_.pack_transposed(weight_hidden_.load(context, workspace), packed);
+  product_.run(
+      x_.load(context, workspace), weight_input_.load(context, workspace),
+      bias_input_ ? bias_.in(workspace) : nullptr, memory.gates, workspace);
+  const int64_t hidden = dims_.hidden;
+  recurrent::run_steps(
+      split_, dims_.steps, dims_.batch, panels_,
+      [&](int64_t index, dense::Range rows, dense::Range panels) {
+        const recurrent::ForwardStep step = step_memory(memory, index);
+        panels_.multiply(
+            packed, step.h_before, hidden, rows, panels,
+            [&](int64_t row, int64_t unit, int64_t count, const float* product,
+                int64_t stride) {
+              const int64_t at = row * hidden + unit;
+              Cell::forward(
+                  step, {row, at, row * Cell::kGates * hidden + unit, count},
+                  product, stride);
+              if (dims_.half_partials) {
+                recurrent::round_to_half(step.h + at, count);
+              }
+            });
+      });
+  y_.store(context, workspace);
+  gates_.store(context, workspace);
+  state_.store(context, workspace);
+}
+
+std::vector<TensorType> types(const OpView& op) {
+  const Dims dims = recurrent::dims_of(op, kOperands);
+  check_internal(op.has_input(kBiasInput) == op.has_input(kBiasHidden),
+                 "recurrent '", op.op().name, "': one bias without the other");
+  const Shape state{dims.steps, dims.batch, dims.hidden};
+  const Shape gates{dims.steps, dims.batch, dims.gate_columns()};
+  return {{dims.dtype, state}, {dims.dtype, gates}, {dims.dtype, state}};
+}
+
+std::unique_ptr<Kernel> prepare(const OpView& op) {
+  return recurrent::with_cell(op, [&](auto cell) -> std::unique_ptr<Kernel> {
+    return std::make_unique<RecurrentKernel<decltype(cell)>>(op);
+  });
+}
+
+}  // namespace
+
+const OpDef kRecurrent{
+    .name = "recurrent",
+    .schema =
+        "recurrent(Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, "
+        "Tensor weight_hidden, Tensor? bias_input, Tensor? bias_hidden, *, "
+        "str mode, bool reverse, str? partials=None) -> (Tensor y, Tensor? "
+        "gates, Tensor? state)",
+    .shape = types,
+    .prepare = prepare,
+};
+
+}  // namespace popsim::ops

@@ -1,0 +1,96 @@
+// Adam and AdamW.
+#include "ops/entries.h"
+#include "ops/update/adam_common.h"
+
+namespace popsim::ops {
+namespace {
+
+using update::Scratch;
+
+// g' = g + weight_decay * w (Adam) or g (AdamW); moments of g';
+// w -= learning_rate * (mhat / (sqrt(vhat) + eps) [+ weight_decay * w, AdamW])
+class AdamPart {
+ public:
+  explicit AdamPart(const OpView& op)
+      : operands_(op),
+        clip_(op, op.num_inputs() - 1),
+        decoupled_(op.attribute<bool>("decoupled_weight_decay")) {
+    update::check_num_inputs(op, operands_.next_input());
+  }
+
+  void begin_step(const RunContext& context,
+                  update::BiasCorrection& correction) {
+    factors_ = operands_.begin_step(context, correction);
+    factors_.gradient_scale *= clip_.factor(context);
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    Scratch weight;
+    Scratch gradient;
+    Scratch first;
+    Scratch second;
+    Scratch term;
+    const update::AdamOperands::Factors factors = factors_;
+    const float l2 = decoupled_ ? 0.0F : factors.weight_decay;
+    const float decay = decoupled_ ? factors.weight_decay : 0.0F;
+    float* w = operands_.weight.load(context, begin, size, weight.data());
+    const float* g =
+        operands_.gradient.read(context, begin, size, gradient.data());
+    float* m = operands_.first.load(context, begin, size, first.data());
+    float* v = operands_.second.load(context, begin, size, second.data());
+    update::AdamOperands::update_moments(factors, l2, w, g, m, v, m, v, size);
+    operands_.first.store(context, begin, size, m);
+    operands_.second.store(context, begin, size, v);
+    update::AdamOperands::update_term(factors, decay, w, m, v, term.data(),
+                                      size);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) w[i] -= factors.learning_rate * term[i];
+    operands_.weight.store(context, begin, size, w);
+  }
+
+ private:
+  update::AdamOperands operands_;
+  update::Clip clip_;
+  bool decoupled_;
+  update::AdamOperands::Factors factors_;
+};
+
+class AdamUpdate final : public Kernel {
+ public:
+  explicit AdamUpdate(const OpView& op) : parts_(op) {}
+
+  void run(const RunContext& context) override {
+    update::BiasCorrection correction;
+    for (AdamPart& part : parts_) part.begin_step(context, correction);
+    parts_.for_each_block(
+        [&](const AdamPart& part, int64_t begin, int64_t size) {
+          part.update_block(context, begin, size);
+        });
+  }
+
+ private:
+  update::Parts<AdamPart> parts_;
+};
+
+}  // namespace
+
+const OpDef kAdamUpdate{
+    .name = "adam_update",
+    .schema =
+        "adam_update(Tensor weight, Tensor gradient, "
+        "Tensor first_moment, Tensor second_moment, Tensor? step, "
+        "Tensor learning_rate, Tensor weight_decay, Tensor beta1, "
+        "Tensor beta2, Tensor eps, Tensor gradient_scaling, "
+        "Tensor? norm, *, bool decoupled_weight_decay, "
+        "bool bias_correction, float? max_grad_norm, "
+        "int parameters=1) -> "
+        "(Tensor weight, Tensor first_moment, Tensor second_moment, "
+        "Tensor? step)",
+    .shape = update::updated_types<update::AdamOperands::num_states>,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<AdamUpdate>(op);
+    },
+};
+
+}  // namespace popsim::ops

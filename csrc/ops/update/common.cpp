@@ -1,0 +1,33 @@
+#include "ops/update/common.h"
+
+#include <ATen/cpu/vec/vec.h>
+
+namespace popsim::ops::update {
+
+// std::sqrt may set errno, which keeps compilers from vectorising a loop of it.
+void square_roots(float* values, int64_t size) {
+  using Vector = at::vec::Vectorized<float>;
+  for (int64_t i = 0; i < size; i += Vector::size()) {
+    const int64_t lanes = std::min<int64_t>(Vector::size(), size - i);
+    Vector::loadu(values + i, lanes).sqrt().store(values + i, lanes);
+  }
+}
+
+double sum_of_squares(const float* values, int64_t size) {
+  constexpr size_t kLanes = 16;
+  std::array<float, kLanes> lanes{};
+  const float* end = values + size;
+  for (; end - values >= int64_t{kLanes}; values += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += values[lane] * values[lane];
+    }
+  }
+  for (size_t lane = 0; values < end; ++values, ++lane) {
+    lanes[lane] += *values * *values;
+  }
+  double sum = 0.0;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace popsim::ops::update

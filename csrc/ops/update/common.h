@@ -1,0 +1,215 @@
+// What the optimizer's kernels share: operands seen as float32 in blocks,
+// loops over blocks whose results do not depend on the number of threads, and
+// checks of the operands.
+//
+// Every update op has, for each of its parameters (update_parts.h), inputs
+// [weight, gradient, states..., scalars...] and, if it has the attribute
+// "max_grad_norm", the global gradient norm as the last one. Its outputs are
+// [weight, states...], views of the whole of the same tensors. Scalars are
+// float32 tensors with one element.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "base/check.h"
+#include "ops/op_def.h"
+#include "ops/operands/float_conversion.h"
+#include "ops/operands/strided_walk.h"
+
+namespace popsim::ops::update {
+
+// Elements converted and computed at a time; a handful of blocks fits in L1.
+inline constexpr int64_t kBlock = 512;
+// Blocks that are worth a thread of their own.
+inline constexpr int64_t kGrainBlocks = 64;
+
+[[nodiscard]] inline int64_t num_blocks(int64_t numel) {
+  return (numel + kBlock - 1) / kBlock;
+}
+
+// Calls body(begin, size) for each block of [0, numel). Blocks start at
+// multiples of kBlock whatever the number of threads, so that results do not
+// depend on it.
+template <typename Body>
+void for_each_block(int64_t numel, const Body& body) {
+  at::parallel_for(0, num_blocks(numel), kGrainBlocks,
+                   [&](int64_t first, int64_t last) {
+                     for (int64_t block = first; block < last; ++block) {
+                       const int64_t begin = block * kBlock;
+                       body(begin, std::min(kBlock, numel - begin));
+                     }
+                   });
+}
+
+// --- arithmetic ---------------------------------------------------------
+
+// Replaces each element by its square root.
+void square_roots(float* values, int64_t size);
+
+// Sum of squares of at most a block, always added in the same order.
+[[nodiscard]] double sum_of_squares(const float* values, int64_t size);
+
+// --- operands -----------------------------------------------------------
+
+// Memory for one block of an operand that is not float32. A little longer than
+// a block, so that several of them do not start at the same place of a page:
+// processors take a load for one of a store that is 4096 bytes away.
+using Scratch = std::array<float, kBlock + 48>;
+
+inline void check_floating(const OpView& op, const graph::Tensor& tensor) {
+  check_internal(tensor.dtype == DType::kFloat32 ||
+                     tensor.dtype == DType::kFloat16 ||
+                     tensor.dtype == DType::kBFloat16,
+                 op.op().kind, " '", op.op().name, "': '", tensor.name,
+                 "' has element type ", name_of(tensor.dtype),
+                 ", expected float32, float16 or bfloat16");
+}
+
+// A gradient: read only, of any strides.
+class Source {
+ public:
+  // The tensor at `input` must have the shape `shape`.
+  Source(const OpView& op, size_t input, const Shape& shape)
+      : id_(op.input_id(input)),
+        load_(load_floats(op.input(input).dtype)),
+        walk_(op.input(input).shape, op.input(input).strides),
+        in_place_(op.input(input).dtype == DType::kFloat32 &&
+                  op.input(input).contiguous()) {
+    const graph::Tensor& tensor = op.input(input);
+    check_floating(op, tensor);
+    check_internal(tensor.shape == shape, op.op().kind, " '", op.op().name,
+                   "': '", tensor.name, "' has shape ", to_string(tensor.shape),
+                   ", expected ", to_string(shape));
+  }
+
+  // Elements [begin, begin + size) in row-major order: in place if possible,
+  // otherwise converted into `scratch`.
+  [[nodiscard]] const float* read(const RunContext& context, int64_t begin,
+                                  int64_t size, float* scratch) const {
+    if (in_place_) return context.data<const float>(id_) + begin;
+    const void* data = context.data(id_);
+    float* out = scratch;
+    walk_.for_each_run(begin, size,
+                       [&](int64_t offset, int64_t stride, int64_t count) {
+                         load_(data, offset, stride, count, out);
+                         out += count;
+                       });
+    return scratch;
+  }
+
+ private:
+  graph::TensorId id_;
+  LoadFloats load_;
+  StridedWalk walk_;
+  bool in_place_;
+};
+
+// A tensor that is read and written: the weight or a state. Input and output
+// are normally the same memory.
+class Target {
+ public:
+  Target(const OpView& op, size_t input, size_t output, const Shape& shape)
+      : input_(op.input_id(input)),
+        output_(op.output_id(output)),
+        load_(load_floats(op.input(input).dtype)),
+        store_(store_floats(op.input(input).dtype)),
+        in_place_(op.input(input).dtype == DType::kFloat32) {
+    for (const graph::Tensor* tensor : {&op.input(input), &op.output(output)}) {
+      check_floating(op, *tensor);
+      check_internal(tensor->shape == shape && tensor->contiguous() &&
+                         tensor->dtype == op.input(input).dtype,
+                     op.op().kind, " '", op.op().name, "': '", tensor->name,
+                     "' must be contiguous, of shape ", to_string(shape),
+                     " and of the same element type before and after the "
+                     "update");
+    }
+  }
+
+  // Elements [begin, begin + size) for reading and writing. For float32 this
+  // is the output's memory itself, else `scratch`.
+  [[nodiscard]] float* load(const RunContext& context, int64_t begin,
+                            int64_t size, float* scratch) const {
+    float* values = space(context, begin, scratch);
+    if (!in_place_ || context.data<const float>(input_) + begin != values) {
+      load_(context.data(input_), begin, /*stride=*/1, size, values);
+    }
+    return values;
+  }
+
+  // Where to put elements that are not read before.
+  [[nodiscard]] float* space(const RunContext& context, int64_t begin,
+                             float* scratch) const {
+    return in_place_ ? context.data<float>(output_) + begin : scratch;
+  }
+
+  // Writes what load() or space() gave, rounded to the element type.
+  void store(const RunContext& context, int64_t begin, int64_t size,
+             const float* values) const {
+    if (in_place_) return;
+    store_(values, /*uniform=*/false, context.data(output_), begin, size);
+  }
+
+ private:
+  graph::TensorId input_;
+  graph::TensorId output_;
+  LoadFloats load_;
+  StoreFloats store_;
+  bool in_place_;  // float32: nothing to convert
+};
+
+// A hyper-parameter.
+class Scalar {
+ public:
+  Scalar(const OpView& op, size_t input) : id_(op.input_id(input)) {
+    const graph::Tensor& tensor = op.input(input);
+    check_internal(tensor.dtype == DType::kFloat32 && tensor.numel() == 1,
+                   op.op().kind, " '", op.op().name, "': scalar '", tensor.name,
+                   "' must be one float32 element");
+  }
+
+  [[nodiscard]] float read(const RunContext& context) const {
+    return context.data<const float>(id_)[0];
+  }
+
+ private:
+  graph::TensorId id_;
+};
+
+// The factor that brings the global norm of the gradients down to
+// "max_grad_norm".
+class Clip {
+ public:
+  // `input`: position of the norm, read if the op has the attribute.
+  Clip(const OpView& op, size_t input) {
+    if (!op.has_attribute("max_grad_norm")) return;
+    max_ = static_cast<float>(op.attribute<double>("max_grad_norm"));
+    norm_.emplace(op, input);
+  }
+
+  [[nodiscard]] float factor(const RunContext& context) const {
+    if (!norm_) return 1.0F;
+    const float norm = norm_->read(context);
+    // A norm that is NaN makes the factor NaN.
+    return norm <= max_ ? 1.0F : max_ / norm;
+  }
+
+ private:
+  float max_ = 0.0F;
+  std::optional<Scalar> norm_;
+};
+
+// --- checks -------------------------------------------------------------
+
+inline void check_num_inputs(const OpView& op, size_t expected) {
+  expected += op.has_attribute("max_grad_norm") ? 1 : 0;
+  check_internal(op.num_inputs() == expected, op.op().kind, " '", op.op().name,
+                 "' has ", op.num_inputs(), " inputs, expected ", expected);
+}
+
+}  // namespace popsim::ops::update

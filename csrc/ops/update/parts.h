@@ -1,0 +1,125 @@
+// Update ops of several parameters at once.
+//
+// The attribute "parameters" says how many parameters an update op has, one
+// without it. Inputs and outputs are those of one parameter after the other;
+// each of these parts looks like an op for its parameter alone.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "ops/update/common.h"
+
+namespace popsim::ops::update {
+
+// The parts of an op, each as an op of its own.
+[[nodiscard]] std::vector<graph::Op> split_into_parts(const OpView& op);
+
+// The elements of several tensors, cut into blocks.
+class Blocks {
+ public:
+  void add(int64_t numel) { starts_.push_back(starts_.back() + numel); }
+
+  // Calls body(tensor, begin, size) for each block of each tensor. Threads get
+  // the same number of elements, wherever that cuts the tensors; where blocks
+  // start does not depend on it.
+  template <typename Body>
+  void for_each(const Body& body) const {
+    at::parallel_for(
+        0, starts_.back(), kGrainBlocks * kBlock,
+        [&](int64_t first, int64_t last) { for_each_in(first, last, body); });
+  }
+
+ private:
+  // The blocks that begin at elements [first, last) of all tensors together.
+  template <typename Body>
+  void for_each_in(int64_t first, int64_t last, const Body& body) const {
+    const auto next = std::upper_bound(starts_.begin(), starts_.end(), first);
+    auto tensor = static_cast<size_t>(next - starts_.begin() - 1);
+    int64_t begin = num_blocks(first - starts_[tensor]) * kBlock;
+    for (; starts_[tensor] < last; ++tensor, begin = 0) {
+      const int64_t numel = starts_[tensor + 1] - starts_[tensor];
+      const int64_t end = std::min(numel, last - starts_[tensor]);
+      for (; begin < end; begin += kBlock) {
+        body(tensor, begin, std::min(kBlock, numel - begin));
+      }
+    }
+  }
+
+  std::vector<int64_t> starts_{0};  // of the tensors laid end to end
+};
+
+// A Part for each parameter of an op, made from the OpView of its part.
+template <typename Part>
+class Parts {
+ public:
+  explicit Parts(const OpView& op) {
+    for (const graph::Op& part : split_into_parts(op)) {
+      const OpView view(op.graph(), part, op.index());
+      parts_.emplace_back(view);
+      blocks_.add(view.input(0).numel());
+    }
+  }
+
+  [[nodiscard]] auto begin() { return parts_.begin(); }
+  [[nodiscard]] auto end() { return parts_.end(); }
+
+  // Calls body(part, begin, size) for each block of each weight.
+  template <typename Body>
+  void for_each_block(const Body& body) {
+    blocks_.for_each([&](size_t part, int64_t begin, int64_t size) {
+      body(parts_[part], begin, size);
+    });
+  }
+
+ private:
+  std::vector<Part> parts_;
+  Blocks blocks_;
+};
+
+// The kernel of an update whose Part has two steps: begin_step(context) reads
+// the scalars, update_block(context, begin, size) does the rest.
+template <typename Part>
+class BlockwiseUpdate final : public Kernel {
+ public:
+  explicit BlockwiseUpdate(const OpView& op) : parts_(op) {}
+
+  void run(const RunContext& context) override {
+    for (Part& part : parts_) part.begin_step(context);
+    parts_.for_each_block([&](const Part& part, int64_t begin, int64_t size) {
+      part.update_block(context, begin, size);
+    });
+  }
+
+ private:
+  Parts<Part> parts_;
+};
+
+template <typename Part>
+[[nodiscard]] std::unique_ptr<Kernel> prepare_blockwise(const OpView& op) {
+  return std::make_unique<BlockwiseUpdate<Part>>(op);
+}
+
+// Types of [weight, states...] for each part; kNumStates(part) counts the
+// states of one.
+template <auto kNumStates>
+[[nodiscard]] std::vector<TensorType> updated_types(const OpView& op) {
+  std::vector<TensorType> types;
+  for (const graph::Op& part : split_into_parts(op)) {
+    const OpView view(op.graph(), part, op.index());
+    for (size_t i = 0; i <= kNumStates(view); ++i) {
+      const graph::Tensor& tensor = view.input(i == 0 ? 0 : 1 + i);
+      types.push_back({tensor.dtype, tensor.shape});
+    }
+  }
+  return types;
+}
+
+// A number of states that is the same for every op of a kind.
+template <size_t kCount>
+[[nodiscard]] size_t num_states(const OpView&) {
+  return kCount;
+}
+
+}  // namespace popsim::ops::update

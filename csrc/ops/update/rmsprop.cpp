@@ -1,0 +1,157 @@
+// RMSprop, plain, centred, with momentum, and TensorFlow's variant.
+#include <optional>
+
+#include "ops/entries.h"
+#include "ops/update/parts.h"
+
+namespace popsim::ops {
+namespace {
+
+using update::Scratch;
+
+// g' = g + weight_decay * w; a = alpha * a + (1 - alpha) * g'^2;
+// centred: c = alpha * c + (1 - alpha) * g', s = a - c^2; else s = a;
+// u = g' / (sqrt(s) + eps), TensorFlow: learning_rate * g' / sqrt(s + eps);
+// momentum: b = momentum * b + u, u = b;
+// w -= learning_rate * u, TensorFlow: w -= u
+class RmspropPart {
+ public:
+  explicit RmspropPart(const OpView& op)
+      : weight_(op, 0, 0, op.input(0).shape),
+        gradient_(op, 1, op.input(0).shape),
+        mean_square_(op, 2, 1, op.input(0).shape),
+        tf_variant_(op.attribute<bool>("tf_variant")) {
+    size_t next = 3;
+    if (op.attribute<bool>("momentum")) {
+      buffer_.emplace(op, next, next - 1, op.input(0).shape);
+      ++next;
+    }
+    if (op.attribute<bool>("centered")) {
+      mean_.emplace(op, next, next - 1, op.input(0).shape);
+      ++next;
+    }
+    update::check_num_inputs(op, next + 6);
+    for (size_t i = 0; i < 6; ++i) scalars_.emplace_back(op, next + i);
+  }
+
+  [[nodiscard]] static size_t num_states(const OpView& op) {
+    return 1 + (op.attribute<bool>("momentum") ? 1 : 0) +
+           (op.attribute<bool>("centered") ? 1 : 0);
+  }
+
+  void begin_step(const RunContext& context) {
+    factors_ = {.learning_rate = scalars_[0].read(context),
+                .weight_decay = scalars_[1].read(context),
+                .alpha = scalars_[2].read(context),
+                .momentum = scalars_[3].read(context),
+                .eps = scalars_[4].read(context),
+                .gradient_scale = 1.0F / scalars_[5].read(context)};
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    const Factors factors = factors_;
+    Scratch weight;
+    Scratch grad;
+    Scratch step;
+    float* w = weight_.load(context, begin, size, weight.data());
+    const float* g = gradient_.read(context, begin, size, grad.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      grad[i] = factors.gradient_scale * g[i] + factors.weight_decay * w[i];
+    }
+    mean_squares(context, factors, grad.data(), begin, size, step.data());
+    const float scale = tf_variant_ ? factors.learning_rate : 1.0F;
+    const float rate = tf_variant_ ? 1.0F : factors.learning_rate;
+    const float eps_inside = tf_variant_ ? factors.eps : 0.0F;
+    const float eps_outside = tf_variant_ ? 0.0F : factors.eps;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) step[i] += eps_inside;
+    update::square_roots(step.data(), size);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      step[i] = scale * grad[i] / (step[i] + eps_outside);
+    }
+    if (buffer_) add_momentum(context, factors, begin, size, step.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) w[i] -= rate * step[i];
+    weight_.store(context, begin, size, w);
+  }
+
+ private:
+  struct Factors {
+    float learning_rate;
+    float weight_decay;
+    float alpha;
+    float momentum;
+    float eps;
+    float gradient_scale;  // gives the true gradient
+  };
+
+  // Updates a and c; `square` becomes s.
+  void mean_squares(const RunContext& context, const Factors& factors,
+                    const float* grad, int64_t begin, int64_t size,
+                    float* square) const {
+    const float alpha = factors.alpha;
+    Scratch scratch;
+    float* a = mean_square_.load(context, begin, size, scratch.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      a[i] = alpha * a[i] + (1.0F - alpha) * grad[i] * grad[i];
+    }
+    mean_square_.store(context, begin, size, a);
+    std::copy_n(a, size, square);
+    if (!mean_) return;
+    float* c = mean_->load(context, begin, size, scratch.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      c[i] = alpha * c[i] + (1.0F - alpha) * grad[i];
+    }
+    mean_->store(context, begin, size, c);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      // Rounding can take the variance below 0.
+      const float variance = square[i] - c[i] * c[i];
+      square[i] = variance < 0.0F ? 0.0F : variance;
+    }
+  }
+
+  // b = momentum * b + step; `step` becomes b.
+  void add_momentum(const RunContext& context, const Factors& factors,
+                    int64_t begin, int64_t size, float* step) const {
+    Scratch scratch;
+    float* b = buffer_->load(context, begin, size, scratch.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) b[i] = factors.momentum * b[i] + step[i];
+    buffer_->store(context, begin, size, b);
+    std::copy_n(b, size, step);
+  }
+
+  update::Target weight_;
+  update::Source gradient_;
+  update::Target mean_square_;
+  std::optional<update::Target> buffer_;
+  std::optional<update::Target> mean_;
+  std::vector<update::Scalar> scalars_;
+  bool tf_variant_;
+  Factors factors_{};
+};
+
+}  // namespace
+
+const OpDef kRmspropUpdate{
+    .name = "rmsprop_update",
+    .schema =
+        "rmsprop_update(Tensor weight, Tensor gradient, "
+        "Tensor mean_square, Tensor? momentum_buffer, Tensor? mean, "
+        "Tensor learning_rate, Tensor weight_decay, Tensor alpha, "
+        "Tensor momentum, Tensor eps, Tensor gradient_scaling, *, "
+        "bool momentum, bool centered, bool tf_variant, "
+        "int parameters=1) -> "
+        "(Tensor weight, Tensor mean_square, Tensor? momentum_buffer, "
+        "Tensor? mean)",
+    .shape = update::updated_types<RmspropPart::num_states>,
+    .prepare = update::prepare_blockwise<RmspropPart>,
+};
+
+}  // namespace popsim::ops

@@ -1,0 +1,175 @@
+// SGD without a velocity, and with one beside a separate accumulator.
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+
+#include "ops/entries.h"
+#include "ops/update/parts.h"
+
+namespace popsim::ops {
+namespace {
+
+using update::Scratch;
+using Vec = at::vec::Vectorized<float>;
+
+// Rounds as the product does that an update rides on (dense/matmul.h).
+void step(float decay, float rate, const float* g, float* w, int64_t size) {
+  for (int64_t i = 0; i < size; i += Vec::size()) {
+    const auto count =
+        static_cast<int>(std::min<int64_t>(Vec::size(), size - i));
+    const auto load = [count](const float* from) {
+      return count == Vec::size() ? Vec::loadu(from) : Vec::loadu(from, count);
+    };
+    at::vec::fmadd(Vec(-rate), load(g + i), Vec(decay) * load(w + i))
+        .store(w + i, count);
+  }
+}
+
+// w = decay * w - learning_rate * g
+class SgdUpdate final : public Kernel {
+ public:
+  explicit SgdUpdate(const OpView& op)
+      : weight_(op, 0, 0, op.input(0).shape),
+        gradient_(op, 1, op.input(0).shape),
+        decay_(op, 2),
+        learning_rate_(op, 3),
+        clip_(op, 4),
+        numel_(op.input(0).numel()) {
+    update::check_num_inputs(op, 4);
+  }
+
+  void run(const RunContext& context) override {
+    const float decay = decay_.read(context);
+    const float rate = learning_rate_.read(context) * clip_.factor(context);
+    update::for_each_block(numel_, [&](int64_t begin, int64_t size) {
+      Scratch weight_scratch;
+      Scratch gradient_scratch;
+      float* w = weight_.load(context, begin, size, weight_scratch.data());
+      const float* g =
+          gradient_.read(context, begin, size, gradient_scratch.data());
+      step(decay, rate, g, w, size);
+      weight_.store(context, begin, size, w);
+    });
+  }
+
+ private:
+  update::Target weight_;
+  update::Source gradient_;
+  update::Scalar decay_;
+  update::Scalar learning_rate_;
+  update::Clip clip_;
+  int64_t numel_;
+};
+
+// v = momentum * v + dampening * g + decay * w; then
+//   w -= learning_rate * v, or, with Nesterov momentum,
+//   w -= learning_rate * (nesterov_gradient * (nesterov_dampening * g +
+//        nesterov_decay * w) + nesterov_momentum * v)
+class SgdMomentumPart {
+ public:
+  explicit SgdMomentumPart(const OpView& op)
+      : weight_(op, 0, 0, op.input(0).shape),
+        gradient_(op, 1, op.input(0).shape),
+        velocity_(op, 2, 1, op.input(0).shape),
+        clip_(op, op.num_inputs() - 1),
+        nesterov_(op.attribute<bool>("nesterov")) {
+    const size_t num_scalars = nesterov_ ? 8 : 4;
+    update::check_num_inputs(op, 3 + num_scalars);
+    for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
+  }
+
+  void begin_step(const RunContext& context) {
+    const float clip = clip_.factor(context);
+    factors_.momentum = scalars_[0].read(context);
+    factors_.dampening = scalars_[1].read(context) * clip;
+    factors_.decay = scalars_[2].read(context);
+    factors_.rate = scalars_[3].read(context);
+    if (!nesterov_) return;
+    const float scale = scalars_[4].read(context);
+    factors_.of_g = scale * scalars_[5].read(context) * clip;
+    factors_.of_v = scalars_[6].read(context);
+    factors_.of_w = scale * scalars_[7].read(context);
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    Scratch weight_scratch;
+    Scratch gradient_scratch;
+    Scratch velocity_scratch;
+    const Factors f = factors_;
+    float* w = weight_.load(context, begin, size, weight_scratch.data());
+    const float* g =
+        gradient_.read(context, begin, size, gradient_scratch.data());
+    float* v = velocity_.load(context, begin, size, velocity_scratch.data());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      v[i] = f.momentum * v[i] + f.dampening * g[i] + f.decay * w[i];
+    }
+    velocity_.store(context, begin, size, v);
+    if (nesterov_) {
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) {
+        w[i] -= f.rate * (f.of_g * g[i] + f.of_w * w[i] + f.of_v * v[i]);
+      }
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) w[i] -= f.rate * v[i];
+    }
+    weight_.store(context, begin, size, w);
+  }
+
+ private:
+  struct Factors {
+    float momentum;
+    float dampening;
+    float decay;
+    float rate;
+    // With Nesterov momentum the weight's step is
+    // rate * (of_g * g + of_w * w + of_v * v).
+    float of_g;
+    float of_w;
+    float of_v;
+  };
+
+  update::Target weight_;
+  update::Source gradient_;
+  update::Target velocity_;
+  std::vector<update::Scalar> scalars_;
+  update::Clip clip_;
+  bool nesterov_;
+  Factors factors_{};
+};
+
+}  // namespace
+
+const OpDef kSgdUpdate{
+    .name = "sgd_update",
+    .schema =
+        "sgd_update(Tensor weight, Tensor gradient, "
+        "Tensor weight_decay_scale_factor0, "
+        "Tensor scaled_learning_rate0, Tensor? norm, *, "
+        "float? max_grad_norm) -> Tensor weight",
+    .shape = update::updated_types<update::num_states<0>>,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<SgdUpdate>(op);
+    },
+};
+
+const OpDef kSgdMomentumUpdate{
+    .name = "sgd_momentum_update",
+    .schema =
+        "sgd_momentum_update(Tensor weight, Tensor gradient, "
+        "Tensor velocity, Tensor scaled_momentum2, "
+        "Tensor dampening_scale_factor2, Tensor scaled_weight_decay1, "
+        "Tensor scaled_learning_rate2, "
+        "Tensor? nesterov_grad_scale_factor2, "
+        "Tensor? nesterov_dampening_scale_factor2, "
+        "Tensor? sgd_momentum, Tensor? sgd_weight_decay, "
+        "Tensor? norm, *, bool nesterov, float? max_grad_norm, "
+        "int parameters=1) "
+        "-> (Tensor weight, Tensor velocity)",
+    .shape = update::updated_types<update::num_states<1>>,
+    .prepare = update::prepare_blockwise<SgdMomentumPart>,
+};
+
+}  // namespace popsim::ops

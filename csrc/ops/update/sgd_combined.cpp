@@ -1,0 +1,188 @@
+// SGD whose velocity is also the accumulator of the gradients.
+//
+// The stored velocity already contains momentum * v + decay * w when the first
+// gradient of a device iteration is added to it.
+#include <optional>
+
+#include "ops/entries.h"
+#include "ops/update/parts.h"
+
+namespace popsim::ops {
+namespace {
+
+using update::Scratch;
+
+// v = (initial_scale at the first micro-batch, else 1) * v + dampening * g
+class SgdCombinedAccumulate final : public Kernel {
+ public:
+  explicit SgdCombinedAccumulate(const OpView& op)
+      : gradient_(op, 0, op.input(1).shape),
+        velocity_(op, 1, 0, op.input(1).shape),
+        dampening_(op, 2),
+        initial_scale_(
+            static_cast<float>(op.attribute<double>("initial_scale"))),
+        numel_(op.input(1).numel()) {}
+
+  void run(const RunContext& context) override {
+    const float keep =
+        context.cursor.accumulation_step == 0 ? initial_scale_ : 1.0F;
+    const float dampening = dampening_.read(context);
+    update::for_each_block(numel_, [&](int64_t begin, int64_t size) {
+      Scratch gradient_scratch;
+      Scratch velocity_scratch;
+      const float* g =
+          gradient_.read(context, begin, size, gradient_scratch.data());
+      float* v = velocity_.load(context, begin, size, velocity_scratch.data());
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) v[i] = keep * v[i] + dampening * g[i];
+      velocity_.store(context, begin, size, v);
+    });
+  }
+
+ private:
+  update::Source gradient_;
+  update::Target velocity_;
+  update::Scalar dampening_;
+  float initial_scale_;
+  int64_t numel_;
+};
+
+// With a gradient (the sum over the micro-batches, when it is needed whole: for
+// clipping and Nesterov momentum), first v = initial_scale * v + dampening * g.
+// Then w -= learning_rate * v, or, with Nesterov momentum,
+//   w -= learning_rate * (nesterov_gradient * (nesterov_dampening * g +
+//        nesterov_decay * w) + nesterov_momentum * v);
+// and v = momentum * v + decay * w with the new w.
+class SgdCombinedPart {
+ public:
+  explicit SgdCombinedPart(const OpView& op)
+      : weight_(op, 0, 0, op.input(0).shape),
+        velocity_(op, 2, 1, op.input(0).shape),
+        clip_(op, op.num_inputs() - 1),
+        initial_scale_(
+            static_cast<float>(op.attribute<double>("initial_scale"))),
+        nesterov_(op.attribute<bool>("nesterov")) {
+    if (op.has_input(1)) {
+      gradient_.emplace(op, 1, op.input(0).shape);
+    }
+    const bool clipped = op.has_attribute("max_grad_norm");
+    check_internal(gradient_ || (!nesterov_ && !clipped),
+                   "sgd_combined_update '", op.op().name,
+                   "': clipping and Nesterov momentum need the gradient");
+    const size_t num_scalars = gradient_ ? (nesterov_ ? 8 : 4) : 3;
+    update::check_num_inputs(op, 3 + num_scalars);
+    for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
+  }
+
+  void begin_step(const RunContext& context) {
+    factors_ = read_factors(context);
+  }
+
+  void update_block(const RunContext& context, int64_t begin,
+                    int64_t size) const {
+    Scratch weight_scratch;
+    Scratch gradient_scratch;
+    Scratch velocity_scratch;
+    const Factors factors = factors_;
+    float* w = weight_.load(context, begin, size, weight_scratch.data());
+    float* v = velocity_.load(context, begin, size, velocity_scratch.data());
+    if (gradient_) {
+      const float* g =
+          gradient_->read(context, begin, size, gradient_scratch.data());
+      step_with_gradient(factors, w, g, v, size);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) w[i] -= factors.rate * v[i];
+    }
+    weight_.store(context, begin, size, w);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      v[i] = factors.momentum * v[i] + factors.decay * w[i];
+    }
+    velocity_.store(context, begin, size, v);
+  }
+
+ private:
+  struct Factors {
+    float momentum = 0.0F;
+    float decay = 0.0F;
+    float rate = 0.0F;
+    float keep = 1.0F;
+    float dampening = 0.0F;
+    // The weight's step is rate * (of_g * g + of_w * w + of_v * v).
+    float of_g = 0.0F;
+    float of_w = 0.0F;
+    float of_v = 1.0F;
+  };
+
+  [[nodiscard]] Factors read_factors(const RunContext& context) const {
+    Factors factors{.momentum = scalars_[0].read(context),
+                    .decay = scalars_[1].read(context),
+                    .rate = scalars_[2].read(context)};
+    if (!gradient_) return factors;
+    const float clip = clip_.factor(context);
+    factors.keep = initial_scale_;
+    factors.dampening = scalars_[3].read(context) * clip;
+    if (nesterov_) {
+      const float scale = scalars_[4].read(context);
+      factors.of_g = scale * scalars_[5].read(context) * clip;
+      factors.of_v = scalars_[6].read(context);
+      factors.of_w = scale * scalars_[7].read(context);
+    }
+    return factors;
+  }
+
+  static void step_with_gradient(const Factors& factors, float* w,
+                                 const float* g, float* v, int64_t size) {
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      v[i] = factors.keep * v[i] + factors.dampening * g[i];
+      w[i] -= factors.rate *
+              (factors.of_g * g[i] + factors.of_w * w[i] + factors.of_v * v[i]);
+    }
+  }
+
+  update::Target weight_;
+  std::optional<update::Source> gradient_;
+  update::Target velocity_;
+  std::vector<update::Scalar> scalars_;
+  update::Clip clip_;
+  float initial_scale_;
+  bool nesterov_;
+  Factors factors_;
+};
+
+}  // namespace
+
+const OpDef kSgdCombinedAccumulate{
+    .name = "sgd_combined_accumulate",
+    .schema =
+        "sgd_combined_accumulate(Tensor gradient, Tensor velocity, "
+        "Tensor dampening_scale_factor1, *, float initial_scale) "
+        "-> Tensor velocity",
+    .shape = [](const OpView& op) -> std::vector<TensorType> {
+      return {{op.input(1).dtype, op.input(1).shape}};
+    },
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<SgdCombinedAccumulate>(op);
+    },
+};
+
+const OpDef kSgdCombinedUpdate{
+    .name = "sgd_combined_update",
+    .schema =
+        "sgd_combined_update(Tensor weight, Tensor? gradient, "
+        "Tensor velocity, Tensor scaled_momentum1, "
+        "Tensor scaled_weight_decay1, Tensor scaled_learning_rate1, "
+        "Tensor? dampening_scale_factor1, "
+        "Tensor? nesterov_grad_scale_factor1, "
+        "Tensor? nesterov_dampening_scale_factor1, "
+        "Tensor? sgd_momentum, Tensor? sgd_weight_decay, "
+        "Tensor? norm, *, float initial_scale, bool nesterov, "
+        "float? max_grad_norm, int parameters=1) -> "
+        "(Tensor weight, Tensor velocity)",
+    .shape = update::updated_types<update::num_states<1>>,
+    .prepare = update::prepare_blockwise<SgdCombinedPart>,
+};
+
+}  // namespace popsim::ops

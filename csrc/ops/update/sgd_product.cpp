@@ -1,0 +1,103 @@
+// SGD with a gradient that is a matrix product no other op reads: the weights
+// are updated with each piece of the product while it is in registers. The
+// gradient is written only where the host wants it.
+#include <memory>
+
+#include "dense/matmul.h"
+#include "ops/entries.h"
+#include "ops/operands/float_operand.h"
+#include "ops/update/common.h"
+
+namespace popsim::ops {
+namespace {
+
+constexpr size_t kWeight = 0;
+constexpr size_t kA = 1;
+constexpr size_t kB = 2;
+
+dense::MatrixStrides strides_of(const graph::Tensor& matrix) {
+  return {.row = matrix.strides[0], .column = matrix.strides[1]};
+}
+
+// w = decay * w - learning_rate * (a @ b)
+class SgdProductUpdate final : public Kernel {
+ public:
+  explicit SgdProductUpdate(const OpView& op)
+      : weight_(op.output_id(0)),
+        a_(op.input_id(kA)),
+        b_(op.input_id(kB)),
+        decay_(op, 3),
+        learning_rate_(op, 4),
+        gradient_(op.num_outputs() > 1 ? op.op().outputs[1] : graph::kNoTensor),
+        product_(dense::Matmul::create({.m = op.input(kA).shape[0],
+                                        .n = op.input(kB).shape[1],
+                                        .k = op.input(kA).shape[1],
+                                        .a = strides_of(op.input(kA)),
+                                        .b = strides_of(op.input(kB)),
+                                        .update = true})) {
+    check_internal(product_ != nullptr, "sgd_product_update '", op.op().name,
+                   "': not a short product of ", to_string(op.input(kA).shape),
+                   " and ", to_string(op.input(kB).shape));
+    workspace_.add(product_->workspace_bytes());
+  }
+
+  void run(const RunContext& context) override {
+    product_->run({.a = context.data<const float>(a_),
+                   .b = context.data<const float>(b_),
+                   .c = context.data<float>(weight_),
+                   .workspace = workspace_.memory(),
+                   .rate = learning_rate_.read(context),
+                   .decay = decay_.read(context),
+                   .sums = gradient_ == graph::kNoTensor
+                               ? nullptr
+                               : context.data<float>(gradient_)});
+  }
+
+ private:
+  graph::TensorId weight_;
+  graph::TensorId a_;
+  graph::TensorId b_;
+  update::Scalar decay_;
+  update::Scalar learning_rate_;
+  graph::TensorId gradient_;
+  std::unique_ptr<dense::Matmul> product_;
+  Workspace workspace_;
+};
+
+std::vector<TensorType> types(const OpView& op) {
+  const graph::Tensor& weight = op.input(kWeight);
+  const graph::Tensor& a = op.input(kA);
+  const graph::Tensor& b = op.input(kB);
+  check_internal(a.shape.size() == 2 && b.shape.size() == 2 &&
+                     a.shape[1] == b.shape[0] &&
+                     weight.shape == Shape{a.shape[0], b.shape[1]},
+                 "sgd_product_update '", op.op().name,
+                 "': ", to_string(a.shape), " times ", to_string(b.shape),
+                 " does not give ", to_string(weight.shape));
+  for (const graph::Tensor* t : {&weight, &a, &b}) {
+    check_internal(t->dtype == DType::kFloat32, "sgd_product_update '",
+                   op.op().name, "': '", t->name, "' must be float32");
+  }
+  check_internal(weight.contiguous() && op.input(0).offset == 0,
+                 "sgd_product_update '", op.op().name, "': '", weight.name,
+                 "' must be contiguous");
+  std::vector<TensorType> types{{weight.dtype, weight.shape}};
+  if (op.num_outputs() > 1) types.push_back(types.front());
+  return types;
+}
+
+}  // namespace
+
+const OpDef kSgdProductUpdate{
+    .name = "sgd_product_update",
+    .schema =
+        "sgd_product_update(Tensor weight, Tensor a, Tensor b, "
+        "Tensor weight_decay_scale_factor0, Tensor scaled_learning_rate0) "
+        "-> (Tensor weight, Tensor? gradient)",
+    .shape = types,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<SgdProductUpdate>(op);
+    },
+};
+
+}  // namespace popsim::ops
