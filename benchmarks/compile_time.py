@@ -22,7 +22,7 @@ from benchmarks.common.cases import Case, WithLoss, find_case
 from benchmarks.common.contenders import make_training_model
 from benchmarks.common.fresh import FreshProcess, current_bytes, peak_bytes, reset_peak
 from benchmarks.common.report import Table, describe_machine, make_parser
-from popsim_torch import compilation
+from popsim_torch.executor import compile as compilation
 
 WIDTH = 8
 # Ops of a training step per layer: product and ReLU, their gradients, the updates.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from popsim_torch._structures import Node, TensorNode, describe
+from popsim_torch.arguments.structures import Node, TensorNode, describe
 from popsim_torch.enums import DataLoaderMode
 from popsim_torch.errors import (
     Error,

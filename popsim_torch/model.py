@@ -16,10 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from popsim_torch import _native, host_weights, optim
-from popsim_torch._update_plan import OptimizerSettings, read_optimizer
-from popsim_torch.compilation import CompiledModel, compile_model, make_plan
-from popsim_torch.device_state import DeviceState
+from popsim_torch import _native, optim
 from popsim_torch.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import (
     Error,
@@ -28,6 +25,10 @@ from popsim_torch.errors import (
     UsageValueError,
     closest_names,
 )
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.compile import CompiledModel, compile_model, make_plan
+from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.stages import module_repr
 

@@ -1,8 +1,7 @@
-"""From the traced graph to a program of the device: ir, by table, and from there to C++."""
+"""From the named graph of a trace to a program of the device."""
 
 from popsim_torch.lowering.builder import HalfPartials
 from popsim_torch.lowering.lower import LoweringRequest, lower
-from popsim_torch.lowering.native import build_executable
 from popsim_torch.lowering.program import AnchorTarget, LoopCounts, Program, Return
 
 __all__ = [
@@ -12,6 +11,5 @@ __all__ = [
     "LoweringRequest",
     "Program",
     "Return",
-    "build_executable",
     "lower",
 ]

@@ -10,36 +10,36 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch._update_types import OptimizerPlan
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, closest_names
 from popsim_torch.ir import Graph, Tensor, TensorKind
-from popsim_torch.lowering.aten import check_results, lower_aten
 from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
-from popsim_torch.lowering.creation import is_filled, is_random, lower_filled, lower_random
-from popsim_torch.lowering.dense import check_partials, is_dense, lower_dense
-from popsim_torch.lowering.elementwise import is_elementwise, lower_elementwise
-from popsim_torch.lowering.joins import is_join, lower_join
-from popsim_torch.lowering.losses import is_loss, lower_loss
-from popsim_torch.lowering.norms import is_batch_norm, lower_batch_norm
-from popsim_torch.lowering.pooling import is_pooling, lower_pooling
-from popsim_torch.lowering.prints import lower_print
 from popsim_torch.lowering.program import AnchorTarget, LoopCounts, Program
-from popsim_torch.lowering.recurrent import is_recurrent, lower_recurrent
-from popsim_torch.lowering.reductions import is_reduction, lower_reduction
 from popsim_torch.lowering.returns import ReturnLowering
-from popsim_torch.lowering.rows import is_row_op, lower_row_op
+from popsim_torch.lowering.rules.aten import check_results, lower_aten
+from popsim_torch.lowering.rules.creation import is_filled, is_random, lower_filled, lower_random
+from popsim_torch.lowering.rules.dense import check_partials, is_dense, lower_dense
+from popsim_torch.lowering.rules.elementwise import is_elementwise, lower_elementwise
+from popsim_torch.lowering.rules.joins import is_join, lower_join
+from popsim_torch.lowering.rules.losses import is_loss, lower_loss
+from popsim_torch.lowering.rules.norms import is_batch_norm, lower_batch_norm
+from popsim_torch.lowering.rules.pooling import is_pooling, lower_pooling
+from popsim_torch.lowering.rules.prints import lower_print
+from popsim_torch.lowering.rules.recurrent import is_recurrent, lower_recurrent
+from popsim_torch.lowering.rules.reductions import is_reduction, lower_reduction
+from popsim_torch.lowering.rules.rows import is_row_op, lower_row_op
+from popsim_torch.lowering.rules.views import is_view, lower_view
 from popsim_torch.lowering.state import StateLowering, without_ignored
-from popsim_torch.lowering.traced_graph import TracedGraph
 from popsim_torch.lowering.update import UpdateLowering
-from popsim_torch.lowering.views import is_view, lower_view
-from popsim_torch.passes.functionalise import is_mutating
+from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.passes.pipeline import run_passes
 from popsim_torch.passes.recompute import COPY_SUFFIX, recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.trace import TraceResult
+from popsim_torch.trace.functionalise import is_mutating
 from popsim_torch.trace.markers import CONSTANT, PRINT
+from popsim_torch.trace.named_graph import TracedGraph
 from popsim_torch.trace.names import gradient_name, without_old_prefix
 
 

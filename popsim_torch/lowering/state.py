@@ -11,8 +11,8 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Phase, Tensor, TensorKind
 from popsim_torch.lowering.builder import Builder, Place
 from popsim_torch.lowering.program import Program
-from popsim_torch.lowering.traced_graph import TracedGraph
-from popsim_torch.lowering.views import is_view
+from popsim_torch.lowering.rules.views import is_view
+from popsim_torch.trace.named_graph import TracedGraph
 from popsim_torch.trace.origin import origin_of
 
 _BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from popsim_torch._update_types import (
+from popsim_torch.ir import Phase, Tensor, TensorKind
+from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.program import Program
+from popsim_torch.optim.plan import (
     Accumulation,
     GradientInput,
     OptimizerPlan,
@@ -14,9 +17,6 @@ from popsim_torch._update_types import (
     Scalar,
     State,
 )
-from popsim_torch.ir import Phase, Tensor, TensorKind
-from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.program import Program
 
 
 class UpdateLowering:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from popsim_torch import _native, ir
-from popsim_torch.lowering.native import to_native
+from popsim_torch.executor.build import to_native
 
 TypeAndShape = tuple[torch.dtype, Sequence[int]]
 

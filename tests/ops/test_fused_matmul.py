@@ -5,7 +5,7 @@ import torch
 
 from popsim_torch import _native, ir
 from popsim_torch.errors import InternalError
-from popsim_torch.lowering.native import to_native
+from popsim_torch.executor.build import to_native
 from tests.ops.one_op import run_op, transposed
 
 HALVES = [torch.float16, torch.bfloat16]

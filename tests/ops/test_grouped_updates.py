@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from popsim_torch import optim
-from popsim_torch._update_plan import plan_updates
+from popsim_torch.optim.planning import plan_updates
 from tests.ops.update_device import CASES, Device, some_weight
 
 STEPS = 4

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from popsim_torch import _native, ir, optim
-from popsim_torch._update_plan import GradientInput, OptimizerPlan
-from popsim_torch.lowering.native import to_native
+from popsim_torch.executor.build import to_native
+from popsim_torch.optim.planning import GradientInput, OptimizerPlan
 from popsim_torch.passes.group_updates import group_updates
 
 SHAPE = (3, 1023)  # several blocks, the last one not full

@@ -1,4 +1,4 @@
-"""Tests of ``popsim_torch.host_weights``: a wrapped model shows current weights, and only then."""
+"""Tests of ``host_weights``: a wrapped model shows current weights, and only then."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from popsim_torch import host_weights
 from popsim_torch.errors import UsageRuntimeError
-from popsim_torch.host_weights import plain, unwrap, without_sync, wrap
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.host_weights import plain, unwrap, without_sync, wrap
 
 
 class Net(nn.Module):

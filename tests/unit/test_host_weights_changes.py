@@ -1,4 +1,4 @@
-"""Tests of ``popsim_torch.host_weights``: optimizers, shared tensors, changes after wrapping."""
+"""Tests of ``host_weights``: optimizers, shared tensors, changes after wrapping."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from popsim_torch import host_weights
-from popsim_torch.host_weights import plain, unwrap, wrap
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.host_weights import plain, unwrap, wrap
 
 
 class Net(nn.Module):

@@ -1,4 +1,4 @@
-"""Tests of ``popsim_torch.host_weights``: saving, copying and dropping a wrapped model."""
+"""Tests of ``popsim_torch.executor.host_weights``: saving, copying and dropping a wrapped model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from popsim_torch import host_weights
-from popsim_torch.host_weights import plain, unwrap, wrap
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.host_weights import plain, unwrap, wrap
 
 
 class Net(nn.Module):

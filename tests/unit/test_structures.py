@@ -1,4 +1,4 @@
-"""Tests of ``popsim_torch._structures``: containers read, compared and rebuilt."""
+"""Tests of ``popsim_torch.arguments.structures``: containers read, compared and rebuilt."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from popsim_torch import optim
-from popsim_torch._update_plan import GradientInput, plan_updates, read_optimizer
 from popsim_torch.enums import ReductionType
 from popsim_torch.errors import Error
+from popsim_torch.optim.planning import GradientInput, plan_updates, read_optimizer
 
 LOGGER = "poptorch::python"
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.ir import Graph, TensorKind
-from popsim_torch.lowering.elementwise import RULES, Code
+from popsim_torch.lowering.rules.elementwise import RULES, Code
 
 aten = torch.ops.aten
 

@@ -15,25 +15,25 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from popsim_torch import _native
-from popsim_torch._progress import CompilationProgressBar
-from popsim_torch._strategies import check_pipeline, count_stages
-from popsim_torch._update_plan import OptimizerSettings, plan_updates
-from popsim_torch._update_types import OptimizerPlan
 from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
+from popsim_torch.executor.build import build_executable
 from popsim_torch.lowering import (
     HalfPartials,
     LoopCounts,
     LoweringRequest,
     Program,
-    build_executable,
     lower,
 )
+from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.optim.planning import OptimizerSettings, plan_updates
 from popsim_torch.options import Options
+from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.stages import ShardedExecution, StageAssigner
+from popsim_torch.stages.strategies import check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, trace
 
 _NUM_STEPS = 4

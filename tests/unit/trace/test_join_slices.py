@@ -6,7 +6,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import popsim_torch as poptorch
-from popsim_torch.passes.join_slices import join_slices
+from popsim_torch.trace.join_slices import join_slices
 
 aten = torch.ops.aten
 SIZES = [4, 6, 5]

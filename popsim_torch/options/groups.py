@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from popsim_torch._options_base import OptionsGroup, Setting, require, require_enum
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popsim_torch.errors import UsageValueError
+from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,9 +10,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from popsim_torch._options_base import OptionsGroup, Setting, require, require_enum
 from popsim_torch.enums import ConnectionType, SyncPattern
 from popsim_torch.errors import UsageAssertionError, not_supported_yet
+from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
 from popsim_torch.stages import ExecutionStrategy, PipelinedExecution
 
 if TYPE_CHECKING:

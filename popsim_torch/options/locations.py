@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from popsim_torch._options_base import OptionsGroup, Setting, require
+from popsim_torch.options.base import OptionsGroup, Setting, require
 
 if TYPE_CHECKING:
     from typing_extensions import Self

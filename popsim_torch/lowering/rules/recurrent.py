@@ -8,7 +8,7 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.dense import partials_attribute
+from popsim_torch.lowering.rules.dense import partials_attribute
 from popsim_torch.trace.recurrent import RECURRENT, RECURRENT_GRAD
 
 # Results of the operator

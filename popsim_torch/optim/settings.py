@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from popsim_torch import optim
-from popsim_torch._update_rules import Rule
-from popsim_torch._update_types import HyperParameter
 from popsim_torch.errors import Error, UsageAssertionError, UsageValueError
+from popsim_torch.optim import optimizers as optim
+from popsim_torch.optim.plan import HyperParameter
+from popsim_torch.optim.rules import Rule
 
 __all__ = ["AttributeRecord", "GroupSettings", "OptimizerSettings", "read_optimizer"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.fx
 
-from popsim_torch.passes.functionalise import functionalise, is_mutating
-from popsim_torch.passes.join_slices import join_slices
 from popsim_torch.trace import TraceResult
+from popsim_torch.trace.functionalise import functionalise, is_mutating
+from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.markers import MARK, PRINT
 from popsim_torch.trace.names import NameTable, gradient_name, input_names, without_old_prefix
 

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
-from popsim_torch._options_base import FreezableOptions, require
 from popsim_torch.errors import Error, not_supported_yet
+from popsim_torch.options.base import FreezableOptions, require
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,7 +8,7 @@ import torch.fx
 
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.traced_graph import TracedGraph
+from popsim_torch.trace.named_graph import TracedGraph
 from popsim_torch.trace.names import print_title
 
 

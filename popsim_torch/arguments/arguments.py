@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch._structures import (
+from popsim_torch.arguments.structures import (
     ConstantNode,
     ICustomArgParser,
     MappingNode,

@@ -20,36 +20,20 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
 
-from popsim_torch._strategies import (
-    ExecutionStrategy,
-    ParallelPhasedExecution,
-    Phase,
-    PipelinedExecution,
-    SerialPhasedExecution,
-    ShardedExecution,
-    Stage,
-)
-from popsim_torch._strategies import check_pipeline as check_pipeline
-from popsim_torch._strategies import count_stages as count_stages
 from popsim_torch.enums import AutoStage
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
+from popsim_torch.stages.strategies import (
+    ExecutionStrategy,
+    PipelinedExecution,
+)
 
 __all__ = [
     "BeginBlock",
     "Block",
     "BlockFunction",
     "BlockListener",
-    "ExecutionStrategy",
-    "ParallelPhasedExecution",
-    "Phase",
-    "PipelinedExecution",
-    "SerialPhasedExecution",
-    "ShardedExecution",
-    "Stage",
     "StageAssigner",
     "block_listener",
-    "check_pipeline",
-    "count_stages",
     "module_repr",
     "removeBlocks",
 ]

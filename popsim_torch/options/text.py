@@ -15,14 +15,14 @@ from enum import Enum, EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from popsim_torch import enums
-from popsim_torch._options_base import FreezableOptions
-from popsim_torch._options_locations import TensorLocationSettings
 from popsim_torch.errors import (
     ConfigFileError,
     UsageAttributeError,
     UsageValueError,
     closest_names,
 )
+from popsim_torch.options.base import FreezableOptions
+from popsim_torch.options.locations import TensorLocationSettings
 from popsim_torch.stages import (
     ExecutionStrategy,
     ParallelPhasedExecution,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from popsim_torch._update_types import (
+from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
     GradientInput,

@@ -19,14 +19,14 @@ from typing import Any, overload
 import torch
 from torch.optim.optimizer import ParamsT
 
-from popsim_torch._update_base import (
+from popsim_torch.errors import Error, UsageValueError
+from popsim_torch.optim.base import (
     AccumulationType,
     DeviceLink,
     Optimizer,
     VariableAttributes,
     accumulation_type,
 )
-from popsim_torch.errors import Error, UsageValueError
 
 __all__ = [
     "LAMB",

@@ -4,8 +4,8 @@
     plan = plan_updates(settings, parameters, ...)  # when it is compiled, and by setOptimizer
 
 The two are apart because an optimizer's values count when it is given to a model, not when the
-model is compiled. ``_update_reading`` does the first, ``_update_types`` says what a plan is and how
-it becomes ir, ``_update_rules`` has the formulas.
+model is compiled. ``settings`` does the first, ``plan`` says what a plan is and how it becomes ir,
+``rules`` has the formulas.
 """
 
 from __future__ import annotations
@@ -14,14 +14,9 @@ from collections.abc import Mapping
 
 import torch
 
-from popsim_torch._update_reading import (
-    AttributeRecord,
-    GroupSettings,
-    OptimizerSettings,
-    read_optimizer,
-)
-from popsim_torch._update_rules import AccumulationMode, Rule, Target, update_rule
-from popsim_torch._update_types import (
+from popsim_torch.enums import ReductionType
+from popsim_torch.errors import Error
+from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
     GradientInput,
@@ -31,8 +26,13 @@ from popsim_torch._update_types import (
     Scalar,
     State,
 )
-from popsim_torch.enums import ReductionType
-from popsim_torch.errors import Error
+from popsim_torch.optim.rules import AccumulationMode, Rule, Target, update_rule
+from popsim_torch.optim.settings import (
+    AttributeRecord,
+    GroupSettings,
+    OptimizerSettings,
+    read_optimizer,
+)
 
 __all__ = [
     "Accumulation",

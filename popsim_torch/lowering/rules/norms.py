@@ -11,7 +11,7 @@ import torch.fx
 from popsim_torch.errors import InternalError
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.elementwise import Code, emit_map
+from popsim_torch.lowering.rules.elementwise import Code, emit_map
 
 aten = torch.ops.aten
 

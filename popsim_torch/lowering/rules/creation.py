@@ -9,8 +9,8 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.lowering.aten import lower_aten
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.aten import lower_aten
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch.fx
 
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.elementwise import Code, Operand, emit_map
-from popsim_torch.lowering.reductions import reduce_all
+from popsim_torch.lowering.rules.elementwise import Code, Operand, emit_map
+from popsim_torch.lowering.rules.reductions import reduce_all
 
 aten = torch.ops.aten
 

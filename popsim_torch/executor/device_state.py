@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from popsim_torch import _native, host_weights
-from popsim_torch._update_types import OptimizerPlan
-from popsim_torch.compilation import CompiledModel
+from popsim_torch import _native
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.optim.plan import OptimizerPlan
 
 _logger = logging.getLogger("poptorch::python")
 

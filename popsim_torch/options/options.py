@@ -14,18 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from popsim_torch import _options_text
-from popsim_torch._options_base import Setting, require, require_enum
-from popsim_torch._options_groups import (
-    _DistributedOptions,
-    _JitOptions,
-    _PrecisionOptions,
-    _TrainingOptions,
-)
-from popsim_torch._options_host import HostOptions
-from popsim_torch._options_locations import TensorLocationSettings, _TensorLocationOptions
-from popsim_torch._options_popart import _PopartOptions
-from popsim_torch._progress import CompilationProgressBar
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import CommGroupType, OutputMode
 from popsim_torch.errors import (
@@ -34,6 +22,18 @@ from popsim_torch.errors import (
     UsageTypeError,
     UsageValueError,
 )
+from popsim_torch.options import text
+from popsim_torch.options.base import Setting, require, require_enum
+from popsim_torch.options.groups import (
+    _DistributedOptions,
+    _JitOptions,
+    _PrecisionOptions,
+    _TrainingOptions,
+)
+from popsim_torch.options.host import HostOptions
+from popsim_torch.options.locations import TensorLocationSettings, _TensorLocationOptions
+from popsim_torch.options.popart import _PopartOptions
+from popsim_torch.options.progress import CompilationProgressBar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -349,7 +349,7 @@ class Options(HostOptions):
             OSError: The file cannot be read.
             Exception: What the setter a line calls raises.
         """
-        _options_text.apply_file(self, filepath)
+        text.apply_file(self, filepath)
         return self
 
     def from_json(self, string: str) -> Self:
@@ -368,7 +368,7 @@ class Options(HostOptions):
             UsageAttributeError: There is no such setter.
             Exception: What the setter raises.
         """
-        _options_text.apply_json(self, string)
+        text.apply_json(self, string)
         return self
 
     def clone(self) -> Self:

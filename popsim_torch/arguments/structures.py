@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import torch
+from typing_extensions import override
 
 from popsim_torch.errors import Error
 
@@ -148,6 +149,7 @@ class TensorNode(Node):
         self.dtype = value.dtype
         self.shape = value.shape
 
+    @override
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         if value.dtype is not self.dtype:
@@ -158,6 +160,7 @@ class TensorNode(Node):
             raise self.changed(f"shape {tuple(self.shape)}", f"shape {tuple(value.shape)}")
         tensors.append(value)
 
+    @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
         return next(tensors)
 
@@ -183,10 +186,12 @@ class ConstantNode(Node):
             except Exception:  # a user's class may raise anything
                 self.expected = value
 
+    @override
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         if type(value) is not self.kind or not self._equals(value):
             raise self.changed(_show(self.expected), _show(value))
 
+    @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
         return self.value
 
@@ -226,6 +231,7 @@ class SequenceNode(Node):
         if self._template is not None:
             self._template[:] = [None] * len(value)
 
+    @override
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         if len(value) != len(self.children):
@@ -233,6 +239,7 @@ class SequenceNode(Node):
         for child, element in zip(self.children, value, strict=True):
             child.collect(element, tensors)
 
+    @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
         elements = [child.build(tensors) for child in self.children]
         if self._template is not None:
@@ -255,6 +262,7 @@ class MappingNode(Node):
         for key in self.keys:
             self._template[key] = None
 
+    @override
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         if len(value) != len(self.keys) or any(key not in value for key in self.keys):
@@ -262,6 +270,7 @@ class MappingNode(Node):
         for key, child in zip(self.keys, self.children, strict=True):
             child.collect(value[key], tensors)
 
+    @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
         result = copy.copy(self._template)
         for key, child in zip(self.keys, self.children, strict=True):
@@ -283,6 +292,7 @@ class CustomNode(Node):
             for i, tensor in enumerate(parser.yieldTensors(value))
         ]
 
+    @override
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         found = list(self._parser.yieldTensors(value))
@@ -291,6 +301,7 @@ class CustomNode(Node):
         for child, tensor in zip(self.children, found, strict=True):
             child.collect(tensor, tensors)
 
+    @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
         # Only tensors of the device come from the iterator; the parser takes others from the
         # original.

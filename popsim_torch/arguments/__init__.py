@@ -1,0 +1,18 @@
+"""The user's arguments and results as flat lists of tensors, and back."""
+
+from popsim_torch.arguments.arguments import (
+    ArgumentSpec,
+    OutputSpec,
+    micro_batch_shape,
+    narrow_dtype,
+)
+from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
+
+__all__ = [
+    "ArgumentSpec",
+    "ICustomArgParser",
+    "OutputSpec",
+    "micro_batch_shape",
+    "narrow_dtype",
+    "registerCustomArgParser",
+]
