@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "ops/aten/seed.h"
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/aten_types.h"
 
 namespace popsim::ops {
@@ -280,7 +280,7 @@ std::vector<TensorType> traced_types(const OpView& op) {
 
 }  // namespace
 
-const OpDef kAten{
+extern const OpDef kAten{
     .name = "aten",
     .schema =
         "aten(Tensor?[] inputs, *, str operator, str overload, "

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -132,7 +132,7 @@ std::vector<TensorType> attention_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kAttention{
+extern const OpDef kAttention{
     .name = "attention",
     .schema =
         "attention(Tensor q, Tensor k, Tensor v, Tensor? initial, "

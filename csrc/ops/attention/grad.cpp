@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ops/attention/attention.h"
-#include "ops/entries.h"
 #include "ops/math/softmax_rows.h"
+#include "ops/op_def.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -330,7 +330,7 @@ std::vector<TensorType> gradient_types(const OpView& op) {
 
 }  // namespace
 
-const OpDef kAttentionGrad{
+extern const OpDef kAttentionGrad{
     .name = "attention_grad",
     .schema =
         "attention_grad(Tensor? probabilities, Tensor? q, Tensor? k, "

@@ -16,7 +16,7 @@
 #include "ops/convolution/aten.h"
 #include "ops/convolution/half.h"
 #include "ops/convolution/roles.h"
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
 #include "ops/operands/partials.h"
@@ -195,7 +195,7 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
 
 }  // namespace
 
-const OpDef kConvolution{
+extern const OpDef kConvolution{
     .name = "convolution",
     .schema =
         "convolution(Tensor x, Tensor weight, Tensor? bias=None, *, "
@@ -205,7 +205,7 @@ const OpDef kConvolution{
     .prepare = prepare<forward_geometry, forward_roles, aten_forward>,
 };
 
-const OpDef kConvolutionGradInput{
+extern const OpDef kConvolutionGradInput{
     .name = "convolution_grad_input",
     .schema =
         "convolution_grad_input(Tensor grad_y, Tensor weight, "
@@ -216,7 +216,7 @@ const OpDef kConvolutionGradInput{
     .prepare = prepare<grad_input_geometry, grad_input_roles, aten_grad_input>,
 };
 
-const OpDef kConvolutionGradWeight{
+extern const OpDef kConvolutionGradWeight{
     .name = "convolution_grad_weight",
     .schema =
         "convolution_grad_weight(Tensor grad_y, Tensor x, *, "

@@ -1,8 +1,8 @@
 // Rows of a table by number, and the gradient of the table.
 #include <cstring>
 
-#include "ops/entries.h"
 #include "ops/math/vec_math.h"
+#include "ops/op_def.h"
 #include "ops/operands/rows.h"
 #include "ops/tasks.h"
 
@@ -178,7 +178,7 @@ std::vector<TensorType> embedding_grad_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kEmbedding{
+extern const OpDef kEmbedding{
     .name = "embedding",
     .schema = "embedding(Tensor table, Tensor indices) -> Tensor",
     .shape = embedding_type,
@@ -187,7 +187,7 @@ const OpDef kEmbedding{
     },
 };
 
-const OpDef kEmbeddingGrad{
+extern const OpDef kEmbeddingGrad{
     .name = "embedding_grad",
     .schema =
         "embedding_grad(Tensor gradient, Tensor indices, *, int rows, "

@@ -9,7 +9,7 @@
 
 #include <cstring>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/aten_types.h"
 
 namespace popsim::ops {
@@ -113,7 +113,7 @@ class AnchorKernel final : public Kernel {
 
 }  // namespace
 
-const OpDef kAnchor{
+extern const OpDef kAnchor{
     .name = "anchor",
     .schema =
         "anchor(Tensor x, *, str mode, int period, "

@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
-#include "ops/entries.h"
 #include "ops/host/print_format.h"
+#include "ops/op_def.h"
 #include "ops/operands/strided_walk.h"
 
 namespace popsim::ops {
@@ -117,7 +117,7 @@ std::vector<TensorType> printed_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kPrint{
+extern const OpDef kPrint{
     .name = "print",
     .schema =
         "print(Tensor(a) x, *, str title, int summarise_threshold, "

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "ops/entries.h"
 #include "ops/layout/layout_copy.h"
+#include "ops/op_def.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -89,7 +89,7 @@ std::unique_ptr<Kernel> prepare_copy(const OpView& op) {
 
 }  // namespace
 
-const OpDef kCopy{
+extern const OpDef kCopy{
     .name = "copy",
     .schema = "copy(Tensor x) -> Tensor",
     .shape = copied_type,

@@ -1,8 +1,8 @@
 // Tensors put into parts of a larger one: side by side, or into zeros.
 #include <cstring>
 
-#include "ops/entries.h"
 #include "ops/layout/layout_copy.h"
+#include "ops/op_def.h"
 
 namespace popsim::ops {
 namespace {
@@ -91,14 +91,14 @@ std::vector<TensorType> into_zeros_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kCat{
+extern const OpDef kCat{
     .name = "cat",
     .schema = "cat(Tensor[] tensors, *, int axis) -> Tensor",
     .shape = cat_type,
     .prepare = prepare_cat,
 };
 
-const OpDef kIntoZeros{
+extern const OpDef kIntoZeros{
     .name = "into_zeros",
     .schema =
         "into_zeros(Tensor x, *, int[] shape, int[] strides, int offset) "

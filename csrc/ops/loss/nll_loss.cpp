@@ -3,8 +3,8 @@
 #include <cmath>
 #include <optional>
 
-#include "ops/entries.h"
 #include "ops/math/vec_math.h"
+#include "ops/op_def.h"
 #include "ops/operands/rows.h"
 #include "ops/tasks.h"
 
@@ -264,7 +264,7 @@ std::vector<TensorType> gradient_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kNllLoss{
+extern const OpDef kNllLoss{
     .name = "nll_loss",
     .schema =
         "nll_loss(Tensor x, Tensor labels, Tensor? weights, *, str reduction, "
@@ -275,7 +275,7 @@ const OpDef kNllLoss{
     },
 };
 
-const OpDef kNllLossGrad{
+extern const OpDef kNllLossGrad{
     .name = "nll_loss_grad",
     .schema =
         "nll_loss_grad(Tensor gradient, Tensor? total_weight, Tensor labels, "
@@ -287,7 +287,7 @@ const OpDef kNllLossGrad{
     },
 };
 
-const OpDef kCrossEntropyGrad{
+extern const OpDef kCrossEntropyGrad{
     .name = "cross_entropy_grad",
     .schema =
         "cross_entropy_grad(Tensor gradient, Tensor? total_weight, "

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "ops/entries.h"
 #include "ops/map/plan.h"
 #include "ops/map/runner.h"
+#include "ops/op_def.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -74,7 +74,7 @@ std::vector<TensorType> map_types(const OpView& op) {
 
 }  // namespace
 
-const OpDef kMap{
+extern const OpDef kMap{
     .name = "map",
     .schema =
         "map(Tensor[] inputs, *, str[] code, float[] constants, "

@@ -15,7 +15,7 @@
 #include <optional>
 #include <utility>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
 #include "ops/operands/partials.h"
@@ -332,7 +332,7 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
 
 }  // namespace
 
-const OpDef kMatmul{
+extern const OpDef kMatmul{
     .name = "matmul",
     .schema =
         "matmul(Tensor a, Tensor b, Tensor? bias=None, Tensor? mask=None, *, "

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <optional>
 
-#include "ops/entries.h"
 #include "ops/math/column_sums.h"
 #include "ops/norm/channel_walk.h"
+#include "ops/op_def.h"
 #include "ops/operands/image_layout.h"
 
 namespace popsim::ops {
@@ -421,7 +421,7 @@ std::vector<TensorType> types_per_channel(const OpView& op, size_t x) {
 
 }  // namespace
 
-const OpDef kBatchNormStatistics{
+extern const OpDef kBatchNormStatistics{
     .name = "batch_norm_statistics",
     .schema =
         "batch_norm_statistics(Tensor x, Tensor? weight, "
@@ -435,7 +435,7 @@ const OpDef kBatchNormStatistics{
     },
 };
 
-const OpDef kBatchNormGrad{
+extern const OpDef kBatchNormGrad{
     .name = "batch_norm_grad",
     .schema =
         "batch_norm_grad(Tensor grad_y, Tensor x, Tensor mean, "

@@ -2,8 +2,8 @@
 // 1, then scaled and shifted per channel.
 //
 // A row is one group of one sample: `channels` runs of `pixels` elements.
-#include "ops/entries.h"
 #include "ops/norm/norm_rows.h"
+#include "ops/op_def.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -234,7 +234,7 @@ class GroupNormGrad final : public Kernel {
 
 }  // namespace
 
-const OpDef kGroupNorm{
+extern const OpDef kGroupNorm{
     .name = "group_norm",
     .schema =
         "group_norm(Tensor x, Tensor? weight, Tensor? bias, *, int groups, "
@@ -245,7 +245,7 @@ const OpDef kGroupNorm{
     },
 };
 
-const OpDef kGroupNormGrad{
+extern const OpDef kGroupNormGrad{
     .name = "group_norm_grad",
     .schema =
         "group_norm_grad(Tensor gradient, Tensor x, Tensor mean, Tensor rstd, "

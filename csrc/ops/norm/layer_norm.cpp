@@ -2,9 +2,9 @@
 // per column.
 #include <optional>
 
-#include "ops/entries.h"
 #include "ops/math/reduce_functions.h"
 #include "ops/norm/norm_rows.h"
+#include "ops/op_def.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -240,7 +240,7 @@ class LayerNormGrad final : public Kernel {
 
 }  // namespace
 
-const OpDef kLayerNorm{
+extern const OpDef kLayerNorm{
     .name = "layer_norm",
     .schema =
         "layer_norm(Tensor x, Tensor? weight, Tensor? bias, *, int width, "
@@ -251,7 +251,7 @@ const OpDef kLayerNorm{
     },
 };
 
-const OpDef kLayerNormGrad{
+extern const OpDef kLayerNormGrad{
     .name = "layer_norm_grad",
     .schema =
         "layer_norm_grad(Tensor gradient, Tensor x, Tensor mean, Tensor rstd, "

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/pool/windows.h"
 
@@ -142,7 +142,7 @@ class AveragePoolGradient final : public Kernel {
 
 }  // namespace
 
-const OpDef kAveragePool{
+extern const OpDef kAveragePool{
     .name = "average_pool",
     .schema =
         "average_pool(Tensor x, *, int[2] kernel, int[2] stride, "
@@ -158,7 +158,7 @@ const OpDef kAveragePool{
     },
 };
 
-const OpDef kAveragePoolGrad{
+extern const OpDef kAveragePoolGrad{
     .name = "average_pool_grad",
     .schema =
         "average_pool_grad(Tensor grad_y, *, int[4] input_shape, "

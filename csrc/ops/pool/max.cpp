@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
 #include "ops/pool/windows.h"
@@ -209,7 +209,7 @@ std::unique_ptr<Kernel> prepare(const OpView& op,
 
 }  // namespace
 
-const OpDef kMaxPool{
+extern const OpDef kMaxPool{
     .name = "max_pool",
     .schema =
         "max_pool(Tensor x, *, int[2] kernel, int[2] stride, int[2] padding, "
@@ -224,7 +224,7 @@ const OpDef kMaxPool{
         [](const OpView& op) { return prepare<MaxPool>(op, op.output(1)); },
 };
 
-const OpDef kMaxPoolGrad{
+extern const OpDef kMaxPoolGrad{
     .name = "max_pool_grad",
     .schema =
         "max_pool_grad(Tensor grad_y, Tensor indices, *, "

@@ -11,7 +11,7 @@
 #include <numbers>
 #include <optional>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_conversion.h"
 #include "ops/operands/strided_walk.h"
 #include "ops/random/philox.h"
@@ -283,7 +283,7 @@ std::vector<TensorType> random_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kRandom{
+extern const OpDef kRandom{
     .name = "random",
     .schema =
         "random(Tensor? p=None, *, str distribution, int[] shape, "

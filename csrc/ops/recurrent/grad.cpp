@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
 #include "ops/recurrent/steps.h"
 
@@ -384,7 +384,7 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
 
 }  // namespace
 
-const OpDef kRecurrentGrad{
+extern const OpDef kRecurrentGrad{
     .name = "recurrent_grad",
     .schema =
         "recurrent_grad(Tensor? grad_y, Tensor? grad_h, Tensor? grad_c, "

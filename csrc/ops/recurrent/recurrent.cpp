@@ -6,7 +6,7 @@
 // gates, while the sums are still in the cache. With half partials the h of
 // each step is rounded to float16, before it enters the product of the next.
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
 #include "ops/recurrent/steps.h"
 
@@ -209,7 +209,7 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
 
 }  // namespace
 
-const OpDef kRecurrent{
+extern const OpDef kRecurrent{
     .name = "recurrent",
     .schema =
         "recurrent(Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, "

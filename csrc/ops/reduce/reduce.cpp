@@ -4,8 +4,8 @@
 // not depend on the number of threads.
 #include <numeric>
 
-#include "ops/entries.h"
 #include "ops/math/reduce_functions.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_conversion.h"
 #include "ops/operands/float_operand.h"
 #include "ops/reduce/plan.h"
@@ -391,7 +391,7 @@ std::vector<TensorType> reduced_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kReduce{
+extern const OpDef kReduce{
     .name = "reduce",
     .schema =
         "reduce(Tensor x, *, str function, int[] axes, bool keepdim, "

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/entries.h"
 #include "ops/math/softmax_rows.h"
 #include "ops/math/vec_math.h"
+#include "ops/op_def.h"
 #include "ops/operands/rows.h"
 #include "ops/tasks.h"
 
@@ -265,7 +265,7 @@ std::vector<TensorType> softmax_type(const OpView& op) {
 
 }  // namespace
 
-const OpDef kSoftmax{
+extern const OpDef kSoftmax{
     .name = "softmax",
     .schema =
         "softmax(Tensor x, *, int axis, bool log, str dtype, "
@@ -282,7 +282,7 @@ const OpDef kSoftmax{
     },
 };
 
-const OpDef kSoftmaxGrad{
+extern const OpDef kSoftmaxGrad{
     .name = "softmax_grad",
     .schema =
         "softmax_grad(Tensor gradient, Tensor y, *, int axis, bool log, "

@@ -1,5 +1,5 @@
 // Adds the gradients of the micro-batches of a device iteration up.
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/common.h"
 
 namespace popsim::ops {
@@ -56,7 +56,7 @@ class Accumulate final : public Kernel {
 
 }  // namespace
 
-const OpDef kAccumulate{
+extern const OpDef kAccumulate{
     .name = "accumulate",
     .schema =
         "accumulate(Tensor gradient, Tensor accumulator, *, "

@@ -1,5 +1,5 @@
 // Adam and AdamW.
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/adam_common.h"
 
 namespace popsim::ops {
@@ -75,7 +75,7 @@ class AdamUpdate final : public Kernel {
 
 }  // namespace
 
-const OpDef kAdamUpdate{
+extern const OpDef kAdamUpdate{
     .name = "adam_update",
     .schema =
         "adam_update(Tensor weight, Tensor gradient, "

@@ -1,6 +1,6 @@
 // The norm of all gradients of a model together, as
 // torch.nn.utils.clip_grad_norm_ computes it.
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/common.h"
 
 namespace popsim::ops {
@@ -65,7 +65,7 @@ class GradientNorm final : public Kernel {
 
 }  // namespace
 
-const OpDef kGradientNorm{
+extern const OpDef kGradientNorm{
     .name = "gradient_norm",
     .schema =
         "gradient_norm(Tensor[] gradients, Tensor loss_scaling, *, "

@@ -1,5 +1,5 @@
 // LAMB: Adam's update, scaled per parameter to the norm of the weight.
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/adam_common.h"
 
 namespace popsim::ops {
@@ -130,7 +130,7 @@ class LambUpdate final : public Kernel {
 
 }  // namespace
 
-const OpDef kLambUpdate{
+extern const OpDef kLambUpdate{
     .name = "lamb_update",
     .schema =
         "lamb_update(Tensor weight, Tensor gradient, "

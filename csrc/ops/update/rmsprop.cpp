@@ -1,7 +1,7 @@
 // RMSprop, plain, centred, with momentum, and TensorFlow's variant.
 #include <optional>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/parts.h"
 
 namespace popsim::ops {
@@ -139,7 +139,7 @@ class RmspropPart {
 
 }  // namespace
 
-const OpDef kRmspropUpdate{
+extern const OpDef kRmspropUpdate{
     .name = "rmsprop_update",
     .schema =
         "rmsprop_update(Tensor weight, Tensor gradient, "

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/parts.h"
 
 namespace popsim::ops {
@@ -142,7 +142,7 @@ class SgdMomentumPart {
 
 }  // namespace
 
-const OpDef kSgdUpdate{
+extern const OpDef kSgdUpdate{
     .name = "sgd_update",
     .schema =
         "sgd_update(Tensor weight, Tensor gradient, "
@@ -155,7 +155,7 @@ const OpDef kSgdUpdate{
     },
 };
 
-const OpDef kSgdMomentumUpdate{
+extern const OpDef kSgdMomentumUpdate{
     .name = "sgd_momentum_update",
     .schema =
         "sgd_momentum_update(Tensor weight, Tensor gradient, "

@@ -4,7 +4,7 @@
 // gradient of a device iteration is added to it.
 #include <optional>
 
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/update/parts.h"
 
 namespace popsim::ops {
@@ -154,7 +154,7 @@ class SgdCombinedPart {
 
 }  // namespace
 
-const OpDef kSgdCombinedAccumulate{
+extern const OpDef kSgdCombinedAccumulate{
     .name = "sgd_combined_accumulate",
     .schema =
         "sgd_combined_accumulate(Tensor gradient, Tensor velocity, "
@@ -168,7 +168,7 @@ const OpDef kSgdCombinedAccumulate{
     },
 };
 
-const OpDef kSgdCombinedUpdate{
+extern const OpDef kSgdCombinedUpdate{
     .name = "sgd_combined_update",
     .schema =
         "sgd_combined_update(Tensor weight, Tensor? gradient, "

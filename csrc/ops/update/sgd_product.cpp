@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "dense/matmul.h"
-#include "ops/entries.h"
+#include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/update/common.h"
 
@@ -88,7 +88,7 @@ std::vector<TensorType> types(const OpView& op) {
 
 }  // namespace
 
-const OpDef kSgdProductUpdate{
+extern const OpDef kSgdProductUpdate{
     .name = "sgd_product_update",
     .schema =
         "sgd_product_update(Tensor weight, Tensor a, Tensor b, "
