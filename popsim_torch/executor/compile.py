@@ -37,6 +37,7 @@ from popsim_torch.stages.strategies import check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, trace
 
 _NUM_STEPS = 4
+_MAX_COUNT = 2**31 - 1
 # torch.fx traces with state that belongs to the process.
 _one_at_a_time = threading.RLock()
 _ON_DEVICE = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
@@ -86,15 +87,15 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
     """Return how often a call runs the model.
 
     Raises:
-        Error: A count is less than 1.
+        Error: A count is out of range.
     """
     accumulation = options.Training.gradient_accumulation if training else 1
     for setter, count in (
         ("deviceIterations", options.device_iterations),
         ("Training.gradientAccumulation", accumulation),
     ):
-        if count < 1:
-            raise Error(f"Options.{setter}({count}): the count must be at least 1.")
+        if not 1 <= count <= _MAX_COUNT:
+            raise Error(f"Options.{setter}({count}): the count must be from 1 to {_MAX_COUNT}.")
     return LoopCounts(options.device_iterations, accumulation)
 
 

@@ -118,7 +118,9 @@ class Setting(Generic[T]):
                 self.advice or f"Remove the call or set it to {self._show(self.default)}.",
                 self.note,
             )
-        return int(value) if isinstance(value, IntEnum) else value
+        # A truth value or a member of an enum counts as the number that it is.
+        counts = issubclass(self.kind, int) and self.kind is not bool
+        return int(value) if counts and isinstance(value, int) else value
 
     def _show(self, value: Any) -> str:
         if self.enum is None:

@@ -266,7 +266,8 @@ class Options(HostOptions):
         """Set the seed of the device's random numbers, and at once ``torch.manual_seed`` too.
 
         Args:
-            random_seed: The seed. Without this call the device's seed is unspecified, and
+            random_seed: The seed, from -2**63 to 2**64 - 1; a negative one stands for the seed that
+                is 2**64 higher. Without this call the device's seed is unspecified, and
                 ``exists("random_seed")`` is False.
 
         Returns:
@@ -275,9 +276,14 @@ class Options(HostOptions):
         Raises:
             UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not an int.
+            UsageValueError: It is out of range.
         """
+        if isinstance(random_seed, int) and not -(2**63) <= random_seed < 2**64:
+            raise UsageValueError(
+                f"Options.randomSeed({random_seed}): the seed must be from -2**63 to 2**64 - 1."
+            )
         self.createOrSet(random_seed=random_seed)
-        torch.manual_seed(random_seed)
+        torch.manual_seed(self.random_seed)
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
@@ -427,7 +433,7 @@ def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
             isinstance(period, int) and period > 0,
             f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0.",
         )
-        return period or 1
+        return int(period or 1)
     if period is not None:
         _logger.info("%s: output_return_period is ignored: it has a meaning for EveryN only.", call)
     return 1

@@ -110,6 +110,28 @@ def test_wrapping_compiles_nothing(wrap):
     assert calls == [(6, 4)]
 
 
+@pytest.mark.parametrize("wrap", [train, infer])
+def test_counts_of_true_are_one(wrap):
+    options = make_options(True)
+    if wrap is train:
+        options.Training.gradientAccumulation(True)
+    options.outputMode(poptorch.OutputMode.EveryN, True)
+    options.anchorTensor("hidden", "fc1/Gemm:0", poptorch.OutputMode.EveryN, True)
+    model = wrap(Net(), options)
+    assert model(*batch())[0].shape == (6, 3)
+    assert model.getAnchoredTensor("hidden").shape == (6, 5)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**31, 2**70])
+def test_counts_out_of_range(count):
+    model = infer(Function(lambda: torch.ones(2)), make_options(count))
+    with pytest.raises(
+        poptorch.Error,
+        match=rf"deviceIterations\({count}\): the count must be from 1 to 2147483647",
+    ):
+        model()
+
+
 def test_forward_sees_one_micro_batch():
     shapes = []
 
@@ -1092,8 +1114,17 @@ def test_reading_rng_state_changes_nothing():
     assert torch.equal(one(X)[0], two(X)[0])
 
 
-@pytest.mark.parametrize("state", [[1], [1, 2, 3], []])
-def test_a_state_of_another_length(state):
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**63, 2**64 - 1])
+def test_large_and_negative_seeds(seed):
+    model = drops(seed)
+    out, _ = model(X)
+    assert model.rng_state == [seed % 2**64, 1]
+    assert torch.equal(out, drops(seed)(X)[0])
+    assert not torch.equal(out, drops(seed // 2 + 1)(X)[0])
+
+
+@pytest.mark.parametrize("state", [[1], [1, 2, 3], [], [-1, 0], [2**64, 0], [0, -1], [0, 2**63]])
+def test_a_state_that_is_none(state):
     model = drops(3)
     model.compile(X)
     with pytest.raises(poptorch.Error, match="rng_state"):

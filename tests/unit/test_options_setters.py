@@ -152,6 +152,46 @@ def test_random_seed_seeds_torch_too(opts):
     assert torch.initial_seed() == 1234
 
 
+@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**63, 2**64 - 1])
+def test_random_seed_takes_what_torch_takes(opts, seed):
+    opts.randomSeed(seed)
+    assert opts.random_seed == seed
+    assert torch.initial_seed() == seed % 2**64
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30])
+def test_random_seed_out_of_range(opts, seed):
+    torch.manual_seed(5)
+    with pytest.raises(UsageValueError, match=rf"randomSeed\({seed}\).*-2\*\*63 to 2\*\*64 - 1"):
+        opts.randomSeed(seed)
+    assert not opts.exists("random_seed")
+    assert torch.initial_seed() == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "stored"),
+    [
+        ("deviceIterations", "device_iterations"),
+        ("randomSeed", "random_seed"),
+        ("useIpuId", "ipu_id"),
+        ("maxRepeatLogs", "max_repeat_logs"),
+        ("replicationFactor", "replication_factor"),
+    ],
+)
+def test_true_counts_as_one(opts, path, stored):
+    getattr(opts, path)(True)
+    assert type(opts(stored)) is int
+    assert opts(stored) == 1
+
+
+def test_periods_of_true_count_as_one(opts):
+    opts.outputMode(OutputMode.EveryN, True)
+    opts.anchorTensor("w", "fc.weight", OutputMode.EveryN, True)
+    for period in (opts.output_return_period, opts.anchored_tensors["w"].period):
+        assert type(period) is int
+        assert period == 1
+
+
 def test_random_seed_must_be_an_int(opts):
     with pytest.raises(UsageAssertionError, match=r"Options\.randomSeed\('1'\)"):
         opts.randomSeed("1")
