@@ -40,6 +40,9 @@ _versions = itertools.count(1)
 _trainers: weakref.WeakSet[PoplarExecutor] = weakref.WeakSet()
 
 _DEFAULT_LEARNING_RATE = 0.01
+_MAX_SEED = 2**64 - 1
+_MAX_STEP = 2**63 - 1
+_COPIED = ("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_rng_start")
 
 
 def _checked_model(model: object, function: str) -> nn.Module:
@@ -145,6 +148,18 @@ class PoplarExecutor:
         self._optimizer = optimizer
         # The same parameters and sub-modules, but attributes (``training``) of its own.
         self._traced_model = copy.copy(model)
+        seed = options.random_seed if options.exists("random_seed") else time.time_ns()
+        # Where the device's random numbers begin, in the form of ``rng_state``.
+        self._rng_start = [int(seed) & _MAX_SEED, 0]
+        self._settings: OptimizerSettings | None = None
+        self._start_without_device()
+        if optimizer is not None:
+            self._settings = self._read_optimizer(optimizer)
+            self._wrap_host_model()
+        self._options.freeze()
+
+    def _start_without_device(self) -> None:
+        """Set the attributes that belong to the device, and that no copy takes along."""
         self._compiled: CompiledModel | None = None
         self._state: DeviceState | None = None
         self._has_run = False
@@ -154,16 +169,6 @@ class PoplarExecutor:
             weakref.WeakKeyDictionary()
         )
         self._warned: set[str] = set()
-        self._seed = (
-            int(options.random_seed)
-            if options.exists("random_seed")
-            else time.time_ns() & 0x7FFFFFFF
-        )
-        self._settings: OptimizerSettings | None = None
-        if optimizer is not None:
-            self._settings = self._read_optimizer(optimizer)
-            self._wrap_host_model()
-        self._options.freeze()
         self._never_connects = self._options.connection_type == ConnectionType.Never
 
     def _wrap_host_model(self) -> None:
@@ -201,13 +206,22 @@ class PoplarExecutor:
     @rng_state.setter
     def rng_state(self, state: list[int]) -> None:
         executable = self._require_compiled("rng_state").executable
-        if len(state) != 2:
-            raise Error(f"rng_state: needs [seed, step], as read from it, got {state!r}.")
-        executable.seed, executable.step = (int(number) for number in state)
+        numbers = [int(number) for number in state]
+        limits = (_MAX_SEED, _MAX_STEP)
+        if len(numbers) != 2 or not all(
+            0 <= number <= limit for number, limit in zip(numbers, limits, strict=True)
+        ):
+            raise Error(
+                f"rng_state: needs [seed, step] as read from it, two ints from 0 to {_MAX_SEED} "
+                f"and {_MAX_STEP}; got {state!r}."
+            )
+        executable.seed, executable.step = numbers
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and "_user_model" not in self.__dict__:
-            raise AttributeError(name)
+        # What Python asks of an object by itself, such as to copy it, is not the model's to answer.
+        is_pythons = name.startswith("__") and name.endswith("__")
+        if is_pythons or "_user_model" not in self.__dict__:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(self._user_model, name)
 
     def __repr__(self) -> str:
@@ -219,6 +233,32 @@ class PoplarExecutor:
         if self.__dict__.get("_optimizer") is not None and not sys.is_finalizing():
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self._release()
+
+    # Copies
+
+    def __copy__(self) -> PoplarExecutor:
+        """Return the executor itself: a device has one, and lives as long as anyone holds it."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a deep copy or a saved executor consists of: all but the compiled program.
+
+        The copy has a model, options and an optimizer of its own, goes on from the weights,
+        optimizer state and random numbers that this executor has now, and compiles when it is
+        called.
+        """
+        self.copyWeightsToHostIfNeeded()
+        state = {name: self.__dict__[name] for name in _COPIED}
+        if self._compiled is not None:
+            state["_rng_start"] = self.rng_state
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._options.freeze()
+        self._start_without_device()
+        if self._optimizer is not None:
+            self._wrap_host_model()
 
     # Life cycle
 
@@ -491,7 +531,7 @@ class PoplarExecutor:
                 optimizer=self._settings,
                 warned=self._warned,
             )
-        compiled.executable.seed = self._seed
+        compiled.executable.seed, compiled.executable.step = self._rng_start
         self._compiled = compiled
         self._state = DeviceState(self._traced_model, compiled)
         for trainer in list(_trainers):
