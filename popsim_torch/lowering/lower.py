@@ -14,23 +14,14 @@ from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, closest_names
 from popsim_torch.ir import Graph, Tensor, TensorKind
-from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
+from popsim_torch.lowering.builder import Builder, HalfPartials, Value
 from popsim_torch.lowering.program import AnchorTarget, LoopCounts, Program
 from popsim_torch.lowering.returns import ReturnLowering
-from popsim_torch.lowering.rules.aten import check_results, lower_aten
-from popsim_torch.lowering.rules.creation import is_filled, is_random, lower_filled, lower_random
-from popsim_torch.lowering.rules.dense import check_partials, is_dense, lower_dense
-from popsim_torch.lowering.rules.elementwise import is_elementwise, lower_elementwise
-from popsim_torch.lowering.rules.joins import is_join, lower_join
-from popsim_torch.lowering.rules.losses import is_loss, lower_loss
-from popsim_torch.lowering.rules.norms import is_batch_norm, lower_batch_norm
-from popsim_torch.lowering.rules.pooling import is_pooling, lower_pooling
+from popsim_torch.lowering.rules.aten import check_results
+from popsim_torch.lowering.rules.creation import is_random
 from popsim_torch.lowering.rules.prints import lower_print
-from popsim_torch.lowering.rules.recurrent import is_recurrent, lower_recurrent
-from popsim_torch.lowering.rules.reductions import is_reduction, lower_reduction
-from popsim_torch.lowering.rules.rows import is_row_op, lower_row_op
-from popsim_torch.lowering.rules.views import is_view, lower_view
-from popsim_torch.lowering.state import StateLowering, without_ignored
+from popsim_torch.lowering.rules.table import RULES
+from popsim_torch.lowering.state import StateLowering
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.passes.pipeline import run_passes
@@ -68,24 +59,6 @@ class LoweringRequest:
     pipelined: bool
     half_partials: HalfPartials
     recomputation: Recomputation = Recomputation.NONE
-
-
-# Which rule lowers a node: the first whose question is answered with yes.
-_Rule = Callable[[Builder, torch.fx.Node, Place], Value]
-_RULES: tuple[tuple[Callable[[torch.fx.Node], bool], _Rule], ...] = (
-    (is_view, lower_view),
-    (is_filled, lower_filled),
-    (is_random, lower_random),
-    (is_elementwise, lower_elementwise),
-    (is_dense, lower_dense),
-    (is_join, lower_join),
-    (is_batch_norm, lower_batch_norm),
-    (is_pooling, lower_pooling),
-    (is_reduction, lower_reduction),
-    (is_row_op, lower_row_op),
-    (is_recurrent, lower_recurrent),
-    (is_loss, lower_loss),
-)
 
 
 class _Lowering:
@@ -156,12 +129,7 @@ class _Lowering:
         if is_mutating(node):
             return None
         check_results(node, place)
-        for applies, lower_by_rule in _RULES:
-            if applies(node):
-                return lower_by_rule(self._builder, node, place)
-        without_ignored(node)
-        check_partials(self._builder, node, place)
-        return lower_aten(self._builder, node, place)
+        return RULES.rule_of(node).lower(self._builder, node, place)
 
     def _add_updates(self) -> None:
         if self._plan is None:

@@ -11,11 +11,10 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Phase, Tensor, TensorKind
 from popsim_torch.lowering.builder import Builder, Place
 from popsim_torch.lowering.program import Program
+from popsim_torch.lowering.rules.norms import ignores
 from popsim_torch.lowering.rules.views import is_view
 from popsim_torch.trace.named_graph import TracedGraph
 from popsim_torch.trace.origin import origin_of
-
-_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 
 
 class StateLowering:
@@ -116,7 +115,7 @@ class StateLowering:
             for user in todo.pop().users:
                 if user not in self._needed or user in seen or user is self._changes[node]:
                     continue
-                if origin_of(user).backward and not _ignores(user, node):
+                if origin_of(user).backward and not ignores(user, node):
                     return True
                 if is_view(user):
                     seen.add(user)
@@ -149,14 +148,3 @@ class StateLowering:
                     f"The buffer '{name}' is read on pipeline stage {origin.stage} and changed on "
                     f"stage {stage}. Read and change it on the same stage."
                 )
-
-
-def _ignores(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Batch norm's backward is given running statistics, but uses them in eval mode only."""
-    return user.target is _BATCH_NORM_BACKWARD and user.args[7] is True and node in user.args[3:5]
-
-
-def without_ignored(node: torch.fx.Node) -> None:
-    """Drop arguments that a node is given but ignores."""
-    if node.target is _BATCH_NORM_BACKWARD and node.args[7] is True:
-        node.args = (*node.args[:3], None, None, *node.args[5:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,33 +12,28 @@ import torch.fx
 from popsim_torch.errors import Error
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
+from popsim_torch.lowering.rules.rule import Family, Rule
 
 aten = torch.ops.aten
 
-# What each operator fills its result with; None: the argument that says so.
-_FILLS: dict[Any, float | None] = {
+# What each operator fills its result with, or position and name of the argument that says so.
+_FILLS: dict[Any, float | tuple[int, str]] = {
     aten.empty.memory_format: 0,
     aten.empty_like.default: 0,
     aten.empty_permuted.default: 0,
     aten.empty_strided.default: 0,
-    aten.full.default: None,
-    aten.full_like.default: None,
+    aten.full.default: (1, "fill_value"),
+    aten.full_like.default: (1, "fill_value"),
     aten.new_empty.default: 0,
     aten.new_empty_strided.default: 0,
-    aten.new_full.default: None,
+    aten.new_full.default: (2, "fill_value"),
     aten.new_ones.default: 1,
     aten.new_zeros.default: 0,
     aten.ones.default: 1,
     aten.ones_like.default: 1,
-    aten.scalar_tensor.default: None,
+    aten.scalar_tensor.default: (0, "s"),
     aten.zeros.default: 0,
     aten.zeros_like.default: 0,
-}
-_FILL_ARGUMENT = {
-    aten.full.default: 1,
-    aten.full_like.default: 1,
-    aten.new_full.default: 2,
-    aten.scalar_tensor.default: 0,
 }
 
 _WITH_GENERATOR = {
@@ -49,33 +45,30 @@ _WITH_GENERATOR = {
 }
 
 
-def is_filled(node: torch.fx.Node) -> bool:
-    """Whether a node makes a tensor with one value everywhere."""
-    return node.target in _FILLS
-
-
-def lower_filled(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add the op that fills a tensor, once, before the first run."""
-    fill: Any = _FILLS[node.target]
-    if fill is None:
-        target: Any = node.target
-        position = _FILL_ARGUMENT[target]
-        name = "s" if target is aten.scalar_tensor.default else "fill_value"
+def _filled(fill: Any, builder: Builder, node: torch.fx.Node, _place: Place) -> Value:
+    """Add a constant that has one value everywhere."""
+    if isinstance(fill, tuple):
+        position, name = fill
         fill = node.args[position] if len(node.args) > position else node.kwargs[name]
     value: torch.Tensor = node.meta["val"]
     return builder.constant(torch.full(value.shape, fill, dtype=value.dtype))
 
 
+def _is_random(target: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _draws_numbers(node: torch.fx.Node) -> bool:
+    return not (node.target is aten.native_dropout.default and node.args[2] is False)
+
+
 def is_random(node: torch.fx.Node) -> bool:
     """Whether a node draws random numbers."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-        and not (node.target is aten.native_dropout.default and node.args[2] is False)
-    )
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and _is_random(target) and _draws_numbers(node)
 
 
-def lower_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+def _random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add an op whose numbers depend on seed, op and micro-batch only.
 
     Raises:
@@ -139,3 +132,7 @@ def _distribution(node: torch.fx.Node) -> dict[str, Any] | None:
         if math.isfinite(mean) and math.isfinite(std):
             return {"distribution": "normal", "mean": mean, "std": std}
     return None
+
+
+RULES = {target: Rule(functools.partial(_filled, fill)) for target, fill in _FILLS.items()}
+RANDOM = Family(_is_random, Rule(_random, _draws_numbers))

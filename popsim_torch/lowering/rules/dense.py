@@ -11,10 +11,10 @@ from popsim_torch._native import has_onednn
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.aten import lower_aten
+from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 
 aten = torch.ops.aten
-
-_FLOATING = frozenset({torch.float16, torch.float32})
 
 # Sums of products that PyTorch's kernels compute, in float32: option group that concerns them.
 _WITHOUT_HALF_PARTIALS: dict[Any, str] = {
@@ -25,37 +25,26 @@ _WITHOUT_HALF_PARTIALS: dict[Any, str] = {
 }
 
 
-def is_dense(node: torch.fx.Node) -> bool:
-    """Whether the device has an op of its own for a matrix product or convolution node."""
-    if node.target not in RULES:
-        return False
-    tensors = [n.meta["val"] for n in node.all_input_nodes]
-    same_dtype = len({t.dtype for t in tensors}) == 1
-    return same_dtype and tensors[0].dtype in _FLOATING and all(t.numel() > 0 for t in tensors)
+def _of_one_type(node: torch.fx.Node) -> bool:
+    tensors = operands(node)
+    return len({tensor.dtype for tensor in tensors}) == 1 and all_filled(tensors, HALF_AND_FLOAT)
 
 
-def lower_dense(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add the op for a node."""
-    value: Value = RULES[node.target](builder, node, place)
-    return value
-
-
-def check_partials(builder: Builder, node: torch.fx.Node, place: Place) -> None:
-    """Check that an operator of the long tail adds up its products as the options ask for.
+def _with_float_partials(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Let PyTorch's kernel add up the products.
 
     Raises:
-        Error: It has float16 operands and would have half partials, which it has not.
+        Error: The options ask for half partials, which it does not have.
     """
-    kind = _WITHOUT_HALF_PARTIALS.get(node.target)
-    if kind is None or not getattr(builder.half_partials, kind):
-        return
-    if any(n.meta["val"].dtype == torch.float16 for n in node.all_input_nodes):
-        operator: Any = node.target
+    operator: Any = node.target
+    half = getattr(builder.half_partials, _WITHOUT_HALF_PARTIALS[operator])
+    if half and any(tensor.dtype == torch.float16 for tensor in operands(node)):
         raise Error(
             f"[{operator._schema.name}] in '{place.name}' has no implementation with half partials "
             "(Options.Precision.setPartialsType(torch.half)). Use torch.matmul, torch.bmm or a "
             "convolution of torch.nn instead, or convert its operands to float32."
         )
+    return lower_aten(builder, node, place)
 
 
 def partials_attribute(dtype: torch.dtype, *, half: bool) -> dict[str, Attribute]:
@@ -181,7 +170,7 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
     return [for_x, for_weight, for_bias]
 
 
-RULES: dict[Any, Any] = {
+_LOWER: dict[Any, Any] = {
     aten.addmm.default: _product_plus,
     aten.addmv.default: _vector_product,
     aten.baddbmm.default: _product_plus,
@@ -192,4 +181,8 @@ RULES: dict[Any, Any] = {
     aten.mm.default: _product,
     aten.mv.default: _vector_product,
     aten.vdot.default: _vector_product,
+}
+RULES: dict[Any, Rule] = {
+    **{target: Rule(lower, _of_one_type) for target, lower in _LOWER.items()},
+    **{target: Rule(_with_float_partials) for target in _WITHOUT_HALF_PARTIALS},
 }

@@ -7,6 +7,7 @@ results of float16 operators are rounded to float16 after every operator, as PyT
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ import torch.fx
 
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.rule import Rule, operands
+from popsim_torch.lowering.rules.views import another_name, keeps_type
 
 aten = torch.ops.aten
 
@@ -80,14 +83,14 @@ class Code:
 
 
 Operand = tuple[str, int]
-Rule = Callable[..., Operand]
+Formula = Callable[..., Operand]
 
 
-def _unary(name: str) -> Rule:
+def _unary(name: str) -> Formula:
     return lambda code, x: code(name, x)
 
 
-def _binary(name: str) -> Rule:
+def _binary(name: str) -> Formula:
     return lambda code, a, b: code(name, a, b)
 
 
@@ -232,8 +235,7 @@ def _fill(code: Code, _x: Any, value: Any) -> Operand:
 
 
 _COMPARISONS = {name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-RULES: dict[Any, Rule] = {
-    aten._to_copy.default: _cast,
+FORMULAS: dict[Any, Formula] = {
     aten.add.Scalar: _add,
     aten.add.Tensor: _add,
     aten.addcdiv.default: _addcdiv,
@@ -244,7 +246,6 @@ RULES: dict[Any, Rule] = {
     aten.clamp.default: _clamp,
     aten.clamp_max.default: lambda code, x, high: _clamp(code, x, None, high),
     aten.clamp_min.default: _clamp,
-    aten.copy.default: _source,
     aten.div.Scalar: _binary("div"),
     aten.div.Tensor: _binary("div"),
     aten.fill.Scalar: _fill,
@@ -322,27 +323,29 @@ _ON_BOOL = frozenset(
 _ARITHMETIC_ON_BOOL = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 
 
-def is_elementwise(node: torch.fx.Node) -> bool:
+def _is_computed(node: torch.fx.Node) -> bool:
     """Whether the ``map`` op can compute a node exactly."""
-    if node.target not in RULES or not isinstance(node.meta.get("val"), torch.Tensor):
+    result = node.meta["val"]
+    if result.dtype not in _COMPUTED or result.numel() == 0:
         return False
-    result = node.meta["val"].dtype
-    sources = [n.meta["val"].dtype for n in node.all_input_nodes]
-    if result not in _COMPUTED or node.meta["val"].numel() == 0:
+    if node.target in _ON_BOOL and result.dtype != torch.bool:
         return False
-    if node.target in (aten._to_copy.default, aten.copy.default):
-        # To bool and to float16 from integers PyTorch goes its own way.
-        return all(s in _CAST_FROM for s in sources) and (
-            result == torch.float32 or all(s in _COMPUTED for s in sources)
-        )
-    if node.target in _ON_BOOL:
-        return result == torch.bool and all(s in _COMPUTED for s in sources)
-    if result == torch.bool and node.target in _ARITHMETIC_ON_BOOL:
+    if node.target in _ARITHMETIC_ON_BOOL and result.dtype == torch.bool:
         return False
-    return all(s in _COMPUTED for s in sources)
+    return all(source.dtype in _COMPUTED for source in operands(node))
 
 
-def lower_elementwise(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+def _is_converted(node: torch.fx.Node) -> bool:
+    """Whether the ``map`` op can convert what a node reads exactly."""
+    result = node.meta["val"]
+    if result.dtype not in _COMPUTED or result.numel() == 0:
+        return False
+    # To bool and to float16 from integers PyTorch goes its own way.
+    known = _CAST_FROM if result.dtype == torch.float32 else _COMPUTED
+    return all(source.dtype in known for source in operands(node))
+
+
+def _lower(formula: Formula, builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add a ``map`` op for a node."""
     code = Code()
 
@@ -351,7 +354,7 @@ def lower_elementwise(builder: Builder, node: torch.fx.Node, place: Place) -> Va
 
     args = [given(value) for value in node.args]
     kwargs = {key: given(value) for key, value in node.kwargs.items()}
-    result = code.operand(RULES[node.target](code, *args, **kwargs))
+    result = code.operand(formula(code, *args, **kwargs))
     return emit_map(builder, code, result, node.meta["val"].dtype, node.meta["val"].shape, place)
 
 
@@ -436,3 +439,19 @@ def cast(builder: Builder, tensor: Tensor, dtype: torch.dtype, place: Place) -> 
         return tensor
     code = Code()
     return emit_map(builder, code, code.operand(tensor), dtype, tensor.shape, place)
+
+
+def _to_copy(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    if keeps_type(node):
+        return another_name(builder, builder.tensor(node.args[0]))
+    return _lower(_cast, builder, node, place)
+
+
+RULES: dict[Any, Rule] = {
+    aten._to_copy.default: Rule(_to_copy, lambda node: keeps_type(node) or _is_converted(node)),
+    aten.copy.default: Rule(functools.partial(_lower, _source), _is_converted),
+    **{
+        target: Rule(functools.partial(_lower, formula), _is_computed)
+        for target, formula in FORMULAS.items()
+    },
+}

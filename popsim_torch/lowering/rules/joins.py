@@ -9,6 +9,7 @@ import torch.fx
 
 from popsim_torch.ir import Attribute
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.rule import Rule, all_filled, operands
 
 aten = torch.ops.aten
 
@@ -19,31 +20,30 @@ _INTO_ZEROS: dict[Any, Any] = {
 }
 
 
-def is_join(node: torch.fx.Node) -> bool:
-    """Whether a node puts tensors into parts of a new one."""
-    if node.target is not aten.cat.default and node.target not in _INTO_ZEROS:
-        return False
-    result = node.meta["val"]
-    parts = [source.meta["val"] for source in node.all_input_nodes]
-    return all(
-        part.dtype == result.dtype
-        and part.numel() > 0
-        and (part.dim() == result.dim() or node.target is not aten.cat.default)
-        for part in parts
-    )
+def _keeps_type(node: torch.fx.Node) -> bool:
+    return all_filled(operands(node), frozenset({node.meta["val"].dtype}))
 
 
-def lower_join(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add a ``cat`` or ``into_zeros`` op for a node."""
+def _is_of_one_rank(node: torch.fx.Node) -> bool:
+    rank = node.meta["val"].dim()
+    return _keeps_type(node) and all(part.dim() == rank for part in operands(node))
+
+
+def _cat(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)
-    if node.target is aten.cat.default:
-        axis: Any = arguments[1] if len(arguments) > 1 else node.kwargs.get("dim", 0)
-        parts = [builder.tensor(part) for part in arguments[0]]
-        builder.op("cat", parts, [out], {"axis": int(axis) % value.dim()}, place=place)
-        return out
+    axis: Any = arguments[1] if len(arguments) > 1 else node.kwargs.get("dim", 0)
+    parts = [builder.tensor(part) for part in arguments[0]]
+    builder.op("cat", parts, [out], {"axis": int(axis) % value.dim()}, place=place)
+    return out
+
+
+def _into_zeros(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
     gradient, sizes, *where = arguments
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
     part = _INTO_ZEROS[node.target](torch.empty(sizes, device="meta"), *where)
     attributes: dict[str, Attribute] = {
         "shape": [int(size) for size in sizes],
@@ -52,3 +52,9 @@ def lower_join(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     }
     builder.op("into_zeros", [builder.tensor(gradient)], [out], attributes, place=place)
     return out
+
+
+RULES: dict[Any, Rule] = {
+    aten.cat.default: Rule(_cat, _is_of_one_rank),
+    **{target: Rule(_into_zeros, _keeps_type) for target in _INTO_ZEROS},
+}

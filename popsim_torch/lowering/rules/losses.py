@@ -12,10 +12,10 @@ from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.elementwise import Code, Operand, emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
+from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 
 aten = torch.ops.aten
 
-_MAPPED = frozenset({torch.float16, torch.float32})
 _NONE, _MEAN = 0, 1  # numbers of torch's enum of reductions
 
 
@@ -91,15 +91,11 @@ _SLOPES: dict[Any, Callable[..., Operand]] = {
 _NUMBERS = ("beta", "delta")
 
 
-def is_loss(node: torch.fx.Node) -> bool:
-    """Whether a node is such a loss or its gradient, in types that ``map`` computes."""
-    return (node.target in _ERRORS or node.target in _SLOPES) and all(
-        source.meta["val"].dtype in _MAPPED and source.meta["val"].numel() > 0
-        for source in node.all_input_nodes
-    )
+def _is_mapped(node: torch.fx.Node) -> bool:
+    return all_filled(operands(node), HALF_AND_FLOAT)
 
 
-def lower_loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add a ``map`` op for a node, and for a loss that is reduced a ``reduce`` op."""
     operator: Any = node.target
     arguments = {a.name: a.default_value for a in operator._schema.arguments}
@@ -132,3 +128,6 @@ def lower_loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 def _weighted(code: Code, value: Operand, tensors: dict[str, Tensor]) -> Operand:
     return code("mul", value, tensors["weight"]) if "weight" in tensors else value
+
+
+RULES: dict[Any, Rule] = {target: Rule(_loss, _is_mapped) for target in (*_ERRORS, *_SLOPES)}

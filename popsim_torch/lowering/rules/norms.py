@@ -11,36 +11,38 @@ import torch.fx
 from popsim_torch.errors import InternalError
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.elementwise import Code, emit_map
+from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 
 aten = torch.ops.aten
 
-_FLOATING = frozenset({torch.float16, torch.float32})
 _FIXED = aten._native_batch_norm_legit_no_training.default
 _TRAINING = aten._native_batch_norm_legit_functional.default
 _WITHOUT_RUNNING = aten._native_batch_norm_legit.no_stats
 _BACKWARD = aten.native_batch_norm_backward.default
 # Position of the argument that says whether the batch's own statistics are used.
-_USES_BATCH = {_TRAINING: 5, _WITHOUT_RUNNING: 3, _BACKWARD: 7}
+_USES_BATCH: dict[Any, int] = {_TRAINING: 5, _WITHOUT_RUNNING: 3, _BACKWARD: 7}
 
 
-def is_batch_norm(node: torch.fx.Node) -> bool:
-    """Whether a node is a batch norm, or a gradient of one in training mode."""
-    if node.target is not _FIXED and not (
-        node.target in _USES_BATCH and node.args[_USES_BATCH[node.target]] is True
-    ):
-        return False
-    tensors = [source.meta["val"] for source in node.all_input_nodes]
-    return all(t.dtype in _FLOATING and t.numel() > 0 for t in tensors)
+def ignores(node: torch.fx.Node, source: torch.fx.Node) -> bool:
+    """Whether a node is given a tensor that it does not use.
+
+    Batch norm's backward is given running statistics, but uses them in eval mode only.
+    """
+    return node.target is _BACKWARD and _uses_batch(node) and source in node.args[3:5]
 
 
-def lower_batch_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add the ops for a node."""
-    if node.target is _FIXED:
-        return _fixed(builder, node, place)
-    if node.target is _BACKWARD:
-        return _backward(builder, node, place)
-    return _training(builder, node, place)
+def _uses_batch(node: torch.fx.Node) -> bool:
+    return node.args[_USES_BATCH[node.target]] is True
+
+
+def _is_computed(node: torch.fx.Node) -> bool:
+    return all_filled(operands(node), HALF_AND_FLOAT)
+
+
+def _is_computed_of_batch(node: torch.fx.Node) -> bool:
+    return _uses_batch(node) and _is_computed(node)
 
 
 def _per_channel(builder: Builder, vector: Tensor, rank: int) -> Tensor:
@@ -89,6 +91,14 @@ def _training(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def _backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    if _is_computed_of_batch(node):
+        return _backward_of_batch(builder, node, place)
+    if _uses_batch(node):
+        node.args = (*node.args[:3], None, None, *node.args[5:])
+    return lower_aten(builder, node, place)
+
+
+def _backward_of_batch(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
     gradient, source, weight, _, _, saved_mean, saved_deviation, _, _, _mask = arguments
     used = builder.used_results(node)
@@ -190,3 +200,11 @@ def _fixed_image(
     code = Code()
     result = code("add", code("mul", x, scale), shift)
     return emit_map(builder, code, result, dtype, x.shape, place)
+
+
+RULES: dict[Any, Rule] = {
+    _FIXED: Rule(_fixed, _is_computed),
+    _TRAINING: Rule(_training, _is_computed_of_batch),
+    _WITHOUT_RUNNING: Rule(_training, _is_computed_of_batch),
+    _BACKWARD: Rule(_backward),
+}

@@ -9,41 +9,24 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, operands
 
 aten = torch.ops.aten
 
-_FLOATING = frozenset({torch.float16, torch.float32})
 _MAX = aten.max_pool2d_with_indices.default
 _MAX_BACKWARD = aten.max_pool2d_with_indices_backward.default
 _AVERAGE = aten.avg_pool2d.default
 _AVERAGE_BACKWARD = aten.avg_pool2d_backward.default
 _ADAPTIVE = aten._adaptive_avg_pool2d.default
 _ADAPTIVE_BACKWARD = aten._adaptive_avg_pool2d_backward.default
-_TARGETS = frozenset(
-    {_MAX, _MAX_BACKWARD, _AVERAGE, _AVERAGE_BACKWARD, _ADAPTIVE, _ADAPTIVE_BACKWARD}
-)
 # Largest image whose positions are kept in 32 bits.
 _SMALL = 2**31 - 1
 
 
-def is_pooling(node: torch.fx.Node) -> bool:
-    """Whether the device has an op of its own for a pooling node."""
-    if node.target not in _TARGETS:
-        return False
-    tensors = [source.meta["val"] for source in node.all_input_nodes]
+def _are_images(node: torch.fx.Node) -> bool:
+    tensors = operands(node)
     images = all(len(t.shape) == 4 and t.numel() > 0 for t in tensors)
-    return images and tensors[0].dtype in _FLOATING
-
-
-def lower_pooling(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add the op for a node."""
-    if node.target is _MAX:
-        return _max_pool(builder, node, place)
-    if node.target is _MAX_BACKWARD:
-        return _max_pool_backward(builder, node, place)
-    if node.target in (_AVERAGE, _ADAPTIVE):
-        return _average_pool(builder, node, place)
-    return _average_pool_backward(builder, node, place)
+    return images and tensors[0].dtype in HALF_AND_FLOAT
 
 
 def _pair(value: Any) -> list[int]:
@@ -96,7 +79,7 @@ def _only_for_gradients(node: torch.fx.Node) -> bool:
         for user in result.users:
             if user.target in (aten.detach.default, aten.alias.default):
                 return False
-            if user.op != "output" and not (user.target is _MAX_BACKWARD and is_pooling(user)):
+            if user.op != "output" and not (user.target is _MAX_BACKWARD and _are_images(user)):
                 return False
     return True
 
@@ -147,3 +130,14 @@ def _average_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) 
     attributes["input_shape"] = list(x.shape)
     builder.op("average_pool_grad", [gradient], [out], attributes, place=place)
     return out
+
+
+_LOWER = {
+    _ADAPTIVE: _average_pool,
+    _ADAPTIVE_BACKWARD: _average_pool_backward,
+    _AVERAGE: _average_pool,
+    _AVERAGE_BACKWARD: _average_pool_backward,
+    _MAX: _max_pool,
+    _MAX_BACKWARD: _max_pool_backward,
+}
+RULES: dict[Any, Rule] = {target: Rule(lower, _are_images) for target, lower in _LOWER.items()}

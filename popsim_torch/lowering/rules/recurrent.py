@@ -9,22 +9,12 @@ import torch.fx
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.dense import partials_attribute
+from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.recurrent import RECURRENT, RECURRENT_GRAD
 
 # Results of the operator
 _Y, _H, _C, _GATES, _STATE = range(5)
 _BIASES = (5, 6)  # results of its backward
-
-
-def is_recurrent(node: torch.fx.Node) -> bool:
-    """Whether a node is a recurrent layer or the backward of one."""
-    return node.target in (RECURRENT, RECURRENT_GRAD)
-
-
-def lower_recurrent(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add the op for a node."""
-    rule = _layer if node.target is RECURRENT else _gradients
-    return rule(builder, node, place)
 
 
 def _split(
@@ -85,3 +75,6 @@ def _gradients(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if attributes["mode"] != "gru" and first is not None:
         results[_BIASES[1]] = builder.graph.add_view(first, first.shape, first.strides, 0)
     return results
+
+
+RULES: dict[Any, Rule] = {RECURRENT: Rule(_layer), RECURRENT_GRAD: Rule(_gradients)}

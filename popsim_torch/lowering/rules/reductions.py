@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,35 +10,20 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
 
 aten = torch.ops.aten
 
-_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
-# The function of the ``reduce`` op and whether the second argument says over which axes.
-RULES: dict[Any, tuple[str, bool]] = {
-    aten.amax.default: ("amax", True),
-    aten.amin.default: ("amin", True),
-    aten.mean.default: ("mean", False),
-    aten.mean.dim: ("mean", True),
-    aten.sum.default: ("sum", False),
-    aten.sum.dim_IntList: ("sum", True),
-}
+def _is_floating(node: torch.fx.Node) -> bool:
+    return node.meta["val"].dtype in FLOATING and all_filled(operands(node), FLOATING)
 
 
-def is_reduction(node: torch.fx.Node) -> bool:
-    """Whether the ``reduce`` op can compute a node."""
-    if node.target not in RULES:
-        return False
-    source = node.all_input_nodes[0].meta["val"]
-    result = node.meta["val"].dtype
-    return source.dtype in _FLOATING and result in _FLOATING and source.numel() > 0
-
-
-def lower_reduction(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add a ``reduce`` op for a node."""
+def _lower(
+    function: str, has_axes: bool, builder: Builder, node: torch.fx.Node, place: Place
+) -> Value:
+    """Add a ``reduce`` op for a node, whose second argument may say over which axes."""
     arguments: Any = node.args
-    function, has_axes = RULES[node.target]
     source = builder.tensor(arguments[0])
     rank = len(source.shape)
     given = arguments[1] if has_axes and len(arguments) > 1 else None
@@ -84,3 +70,17 @@ def _reduce(
     }
     builder.op("reduce", [source], [out], attributes, place=place)
     return out
+
+
+def _rule(function: str, *, has_axes: bool) -> Rule:
+    return Rule(functools.partial(_lower, function, has_axes), _is_floating)
+
+
+RULES: dict[Any, Rule] = {
+    aten.amax.default: _rule("amax", has_axes=True),
+    aten.amin.default: _rule("amin", has_axes=True),
+    aten.mean.default: _rule("mean", has_axes=False),
+    aten.mean.dim: _rule("mean", has_axes=True),
+    aten.sum.default: _rule("sum", has_axes=False),
+    aten.sum.dim_IntList: _rule("sum", has_axes=True),
+}

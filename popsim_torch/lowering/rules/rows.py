@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,27 +11,12 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
 
 aten = torch.ops.aten
 
-_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _LABELS = frozenset({torch.int32, torch.int64})
 _REDUCTIONS = ("none", "mean", "sum")  # by the number of torch's enum
-
-
-def is_row_op(node: torch.fx.Node) -> bool:
-    """Whether the device has an op of its own for a norm, softmax or loss node."""
-    if node.target not in RULES:
-        return False
-    _, supports = RULES[node.target]
-    sources = [source.meta["val"] for source in node.all_input_nodes]
-    return all(source.numel() > 0 for source in sources) and supports(node)
-
-
-def lower_row_op(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add the op for a node."""
-    lower, _ = RULES[node.target]
-    return lower(builder, node, place)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -52,7 +37,7 @@ def _read_results(builder: Builder, node: torch.fx.Node) -> list[Tensor | None]:
 
 
 def _all_floating(node: torch.fx.Node) -> bool:
-    return all(source.meta["val"].dtype in _FLOATING for source in node.all_input_nodes)
+    return all_filled(operands(node), FLOATING)
 
 
 def _layer_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
@@ -172,12 +157,12 @@ def _nll_loss_backward(builder: Builder, node: torch.fx.Node, place: Place) -> V
 
 
 def _has_rows_of_classes(x: Any, labels: Any, others: list[Any]) -> bool:
-    floating = [x, *(other for other in others if other is not None)]
+    floating = [tensor.meta["val"] for tensor in (x, *others) if tensor is not None]
     return (
         x.meta["val"].dim() == 2
         and labels.meta["val"].dim() == 1
-        and labels.meta["val"].dtype in _LABELS
-        and all(tensor.meta["val"].dtype in _FLOATING for tensor in floating)
+        and all_filled([labels.meta["val"]], _LABELS)
+        and all_filled(floating, FLOATING)
     )
 
 
@@ -215,8 +200,9 @@ def _embedding_backward(builder: Builder, node: torch.fx.Node, place: Place) -> 
 
 
 def _embedding_supported(node: torch.fx.Node) -> bool:
-    indices: Any = node.args[1]
-    return node.meta["val"].dtype in _FLOATING and indices.meta["val"].dtype in _LABELS
+    source, indices = operands(node)
+    floating = node.meta["val"].dtype in FLOATING
+    return floating and source.numel() > 0 and all_filled([indices], _LABELS)
 
 
 def _embedding_backward_supported(node: torch.fx.Node) -> bool:
@@ -224,20 +210,18 @@ def _embedding_backward_supported(node: torch.fx.Node) -> bool:
     return not scale_by_frequency and _embedding_supported(node)
 
 
-_Lower = Callable[[Builder, torch.fx.Node, Place], Value]
-_Supports = Callable[[torch.fx.Node], bool]
-RULES: dict[Any, tuple[_Lower, _Supports]] = {
-    aten._log_softmax.default: (_softmax, _has_axes),
-    aten._log_softmax_backward_data.default: (_softmax_backward, _has_axes),
-    aten._safe_softmax.default: (_softmax, _has_axes),
-    aten._softmax.default: (_softmax, _has_axes),
-    aten._softmax_backward_data.default: (_softmax_backward, _has_axes),
-    aten.embedding.default: (_embedding, _embedding_supported),
-    aten.embedding_dense_backward.default: (_embedding_backward, _embedding_backward_supported),
-    aten.native_group_norm.default: (_group_norm, _all_floating),
-    aten.native_group_norm_backward.default: (_group_norm_backward, _all_floating),
-    aten.native_layer_norm.default: (_layer_norm, _all_floating),
-    aten.native_layer_norm_backward.default: (_layer_norm_backward, _all_floating),
-    aten.nll_loss_backward.default: (_nll_loss_backward, _nll_loss_backward_supported),
-    aten.nll_loss_forward.default: (_nll_loss, _nll_loss_supported),
+RULES: dict[Any, Rule] = {
+    aten._log_softmax.default: Rule(_softmax, _has_axes),
+    aten._log_softmax_backward_data.default: Rule(_softmax_backward, _has_axes),
+    aten._safe_softmax.default: Rule(_softmax, _has_axes),
+    aten._softmax.default: Rule(_softmax, _has_axes),
+    aten._softmax_backward_data.default: Rule(_softmax_backward, _has_axes),
+    aten.embedding.default: Rule(_embedding, _embedding_supported),
+    aten.embedding_dense_backward.default: Rule(_embedding_backward, _embedding_backward_supported),
+    aten.native_group_norm.default: Rule(_group_norm, _all_floating),
+    aten.native_group_norm_backward.default: Rule(_group_norm_backward, _all_floating),
+    aten.native_layer_norm.default: Rule(_layer_norm, _all_floating),
+    aten.native_layer_norm_backward.default: Rule(_layer_norm_backward, _all_floating),
+    aten.nll_loss_backward.default: Rule(_nll_loss_backward, _nll_loss_backward_supported),
+    aten.nll_loss_forward.default: Rule(_nll_loss, _nll_loss_supported),
 }

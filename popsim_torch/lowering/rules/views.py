@@ -11,6 +11,7 @@ import torch.fx
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.graph import contiguous_strides
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.rules.rule import Family, Rule
 from popsim_torch.trace.markers import MARK
 
 aten = torch.ops.aten
@@ -47,29 +48,35 @@ def _viewing(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return viewing
 
 
-def is_view(node: torch.fx.Node) -> bool:
-    """Whether a node's results share memory with its first argument."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
+def _is_view_operator(target: torch._ops.OpOverload) -> bool:
     if target in _SAME_TENSOR or _viewing(target) is not None:
         return True
-    if target is aten._to_copy.default:
-        source = node.args[0]
-        return (
-            isinstance(source, torch.fx.Node) and source.meta["val"].dtype == node.meta["val"].dtype
-        )
     schema = target._schema
     return (
         not schema.is_mutable and bool(schema.returns) and schema.returns[0].alias_info is not None
     )
 
 
+def keeps_type(node: torch.fx.Node) -> bool:
+    """Whether a conversion converts to the type that its tensor has."""
+    source: Any = node.args[0]
+    same: bool = source.meta["val"].dtype == node.meta["val"].dtype
+    return same
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node's results share memory with its first argument."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return _is_view_operator(target) or (target is aten._to_copy.default and keeps_type(node))
+
+
 def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Return the view (or views) that a node stands for, copying first where there is none."""
     source = builder.tensor(node.args[0])
-    if node.target in _SAME_TENSOR or node.target is aten._to_copy.default:
-        return _another_name(builder, source)
+    if node.target in _SAME_TENSOR:
+        return another_name(builder, source)
     target: Any = node.target
     target = _viewing(target) or target
     if target is aten.as_strided.default:
@@ -85,7 +92,8 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     return _as_tensor(builder, source, seen)
 
 
-def _another_name(builder: Builder, source: Tensor) -> Tensor:
+def another_name(builder: Builder, source: Tensor) -> Tensor:
+    """Return all of a tensor as a view, which can have a name of its own."""
     return builder.graph.add_view(source, source.shape, source.strides, source.offset)
 
 
@@ -119,3 +127,6 @@ def _with_traced_layout(
     view = builder.graph.add_view(memory, traced.shape, traced.stride(), 0)
     builder.op("copy", [source], [view], place=place)
     return view
+
+
+VIEWS = Family(_is_view_operator, Rule(lower_view))
