@@ -113,7 +113,7 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("peak_live_bytes", &Executable::peak_live_bytes)
       .def_property_readonly("persistent_bytes", &Executable::persistent_bytes)
       .def("actions",
-           [](const Executable& self) { return to_string(self.actions()); })
+           [](const Executable& self) { return to_string(self.schedule()); })
       .def("program",
            [](const Executable& self) { return to_string(self.graph()); });
 }

@@ -115,7 +115,8 @@ std::vector<Block> make_blocks(const graph::Graph& graph) {
 
 std::vector<LiveRange> live_ranges(const graph::Graph& graph,
                                    const std::vector<Block>& blocks,
-                                   const schedule::ActionList& actions) {
+                                   const schedule::Schedule& schedule) {
+  const schedule::ActionList actions = schedule::shortened(schedule);
   const std::vector<Use> uses = collect_uses(graph, blocks);
   int64_t num_steps = 0;
   for (const Block& block : blocks) {

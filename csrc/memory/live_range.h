@@ -35,6 +35,6 @@ struct LiveRange {
 // One range per kValue tensor that an op outside of the setup phase writes.
 [[nodiscard]] std::vector<LiveRange> live_ranges(
     const graph::Graph& graph, const std::vector<Block>& blocks,
-    const schedule::ActionList& actions);
+    const schedule::Schedule& schedule);
 
 }  // namespace popsim::memory

@@ -134,11 +134,11 @@ Executable::Executable(graph::Graph graph, const RunConfig& config,
     : graph_(std::move(graph)), config_(config), returns_(std::move(returns)) {
   graph::verify(graph_);
   const schedule::Config schedule = schedule_config(graph_, config_);
-  actions_ = schedule::generate(config_.schedule, schedule);
-  schedule::validate(actions_, schedule);
+  schedule_ = schedule::generate(config_.schedule, schedule);
+  schedule::validate(schedule_, schedule);
   const std::vector<memory::Block> blocks = memory::make_blocks(graph_);
   plan_ = memory::plan_arena(
-      graph_, blocks, memory::live_ranges(graph_, blocks, actions_),
+      graph_, blocks, memory::live_ranges(graph_, blocks, schedule_),
       [](const graph::Op& op) { return ops::find_op(op.kind).reuses_input; });
   memory_ = std::make_unique<DeviceMemory>(graph_, plan_);
   prepare_kernels();
@@ -259,22 +259,34 @@ void Executable::bind_inputs(const std::vector<at::Tensor>& inputs,
   }
 }
 
+void Executable::run_action(const Action& action,
+                            const std::vector<at::Tensor>& inputs,
+                            Context& context, int64_t iteration,
+                            int64_t first_step) {
+  const int64_t accumulation = config_.gradient_accumulation;
+  if (action.kind == ActionKind::kUpdate) {
+    context.cursor = {iteration, accumulation - 1, step_ - 1};
+  } else {
+    const int64_t mb = action.micro_batch;
+    context.cursor = {config_.training ? iteration : mb,
+                      config_.training ? mb : 0, first_step + mb};
+    bind_inputs(inputs, iteration * accumulation + mb);
+    memory_->select_slots(mb);
+    step_ = std::max(step_, first_step + mb + 1);
+  }
+  execute(block(action), context);
+}
+
 void Executable::run_iteration(const std::vector<at::Tensor>& inputs,
                                Context& context, int64_t iteration) {
-  const int64_t accumulation = config_.gradient_accumulation;
   const int64_t first_step = step_;
-  for (const Action& action : actions_) {
-    if (action.kind == ActionKind::kUpdate) {
-      context.cursor = {iteration, accumulation - 1, step_ - 1};
-    } else {
-      const int64_t mb = action.micro_batch;
-      context.cursor = {config_.training ? iteration : mb,
-                        config_.training ? mb : 0, first_step + mb};
-      bind_inputs(inputs, iteration * accumulation + mb);
-      memory_->select_slots(mb);
-      step_ = std::max(step_, first_step + mb + 1);
+  for (const schedule::Stretch& stretch : schedule_) {
+    for (int64_t time = 0; time < stretch.times; ++time) {
+      for (const Action& action : stretch.actions) {
+        run_action(schedule::further(action, time), inputs, context, iteration,
+                   first_step);
+      }
     }
-    execute(block(action), context);
   }
 }
 

@@ -72,7 +72,7 @@ class Executable {
   [[nodiscard]] int64_t step() const { return step_; }
 
   [[nodiscard]] const graph::Graph& graph() const { return graph_; }
-  [[nodiscard]] const schedule::ActionList& actions() const { return actions_; }
+  [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
   [[nodiscard]] int64_t arena_bytes() const { return plan_.arena_bytes; }
   [[nodiscard]] int64_t peak_live_bytes() const {
     return plan_.peak_live_bytes;
@@ -100,6 +100,9 @@ class Executable {
       const schedule::Action& action) const;
   void check_inputs(const std::vector<at::Tensor>& inputs) const;
   void bind_inputs(const std::vector<at::Tensor>& inputs, int64_t micro_batch);
+  void run_action(const schedule::Action& action,
+                  const std::vector<at::Tensor>& inputs, Context& context,
+                  int64_t iteration, int64_t first_step);
   void run_iteration(const std::vector<at::Tensor>& inputs, Context& context,
                      int64_t iteration);
   static void execute(const Instruction& instruction,
@@ -113,7 +116,7 @@ class Executable {
   graph::Graph graph_;
   RunConfig config_;
   std::vector<ReturnSpec> returns_;
-  schedule::ActionList actions_;
+  schedule::Schedule schedule_;
   memory::ArenaPlan plan_;
   std::unique_ptr<DeviceMemory> memory_;
   std::vector<std::unique_ptr<ops::Kernel>> kernels_;  // by op

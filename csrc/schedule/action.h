@@ -1,7 +1,8 @@
-// A schedule: the ordered list of actions of one device iteration.
+// A schedule: the order of actions of one device iteration.
 //
-// The executor follows this list, the memory plan counts stash slots in it, and
-// the printer shows it; it is written nowhere else.
+// The executor follows it, the memory plan counts stash slots in it, and the
+// printer shows it; it is written nowhere else. Its size does not grow with the
+// number of micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,23 @@ struct Action {
 
 using ActionList = std::vector<Action>;
 
+// The action, `distance` micro-batches further.
+[[nodiscard]] inline Action further(const Action& action, int64_t distance) {
+  return action.kind == ActionKind::kUpdate
+             ? action
+             : Action{action.kind, action.stage, action.micro_batch + distance};
+}
+
+// Actions that run `times` times, each time one micro-batch further. What
+// repeats takes every step of a micro-batch's way once, so that as many
+// micro-batches are in flight behind each time as before it.
+struct Stretch {
+  ActionList actions;  // as they run the first time
+  int64_t times = 1;
+};
+
+using Schedule = std::vector<Stretch>;
+
 // What a schedule is generated from.
 struct Config {
   int32_t num_stages = 1;
@@ -32,25 +50,31 @@ struct Config {
 };
 
 // One micro-batch at a time through all stages, forward then backward.
-[[nodiscard]] ActionList sequential(const Config& config);
+[[nodiscard]] Schedule sequential(const Config& config);
 // All stages work at once, each on another micro-batch; a micro-batch's
 // forward through the last stage is followed by its backward there.
-[[nodiscard]] ActionList pipelined(const Config& config);
+[[nodiscard]] Schedule pipelined(const Config& config);
 // The generator called `name`. Throws UserError for an unknown name.
-[[nodiscard]] ActionList generate(const std::string& name,
-                                  const Config& config);
+[[nodiscard]] Schedule generate(const std::string& name, const Config& config);
 
 // Throws InternalError naming the first action that comes too early, is missing
 // or stands twice.
-void validate(const ActionList& actions, const Config& config);
+void validate(const Schedule& schedule, const Config& config);
+
+// The actions one by one, as if there were fewer micro-batches: no stretch more
+// than twice. Neither the number of micro-batches in flight nor what follows
+// what is different from the whole schedule.
+[[nodiscard]] ActionList shortened(const Schedule& schedule);
 
 // The largest number of micro-batches that are in flight (first forward begun,
 // last action not finished) at the same time.
 [[nodiscard]] int64_t max_in_flight(const ActionList& actions);
 
 [[nodiscard]] std::string to_string(const Action& action);
-[[nodiscard]] std::string to_string(const ActionList& actions);
+// "0F0 1F0 1B0 0B0 U"; in a long schedule what repeats stands once, as in
+// "(0F0 1F0 1B0 0B0)x1000000 U".
+[[nodiscard]] std::string to_string(const Schedule& schedule);
 // Reads what to_string() wrote. Throws UserError.
-[[nodiscard]] ActionList parse(const std::string& text);
+[[nodiscard]] Schedule parse(const std::string& text);
 
 }  // namespace popsim::schedule

@@ -14,52 +14,100 @@ int32_t slot_of(const Action& action, int32_t num_stages) {
              : 2 * num_stages - 1 - action.stage;
 }
 
-[[noreturn]] void fail(const Action& action, const char* what,
-                       const ActionList& actions) {
-  throw InternalError(join("schedule: ", to_string(action), " ", what, " in ",
-                           to_string(actions)));
-}
+// Walks through a schedule and knows what may come next.
+class Checker {
+ public:
+  Checker(const Schedule& schedule, const Config& config)
+      : schedule_(schedule),
+        config_(config),
+        passed_(static_cast<size_t>(config.training ? 2 * config.num_stages
+                                                    : config.num_stages)) {}
+
+  void take(const Stretch& stretch) {
+    const std::vector<int64_t> before = passed_;
+    for (const Action& action : stretch.actions) take(action);
+    if (stretch.times == 1) return;
+    // Where every slot is one micro-batch further, the second time is like the
+    // first, and so on to the last one.
+    bool steady = stretch.times > 1 && !stretch.actions.empty() && !updated_;
+    for (size_t slot = 0; slot < passed_.size(); ++slot) {
+      steady = steady && passed_[slot] == before[slot] + 1;
+      passed_[slot] += stretch.times - 1;
+    }
+    if (!steady) {
+      fail("a stretch that repeats ", stretch.times,
+           " times does not take every step of a micro-batch once");
+    }
+    if (passed_.front() > config_.num_micro_batches) {
+      fail("a stretch repeats ", stretch.times, " times, which is too often");
+    }
+  }
+
+  void finish() const {
+    if (passed_.back() < config_.num_micro_batches) {
+      fail("micro-batch ", passed_.back(), " is not finished");
+    }
+    if (config_.training && !updated_) fail("the update is missing");
+    if (updated_ && !config_.training) {
+      fail("the update does not belong to inference");
+    }
+  }
+
+ private:
+  void take(const Action& action) {
+    if (updated_) fail(to_string(action), " comes after the update");
+    if (action.kind == ActionKind::kUpdate) {
+      updated_ = true;
+      return;
+    }
+    const int32_t slot = slot_of(action, config_.num_stages);
+    const bool exists =
+        action.stage >= 0 && action.stage < config_.num_stages &&
+        (config_.training || action.kind == ActionKind::kForward) &&
+        action.micro_batch < config_.num_micro_batches;
+    const auto k = static_cast<size_t>(slot);
+    // The slots of a micro-batch run in order, and a slot takes the
+    // micro-batches in order.
+    if (!exists || passed_[k] != action.micro_batch ||
+        (k > 0 && passed_[k - 1] <= action.micro_batch)) {
+      fail(to_string(action), " is out of order");
+    }
+    ++passed_[k];
+  }
+
+  template <typename... Parts>
+  [[noreturn]] void fail(const Parts&... what) const {
+    throw InternalError(
+        join("schedule: ", what..., " in ", to_string(schedule_)));
+  }
+
+  const Schedule& schedule_;
+  const Config& config_;
+  std::vector<int64_t> passed_;  // micro-batches, by slot
+  bool updated_ = false;
+};
 
 }  // namespace
 
-void validate(const ActionList& actions, const Config& config) {
-  const int32_t slots =
-      config.training ? 2 * config.num_stages : config.num_stages;
-  // The next slot each micro-batch waits for; slots of one micro-batch run in
-  // order, and a stage takes its micro-batches in order.
-  std::vector<int32_t> next(static_cast<size_t>(config.num_micro_batches), 0);
-  std::map<int32_t, int64_t> next_micro_batch;
-  bool updated = false;
-  for (const Action& action : actions) {
-    if (updated) fail(action, "comes after the update", actions);
-    if (action.kind == ActionKind::kUpdate) {
-      updated = true;
-      continue;
+void validate(const Schedule& schedule, const Config& config) {
+  Checker checker(schedule, config);
+  for (const Stretch& stretch : schedule) checker.take(stretch);
+  checker.finish();
+}
+
+ActionList shortened(const Schedule& schedule) {
+  ActionList actions;
+  int64_t left_out = 0;
+  for (const Stretch& stretch : schedule) {
+    const int64_t times = std::min<int64_t>(stretch.times, 2);
+    for (int64_t time = 0; time < times; ++time) {
+      for (const Action& action : stretch.actions) {
+        actions.push_back(further(action, time - left_out));
+      }
     }
-    const int32_t slot = slot_of(action, config.num_stages);
-    const bool exists =
-        action.stage >= 0 && action.stage < config.num_stages &&
-        (config.training || action.kind == ActionKind::kForward) &&
-        action.micro_batch >= 0 &&
-        action.micro_batch < config.num_micro_batches && slot < slots;
-    if (!exists || next.at(action.micro_batch) != slot ||
-        next_micro_batch[slot] != action.micro_batch) {
-      fail(action, "is out of order", actions);
-    }
-    ++next.at(action.micro_batch);
-    ++next_micro_batch[slot];
+    left_out += stretch.times - times;
   }
-  for (size_t mb = 0; mb < next.size(); ++mb) {
-    if (next[mb] != slots) {
-      throw InternalError(join("schedule: micro-batch ", mb,
-                               " is not finished in ", to_string(actions)));
-    }
-  }
-  if (updated != config.training) {
-    throw InternalError(
-        join("schedule: the update is missing in, or does not belong to, ",
-             to_string(actions)));
-  }
+  return actions;
 }
 
 int64_t max_in_flight(const ActionList& actions) {

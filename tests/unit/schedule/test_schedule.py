@@ -183,6 +183,55 @@ def test_the_check_names_what_is_wrong(actions, culprit):
     assert actions in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "actions, culprit",
+    [
+        ("(0F0 1F0 1B0 0B0)x4 U", "micro-batch 4 is not finished"),
+        ("(0F0 1F0 1B0 0B0)x6 U", "repeats 6 times, which is too often"),
+        ("(0F0 1F0 1B0 0B0)x5", "the update is missing"),
+        ("(0F0 1F0 1B0 0B0 U)x5", "does not take every step of a micro-batch once"),
+        ("(0F0)x5 (1F0 1B0 0B0)x5 U", "does not take every step of a micro-batch once"),
+        ("(0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1)x2 0F4 1F4 1B4 0B4 U", "does not take every step"),
+        ("0F0 (1F0 0F0 1B0 0B0)x4 1F4 1B4 0B4 U", "0F0 is out of order"),
+        ("0F0 (1F0 0F1 1B0 0B0)x3 1F4 1B4 0B4 U", "1F4 is out of order"),
+    ],
+)
+def test_the_check_sees_through_brackets(actions, culprit):
+    validate("0F0 (1F0 0F1 1B0 0B0)x4 1F4 1B4 0B4 U", 2, 5, True)
+    with pytest.raises(InternalError, match=culprit):
+        validate(actions, 2, 5, True)
+
+
+def test_brackets_are_accepted_only_where_the_actions_in_full_are():
+    stretches = ("0F0 1F0", "1F0 0F1", "0F1 1F0", "0F1 1F1", "1F1 0F1", "0F0", "1F4", "1F0")
+    accepted = 0
+    for first, second, times in itertools.product(stretches, stretches, (2, 4)):
+        actions = f"0F0 ({first})x{times} {second}"
+        try:
+            validate(actions, 2, 5, False)
+        except InternalError:
+            continue
+        accepted += 1
+        validate(in_full(actions), 2, 5, False)
+    assert accepted == 2  # the stages in either order
+
+
+@pytest.mark.parametrize(
+    "actions, culprit",
+    [
+        ("(0F0 (0F1)x2", r"'\(0F1\)x2' opens a second bracket"),
+        ("0F0)x2", r"'0F0\)x2' closes a bracket that is not open"),
+        ("(0F0 0F1", "a bracket is not closed in"),
+        ("(0F0)", "does not say how often"),
+        ("(0F0)x0", "does not say how often"),
+        ("(0F0)2", "does not say how often"),
+    ],
+)
+def test_brackets_that_cannot_be_read(actions, culprit):
+    with pytest.raises(Error, match=culprit):
+        validate(actions, 1, 2, False)
+
+
 @pytest.mark.parametrize("actions", ["0F0 0B0", "0F0 U", "0F0 0B0 U"])
 def test_inference_has_neither_backward_nor_update(actions):
     with pytest.raises(InternalError, match=r"out of order|does not exist|does not belong to"):
@@ -195,11 +244,50 @@ def test_a_word_that_is_no_action(word):
         validate(f"0F0 {word}", 1, 1, False)
 
 
+def in_full(actions):
+    """Return a schedule without brackets."""
+    words, inside = [], None
+    for word in actions.split():
+        if word[0] == "(":
+            inside = []
+        (words if inside is None else inside).append(word.strip("(").split(")")[0])
+        if ")" in word:
+            for time in range(int(word.split(")x")[1])):
+                words += [f"{s}{k}{m + time}" for s, k, m in read(" ".join(inside))]
+            inside = None
+    return " ".join(words)
+
+
 @pytest.mark.timeout(20)
-def test_a_long_schedule_is_checked_fast():
+def test_a_schedule_in_full_is_checked_fast():
     """Each action costs the same: the texts of errors are for errors."""
     for name, training in itertools.product(NAMES, (False, True)):
-        validate(generate(name, 2, 20_000, training), 2, 20_000, training)
+        validate(in_full(generate(name, 2, 20_000, training)), 2, 20_000, training)
+
+
+@pytest.mark.timeout(20)
+def test_a_long_schedule_is_as_short_as_any():
+    for name, training in itertools.product(NAMES, (False, True)):
+        actions = generate(name, 4, 10**15, training)
+        assert len(actions.split()) <= 2 * 8 * 8
+        validate(actions, 4, 10**15, training)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_schedule_with_brackets_is_the_one_without(name, training):
+    """Schedules of a thousand actions are the first to have brackets."""
+    stages, micro_batches = 3, 1001
+    actions = generate(name, stages, micro_batches, training)
+    assert "(" in actions
+    slots = list(read(in_full(actions)))
+    expected = list(read(generate(name, stages, 20, training)))
+    extra = micro_batches - 20
+    assert len(slots) == micro_batches * stages * (2 if training else 1)
+    # It begins like a shorter one, and ends like it.
+    assert slots[:40] == expected[:40]
+    assert slots[-30:] == [(s, k, m + extra) for s, k, m in expected[-30:]]
+    validate(in_full(actions), stages, micro_batches, training)
 
 
 def test_a_removed_action_is_always_noticed():
