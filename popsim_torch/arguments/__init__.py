@@ -4,7 +4,6 @@ from popsim_torch.arguments.arguments import (
     ArgumentSpec,
     OutputSpec,
     micro_batch_shape,
-    narrow_dtype,
 )
 from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
 
@@ -13,6 +12,5 @@ __all__ = [
     "ICustomArgParser",
     "OutputSpec",
     "micro_batch_shape",
-    "narrow_dtype",
     "registerCustomArgParser",
 ]

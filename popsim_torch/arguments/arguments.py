@@ -26,6 +26,7 @@ from popsim_torch.arguments.structures import (
     registerCustomArgParser,
     walk,
 )
+from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.errors import Error, UsageAssertionError
 
 __all__ = [
@@ -33,36 +34,12 @@ __all__ = [
     "ICustomArgParser",
     "OutputSpec",
     "micro_batch_shape",
-    "narrow_dtype",
     "registerCustomArgParser",
 ]
 
 _logger = logging.getLogger("poptorch::python")
 
-_NARROWED = {
-    torch.int64: torch.int32,
-    torch.float64: torch.float32,
-    torch.bfloat16: torch.float32,
-}
-_NATIVE = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.float16,
-    torch.float32,
-    torch.bool,
-)
 _NO_KEYWORDS: Mapping[str, Any] = {}
-
-
-def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which the device holds and returns a tensor of the given type.
-
-    Args:
-        dtype: Any type. int64 gives int32, float64 and bfloat16 give float32, others themselves.
-    """
-    return _NARROWED.get(dtype, dtype)
 
 
 def micro_batch_shape(
@@ -109,7 +86,7 @@ class ArgumentSpec:
 
     Attributes:
         names: Name of each tensor, such as ``x[0]['a']``.
-        dtypes: Type of each tensor as passed by the user; see :func:`narrow_dtype`.
+        dtypes: Type of each tensor as passed by the user.
         shapes: Shape of each whole tensor; see :func:`micro_batch_shape`.
 
     Raises:
@@ -317,7 +294,7 @@ class OutputSpec:
 
         self._node = describe("output", value, leaf)
         # How most results are put together, without a walk through the structure.
-        self._simple: Callable[[list[torch.Tensor]], Any] | None = None
+        self._simple: Callable[[Sequence[torch.Tensor]], Any] | None = None
         if isinstance(self._node, TensorNode):
             self._simple = operator.itemgetter(0)
         elif self._node.kind is tuple and all(
@@ -336,17 +313,13 @@ class OutputSpec:
         self._node.collect(value, tensors)
         return tensors
 
-    def unflatten(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """Return a result around other tensors, converted as :func:`narrow_dtype` says.
+    def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return a result around other tensors.
 
         Args:
             tensors: As many tensors as ``names``, in that order, of any shape.
         """
-        results = [
-            tensor.to(_NARROWED[tensor.dtype]) if tensor.dtype in _NARROWED else tensor
-            for tensor in tensors
-        ]
-        return self._node.build(iter(results)) if self._simple is None else self._simple(results)
+        return self._node.build(iter(tensors)) if self._simple is None else self._simple(tensors)
 
 
 def _input_leaf(name: str, value: Any) -> Node:
@@ -373,8 +346,8 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested" if tensor.is_nested else f"a sparse ({tensor.layout})"
         raise Error(f"Input {name} is {kind} tensor. Only dense tensors are supported.")
-    if tensor.is_quantized or (tensor.dtype not in _NATIVE and tensor.dtype not in _NARROWED):
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in (*_NATIVE, *_NARROWED))
+    if tensor.is_quantized or tensor.dtype not in INPUTS:
+        names = ", ".join(map(dtype_name, INPUTS))
         raise Error(f"Input {name} has dtype {tensor.dtype}. Supported are: {names}.")
     if not tensor.is_cpu:
         raise Error(f"Input {name} is on device {tensor.device}. Pass it on the CPU: input.cpu().")

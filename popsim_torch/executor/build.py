@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from popsim_torch import _native
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Graph, Phase, TensorArgument, TensorKind, TensorListArgument
 from popsim_torch.lowering.program import LoopCounts, Program
 
@@ -44,7 +45,7 @@ def to_native(graph: Graph) -> _native.Graph:
         native.add_tensor(
             tensor.name,
             _KINDS[tensor.kind],
-            str(tensor.dtype).removeprefix("torch."),
+            dtype_name(tensor.dtype),
             list(tensor.shape),
             list(tensor.strides),
             tensor.base,
@@ -79,8 +80,7 @@ def build_executable(
         InternalError: The program breaks a rule; our own bug.
     """
     returns = [
-        _native.ReturnSpec(list(r.shape), str(r.dtype).removeprefix("torch."), r.keep)
-        for r in program.returns
+        _native.ReturnSpec(list(r.shape), dtype_name(r.dtype), r.keep) for r in program.returns
     ]
     config = _native.RunConfig(
         loop.device_iterations, loop.gradient_accumulation, training, schedule

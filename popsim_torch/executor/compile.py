@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from popsim_torch import _native
 from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
@@ -40,7 +41,6 @@ _NUM_STEPS = 4
 _MAX_COUNT = 2**31 - 1
 # torch.fx traces with state that belongs to the process.
 _one_at_a_time = threading.RLock()
-_ON_DEVICE = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _compile(
     schedule = "pipelined" if pipelined else "sequential"
     executable = build_executable(program, loop, training=training, schedule=schedule)
     progress.step()
-    input_dtypes = tuple(_ON_DEVICE.get(dtype, dtype) for dtype in arguments.dtypes)
+    input_dtypes = tuple(map(held_dtype, arguments.dtypes))
     return CompiledModel(
         executable,
         program,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir.graph import NO_TENSOR, Graph
 
 
@@ -15,9 +16,8 @@ def to_text(graph: Graph) -> str:
         if tensor_id == NO_TENSOR:
             return "-"
         tensor = graph.tensors[tensor_id]
-        dtype = str(tensor.dtype).removeprefix("torch.")
         label = names.get(tensor_id, f"%{tensor_id}")
-        return f"{label}: {dtype}{list(tensor.shape)}"
+        return f"{label}: {dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
     lines = []
     for op in graph.ops:

@@ -10,24 +10,6 @@ from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import OutputMode
 from popsim_torch.ir import Graph
 
-_RETURNED = {
-    torch.int64: torch.int32,
-    torch.float64: torch.float32,
-    torch.bfloat16: torch.float32,
-}
-
-
-def returned_dtype(dtype: torch.dtype, mode: OutputMode) -> torch.dtype:
-    """Return the element type in which a tensor comes back to the host: 64 bits become 32.
-
-    Args:
-        dtype: The tensor's own.
-        mode: ``Sum`` counts: truth values and small integers come back as int32.
-    """
-    if mode == OutputMode.Sum and not dtype.is_floating_point:
-        return torch.int32
-    return _RETURNED.get(dtype, dtype)
-
 
 @dataclass(frozen=True)
 class LoopCounts:

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 
 from popsim_torch.anchors import check_return_mode, num_returned
+from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.enums import OutputMode
 from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor, TensorKind, contiguous_strides
 from popsim_torch.lowering.program import (
@@ -14,7 +15,6 @@ from popsim_torch.lowering.program import (
     LoopCounts,
     Program,
     Return,
-    returned_dtype,
 )
 
 _WRITERS_IF_IT_STAYS = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
@@ -150,7 +150,7 @@ class ReturnLowering:
                     "accumulation_steps": loop.gradient_accumulation,
                     "buffer": len(self._program.returns),
                     "per_update": phase == Phase.UPDATE,
-                    "dtype": str(dtype).removeprefix("torch."),
+                    "dtype": dtype_name(dtype),
                 },
                 phase,
                 stage,
@@ -210,7 +210,7 @@ class ReturnLowering:
             "code": [],
             "constants": [0.0],
             "results": [0],
-            "dtypes": [str(root.dtype).removeprefix("torch.")],
+            "dtypes": [dtype_name(root.dtype)],
             "shape": list(root.shape),
         }
         op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.optim.plan import (
@@ -108,7 +109,7 @@ def plan_updates(
         in_group = group_index is not None
         values = settings.defaults if group_index is None else settings.groups[group_index].values
         values = {**values, "loss_scaling": settings.loss_scaling}
-        target = Target(name, _device_type(parameter.dtype), values, in_group)
+        target = Target(name, held_dtype(parameter.dtype), values, in_group)
         updates.append(update_rule(rule, target, mode))
     return OptimizerPlan(
         type_name=rule.type_name,
@@ -123,11 +124,6 @@ def plan_updates(
         group_values=tuple(group.values for group in settings.groups),
         modes=_modes(rule),
     )
-
-
-def _device_type(dtype: torch.dtype) -> torch.dtype:
-    """Return a parameter's element type on the device, which has no float64."""
-    return torch.float32 if dtype == torch.float64 else dtype
 
 
 def _group_names(

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from popsim_torch._native import product_takes_in
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Graph, Op, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
 
@@ -193,8 +194,7 @@ class _Fusion:
             return False
         if what != "relu" and a.dtype != torch.float32:
             return False
-        dtype = str(a.dtype).removeprefix("torch.")
-        return product_takes_in(what, dtype, a.shape, a.strides, b.shape, b.strides)
+        return product_takes_in(what, dtype_name(a.dtype), a.shape, a.strides, b.shape, b.strides)
 
     def _pays(self, product: Op) -> bool:
         """Whether keeping the operands until the update takes less memory than the gradient."""

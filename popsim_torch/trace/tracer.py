@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
@@ -37,12 +38,10 @@ from popsim_torch.trace.origin import recording
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
 
-_NARROWED = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
-
 
 def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with mode:
-        return torch.empty(tuple(shape), dtype=_NARROWED.get(dtype, dtype), device=DEVICE)
+        return torch.empty(tuple(shape), dtype=held_dtype(dtype), device=DEVICE)
 
 
 class _Tracer:

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape, narrow_dtype
+from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.errors import Error, UsageAssertionError
 
 
@@ -358,16 +358,6 @@ def test_host_tensor_is_returned_as_captured(caplog):
     assert spec.flatten((device, host)) == [device]
     assert spec.unflatten([ones(3)])[1] is host
     assert "output[1] of the model does not come from the device" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "narrow"),
-    [("int64", "int32"), ("float64", "float32"), ("bfloat16", "float32"), ("float16", "float16")],
-)
-def test_results_are_narrowed(name, narrow):
-    result = OutputSpec(ones(1)).unflatten([ones(1, dtype=getattr(torch, name))])
-    assert result.dtype is getattr(torch, narrow)
-    assert narrow_dtype(getattr(torch, name)) is getattr(torch, narrow)
 
 
 # --- Micro-batches -------------------------------------------------------------------

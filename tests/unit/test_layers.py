@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
     ("_C",),
-    ("enums", "errors"),
+    ("enums", "errors", "dtypes"),
     ("_native",),
     ("ir",),
     ("anchors",),

@@ -165,6 +165,12 @@ def test_state_dtypes():
     assert [s.dtype for s in plan(combined, fc).updates[0].states] == [torch.float16]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_state_of_a_weight_that_the_device_holds_as_float(fc, dtype):
+    combined = optim.SGD(fc.to(dtype).parameters(), lr=0.1, momentum=0.9, use_combined_accum=True)
+    assert [s.dtype for s in plan(combined, fc).updates[0].states] == [torch.float32]
+
+
 def test_step_has_one_element(fc):
     step = plan(optim.Adam(fc.parameters()), fc).states()["Step___weight"]
     assert torch.equal(step.initial_value(fc.weight), torch.zeros(1))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
@@ -103,7 +104,7 @@ def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value
     out = builder.value(val.dtype, val.shape)
     attributes["shape"] = [int(size) for size in val.shape]
     attributes["stream"] = builder.stream_of[node]
-    attributes["dtype"] = str(val.dtype).removeprefix("torch.")
+    attributes["dtype"] = dtype_name(val.dtype)
     builder.op("random", inputs, [out], attributes, place=place, fixed_phase=True)
     return out
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule, operands
@@ -379,7 +380,7 @@ def emit_map(
     out = builder.image(dtype, shape) if _has_image(builder, sized) else None
     written = builder.value(dtype, permuted) if out is None else builder.graph.root(out)
     attributes = code.attributes([result])
-    attributes["dtypes"] = [str(dtype).removeprefix("torch.")]
+    attributes["dtypes"] = [dtype_name(dtype)]
     attributes["shape"] = list(permuted)
     builder.op("map", inputs, [written], attributes, place=place)
     if out is not None or order == tuple(range(len(shape))):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
@@ -66,7 +67,7 @@ def _reduce(
         "function": function,
         "axes": axes,
         "keepdim": keepdim,
-        "dtype": str(value.dtype).removeprefix("torch."),
+        "dtype": dtype_name(value.dtype),
     }
     builder.op("reduce", [source], [out], attributes, place=place)
     return out

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
@@ -17,10 +18,6 @@ aten = torch.ops.aten
 
 _LABELS = frozenset({torch.int32, torch.int64})
 _REDUCTIONS = ("none", "mean", "sum")  # by the number of torch's enum
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _given(builder: Builder, argument: Any) -> Tensor | None:
@@ -116,7 +113,7 @@ def _over_axis(
     out = builder.value(value.dtype, value.shape)
     attributes: dict[str, Attribute] = {
         "axis": int(axis) % value.dim(),
-        "dtype": _name(value.dtype),
+        "dtype": dtype_name(value.dtype),
         **flags,
     }
     builder.op(kind, inputs, [out], attributes, place=place)
@@ -150,7 +147,7 @@ def _nll_loss_backward(builder: Builder, node: torch.fx.Node, place: Place) -> V
         "reduction": _REDUCTIONS[reduction],
         "ignore_index": int(ignored),
         "classes": int(value.shape[1]),
-        "dtype": _name(value.dtype),
+        "dtype": dtype_name(value.dtype),
     }
     builder.op("nll_loss_grad", inputs, [out], attributes, place=place)
     return out
