@@ -11,6 +11,7 @@ import ast
 import json
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from enum import Enum, EnumMeta
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,9 @@ _CONSTRUCTORS: dict[str, type] = {
     )
 }
 
+# The files that are being read, outermost first: a line of one may load another.
+_being_applied: ContextVar[tuple[str, ...]] = ContextVar("popsim_torch_options_files", default=())
+
 _WITH_METHODS = (FreezableOptions, ExecutionStrategy, Phase, Stage, TensorLocationSettings)
 """The classes whose public methods a line may call."""
 
@@ -68,7 +72,7 @@ def apply_json(options: Options, text: str) -> None:
     """
     try:
         settings = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UsageValueError(f"Options.from_json: this is not JSON: {error}.") from error
     if not isinstance(settings, dict):
         raise UsageValueError(
@@ -132,8 +136,26 @@ def apply_file(options: Options, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ConfigFileError: A line is not a setting, or the file is not text.
+        UsageValueError: The file loads itself.
         OSError: The file cannot be read.
     """
+    opened, real_path = _being_applied.get(), os.path.realpath(path)
+    if real_path in opened:
+        chain = " -> ".join(
+            os.path.basename(file) for file in (*opened[opened.index(real_path) :], real_path)
+        )
+        raise UsageValueError(
+            f"Options.loadFromFile({str(path)!r}): the file loads itself ({chain}). Remove that "
+            "line from it."
+        )
+    token = _being_applied.set((*opened, real_path))
+    try:
+        _apply_lines(options, path)
+    finally:
+        _being_applied.reset(token)
+
+
+def _apply_lines(options: Options, path: str | os.PathLike[str]) -> None:
     name = os.path.basename(path)
     try:
         with open(path, encoding="utf-8") as file:

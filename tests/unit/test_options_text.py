@@ -268,6 +268,33 @@ def test_file_must_exist(opts, tmp_path):
         opts.loadFromFile(tmp_path / "missing.cfg")
 
 
+@pytest.mark.parametrize("chain", [("a",), ("a", "b"), ("a", "b", "c")], ids=len)
+def test_a_file_cannot_load_itself(opts, tmp_path, chain):
+    for name, loaded in zip(chain, (*chain[1:], chain[0]), strict=True):
+        path = tmp_path / loaded
+        (tmp_path / name).write_text(f"modelName('{name}')\nloadFromFile({str(path)!r})\n")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for first in ("a", "link"):
+        message = rf"the file loads itself \({' -> '.join((*chain, chain[0]))}\)"
+        with pytest.raises(UsageValueError, match=message):
+            opts.loadFromFile(tmp_path / first)
+    # Nothing of it stays behind.
+    (tmp_path / "a").write_text("deviceIterations(3)\n")
+    assert opts.loadFromFile(tmp_path / "a").device_iterations == 3
+
+
+def test_a_file_may_be_loaded_twice_by_another(opts, tmp_path):
+    (tmp_path / "inner").write_text("deviceIterations(3)\n")
+    line = f"loadFromFile({str(tmp_path / 'inner')!r})\n"
+    (tmp_path / "outer").write_text(line + "deviceIterations(2)\n" + line)
+    assert opts.loadFromFile(tmp_path / "outer").device_iterations == 3
+
+
+def test_json_that_is_nested_too_deeply(opts):
+    with pytest.raises(UsageValueError, match="this is not JSON"):
+        opts.from_json("[" * 100_000)
+
+
 def test_file_must_be_text(opts, tmp_path):
     path = tmp_path / "binary.cfg"
     path.write_bytes(b"\xff\xfe\x00")
