@@ -35,7 +35,12 @@ def _argument(value: Any) -> Any:
 def _attribute(key: str, value: Any) -> Any:
     if key == "arguments":
         return _native.Arguments([_argument(item) for item in value])
-    return value
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """Return a name or title as UTF-8 can express it, which lone surrogates are not part of."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def to_native(graph: Graph) -> _native.Graph:
@@ -43,7 +48,7 @@ def to_native(graph: Graph) -> _native.Graph:
     native = _native.Graph()
     for tensor in graph.tensors:
         native.add_tensor(
-            tensor.name,
+            _text(tensor.name),
             _KINDS[tensor.kind],
             dtype_name(tensor.dtype),
             list(tensor.shape),
@@ -54,7 +59,7 @@ def to_native(graph: Graph) -> _native.Graph:
     for op in graph.ops:
         native.add_op(
             op.kind,
-            op.name,
+            _text(op.name),
             op.inputs,
             op.outputs,
             {key: _attribute(key, value) for key, value in op.attributes.items()},

@@ -790,3 +790,31 @@ def test_the_list_is_the_callers_own():
     names = model.getTensorNames()
     names.clear()
     assert "fc1.weight" in model.getTensorNames()
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_names_that_utf8_cannot_express(training):
+    """As from ``os.fsdecode`` of a file name; the device shows them escaped."""
+    name = "layer\udcff"
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 3))
+            self.register_buffer(f"{name}_scale", torch.tensor(2.0))
+
+        def forward(self, x):
+            y = self._modules[name](x) * self._buffers[f"{name}_scale"]
+            return y, poptorch.identity_loss(y, "sum")
+
+    net, x = Odd(), torch.randn(2, 4)
+    expected = net(x)[0].detach()
+    options = poptorch.Options()
+    options.showCompilationProgressBar(False)
+    options.anchorTensor("out", f"{name}/Gemm:0")
+    model = (
+        poptorch.trainingModel(net, options) if training else poptorch.inferenceModel(net, options)
+    )
+    torch.testing.assert_close(model(x)[0], expected)
+    torch.testing.assert_close(model.getAnchoredTensor("out"), expected / 2)
+    assert f"{name}.weight" in model.getTensorNames()
