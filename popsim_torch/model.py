@@ -329,7 +329,7 @@ class PoplarExecutor:
 
     def _release(self) -> None:
         """Bring everything to the host and let go of device and model."""
-        self.copyWeightsToHostIfNeeded()
+        self._fetch_weights(what_fits=True)
         if self._compiled is not None and isinstance(self._optimizer, optim.Optimizer):
             self._optimizer._unlink()
         self._compiled = None
@@ -349,17 +349,28 @@ class PoplarExecutor:
             Error: The model is not compiled.
         """
         self._require_compiled("copyWeightsToHost")
+        self._download_weights()
+
+    def _download_weights(self, *, what_fits: bool = False) -> None:
         assert self._state is not None
-        self._dirty = False
-        self._state.download_weights()
+        was_dirty, self._dirty = self._dirty, False
+        try:
+            self._state.download_weights(what_fits=what_fits)
+        except BaseException:
+            self._dirty = was_dirty
+            raise
         self._host_version = next(_versions)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy the weights to the host if the device has newer ones; return whether it did."""
+        return self._fetch_weights()
+
+    def _fetch_weights(self, *, what_fits: bool = False) -> bool:
+        """Copy the weights to the host if the device has newer ones; return whether it did."""
         if not self._dirty or self._compiled is None:
             return False
         _logger.debug("Implicit copyWeightsToHost()")
-        self.copyWeightsToHost()
+        self._download_weights(what_fits=what_fits)
         return True
 
     def copyWeightsToDevice(self) -> None:
@@ -372,8 +383,8 @@ class PoplarExecutor:
         """
         self._require_compiled("copyWeightsToDevice")
         assert self._state is not None
-        self._dirty = False
         self._state.upload_weights()
+        self._dirty = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state dictionary into the user's model, and upload it if the model is compiled.
@@ -429,6 +440,7 @@ class PoplarExecutor:
             self._optimizer, self._settings = optimizer, settings
             return
         trained = [update.parameter for update in self._state.plan.updates]
+        self._state.check_weights(trained)
         parameters = dict(self._traced_model.named_parameters())
         plan = make_plan(settings, self._options, parameters, trained)
         self._state.plan.check_replaceable(plan)
@@ -437,8 +449,8 @@ class PoplarExecutor:
             previous._unlink()
         self._state.replace_plan(plan)
         self._optimizer, self._settings = optimizer, settings
-        if optimizer is not previous:
-            self._link_optimizer()
+        if optimizer is not previous and isinstance(optimizer, optim.Optimizer):
+            optimizer._link(self._state)
 
     def _read_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         """Copy an optimizer's values; half accumulators make the mean a running one."""
@@ -465,10 +477,6 @@ class PoplarExecutor:
             )
             self._options = options.freeze()
         return settings
-
-    def _link_optimizer(self) -> None:
-        if isinstance(self._optimizer, optim.Optimizer) and self._state is not None:
-            self._optimizer._link(self._state)
 
     # Observing
 
@@ -532,15 +540,17 @@ class PoplarExecutor:
                 warned=self._warned,
             )
         compiled.executable.seed, compiled.executable.step = self._rng_start
-        self._compiled = compiled
-        self._state = DeviceState(self._traced_model, compiled)
+        state = DeviceState(self._traced_model, compiled)
         for trainer in list(_trainers):
             if trainer is not self and self._shares_weights_with(trainer):
                 trainer.copyWeightsToHostIfNeeded()
                 self._seen_versions[trainer] = trainer._host_version
-        self.copyWeightsToDevice()
-        self._state.initialise_optimizer()
-        self._link_optimizer()
+        state.upload_weights()
+        state.initialise_optimizer()
+        if isinstance(self._optimizer, optim.Optimizer):
+            self._optimizer._link(state)
+        # Nothing before this line leaves a trace if it fails.
+        self._compiled, self._state, self._dirty = compiled, state, False
         return compiled
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:

@@ -155,10 +155,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _link(self, device: DeviceLink) -> None:
         """Connect to the executor that runs the updates, and hand over loaded state, if any."""
-        self._device = device
         if self._pending is not None:
             device.write_state(self._pending)
             self._pending = None
+        self._device = device
 
     def _unlink(self) -> None:
         """Read the state back from the executor, and forget the executor.

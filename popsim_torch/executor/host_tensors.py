@@ -1,0 +1,100 @@
+"""Finds a model's tensors by the names that they had when the model was compiled."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from popsim_torch.errors import Error
+from popsim_torch.executor import host_weights
+
+_logger = logging.getLogger("poptorch::python")
+
+_MOST_SHOWN = 3
+
+
+class HostTensors:
+    """The parameters and buffers of a compiled model, which its owner may have changed since.
+
+    Args:
+        module: The model, as it was compiled.
+        shapes: Of the tensors that the program uses, by name.
+    """
+
+    def __init__(self, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._module = module
+        self._shapes = shapes
+        tied = defaultdict(list)
+        tensors = _named_tensors(module)
+        for name, tensor in tensors.items():
+            tied[id(tensor)].append(name)
+        self._aliases = {name: tied[id(tensors[name])] for name in shapes}
+
+    def find(self, names: Iterable[str], *, what_fits: bool = False) -> dict[str, torch.Tensor]:
+        """Return tensors of the model by name, detached and without fetching weights.
+
+        Args:
+            names: Names of tensors that the program uses.
+            what_fits: Leave those out that are not what they were, with a warning.
+
+        Raises:
+            Error: One of them is not what it was; not with ``what_fits``.
+        """
+        present = _named_tensors(self._module)
+        found: dict[str, torch.Tensor] = {}
+        name_of: dict[int, str] = {}
+        problems = []
+        for name in names:
+            tensor = present.get(name)
+            problem = self._problem(name, tensor, present)
+            if tensor is not None and problem is None:
+                first = name_of.setdefault(id(tensor), name)
+                if first == name:
+                    found[name] = host_weights.plain(tensor)
+                    continue
+                problem = f"'{first}' and '{name}', which were two tensors, are one now"
+            problems.append(problem or "")
+        if problems:
+            self._report(problems, what_fits)
+        return found
+
+    def _problem(
+        self, name: str, tensor: torch.Tensor | None, present: Mapping[str, torch.Tensor]
+    ) -> str | None:
+        """Return what has become of a tensor, if it is not what it was."""
+        if tensor is None:
+            return f"'{name}' is not in the model any more"
+        if tensor.is_meta:
+            return f"'{name}' is on the device 'meta' and has no values"
+        shape = self._shapes[name]
+        if tuple(tensor.shape) != shape:
+            return f"'{name}' has the shape {tuple(tensor.shape)}, on the device it has {shape}"
+        for alias in self._aliases[name]:
+            if present.get(alias, tensor) is not tensor:
+                return f"'{name}' and '{alias}', which were one tensor, are two now"
+        return None
+
+    def _report(self, problems: list[str], what_fits: bool) -> None:
+        text = "; ".join(problems[:_MOST_SHOWN])
+        if len(problems) > _MOST_SHOWN:
+            text += f"; and {len(problems) - _MOST_SHOWN} more"
+        if what_fits:
+            _logger.warning("Weights of the device are lost: %s.", text)
+            return
+        raise Error(
+            f"Weights cannot be copied between host and device: {text}. The parameters and buffers "
+            "must be those that the model was compiled with. Change them back, or call destroy() "
+            "on the executor to have the model compiled as it is now."
+        )
+
+
+def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by all of their names."""
+    return {
+        **dict(nn.Module.named_parameters(module, remove_duplicate=False)),
+        **dict(nn.Module.named_buffers(module, remove_duplicate=False)),
+    }
