@@ -13,6 +13,7 @@ from popsim_torch.ir.graph import (
     contiguous_strides,
 )
 from popsim_torch.ir.text import to_text
+from popsim_torch.ir.uses import Uses, walk
 from popsim_torch.ir.verify import verify
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "TensorArgument",
     "TensorKind",
     "TensorListArgument",
+    "Uses",
     "contiguous_strides",
     "to_text",
     "verify",
+    "walk",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -104,6 +105,19 @@ class Tensor:
                 return False
             expected *= size
         return True
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    def covers(self, root: Tensor) -> bool:
+        """Whether the tensor is all of its memory, element by element, perhaps in another shape.
+
+        Args:
+            root: The tensor that owns the memory.
+        """
+        return self.is_contiguous and self.offset == 0 and self.numel == root.numel
 
 
 @dataclass(slots=True)
@@ -222,6 +236,14 @@ class Graph:
     def root(self, tensor: Tensor) -> Tensor:
         """Return the tensor that owns the memory: ``tensor`` itself or a view's base."""
         return tensor if tensor.kind != TensorKind.VIEW else self.tensors[tensor.base]
+
+    def root_of(self, tensor_id: int) -> Tensor:
+        """Return the tensor that owns the memory of the one with this id."""
+        return self.root(self.tensors[tensor_id])
+
+    def roots(self, tensor_ids: Iterable[int]) -> Iterator[Tensor]:
+        """Yield the owners of the memory of what an op reads or writes, missing ones left out."""
+        return (self.root_of(i) for i in tensor_ids if i != NO_TENSOR)
 
     def set_name(self, tensor: Tensor, name: str) -> None:
         """Add a name to a tensor. The first one is the one that messages use."""

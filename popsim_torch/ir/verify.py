@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from popsim_torch.errors import InternalError
-from popsim_torch.ir.graph import NO_TENSOR, Graph, Op, Phase, TensorKind
+from popsim_torch.ir.graph import Graph, Op, Phase, TensorKind
 
 
 def verify(graph: Graph) -> None:
@@ -36,15 +36,11 @@ def verify(graph: Graph) -> None:
 
 
 def _verify_op(graph: Graph, op: Op, written: list[bool]) -> None:
-    for tensor_id in op.inputs:
-        if tensor_id == NO_TENSOR:
-            continue
-        root = graph.root(graph.tensors[tensor_id])
+    for root in graph.roots(op.inputs):
         if not written[root.id]:
             raise InternalError(
                 f"ir.verify: {op.kind} '{op.name}' reads '{root.name or root.id}' before it is "
                 "written"
             )
-    for tensor_id in op.outputs:
-        if tensor_id != NO_TENSOR:
-            written[graph.root(graph.tensors[tensor_id]).id] = True
+    for root in graph.roots(op.outputs):
+        written[root.id] = True

@@ -180,11 +180,11 @@ class Builder:
             self._move_last_op_behind(self.graph.root(behind).id)
 
     def _move_last_op_behind(self, root: int) -> None:
-        ops, tensors = self.graph.ops, self.graph.tensors
+        ops = self.graph.ops
         last = ops.pop()
         position = len(ops)
         for index, op in enumerate(ops):
-            if any(i >= 0 and self.graph.root(tensors[i]).id == root for i in op.outputs):
+            if any(written.id == root for written in self.graph.roots(op.outputs)):
                 position = index + 1
         ops.insert(position, last)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from popsim_torch._native import has_onednn
-from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
 
 _MIN_WORK = 1 << 18
@@ -105,16 +105,7 @@ class _Backward:
 class _Fusion:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._position = {id(op): index for index, op in enumerate(graph.ops)}
-        self._readers: dict[int, list[Op]] = {}  # by owner of the memory, once for each read
-        self._writers: dict[int, list[Op]] = {}
-        for op in graph.ops:
-            for tensor_id in op.inputs:
-                if tensor_id != NO_TENSOR:
-                    self._readers.setdefault(self._root(tensor_id).id, []).append(op)
-            for tensor_id in op.outputs:
-                if tensor_id != NO_TENSOR:
-                    self._writers.setdefault(self._root(tensor_id).id, []).append(op)
+        self._uses = Uses(graph)
 
     def run(self) -> int:
         before = len(self._graph.ops)
@@ -163,7 +154,7 @@ class _Fusion:
             maker = self._scores_of_map(scaling, scores)
         self._require_product(maker, plus=True)
         product = None
-        for reader in self._readers_of(softmax.outputs[0]):
+        for reader in self._uses.readers(softmax.outputs[0]):
             if reader.kind == "matmul" and self._is_matrix(reader.inputs[0], softmax, scores):
                 _require(product is None)
                 product = reader
@@ -180,7 +171,7 @@ class _Fusion:
     def _match_backward(self, forward: _Forward, scores: _Scores) -> _Backward:
         """Find all other readers of the probabilities, and what computes and reads theirs."""
         softmax_grad = for_v = None
-        for reader in self._readers_of(forward.softmax.outputs[0]):
+        for reader in self._uses.readers(forward.softmax.outputs[0]):
             if reader is forward.product:
                 continue
             if reader.kind == "softmax_grad" and softmax_grad is None:
@@ -198,8 +189,8 @@ class _Fusion:
         if backward.ops:
             self._require_together(backward.ops, Phase.BACKWARD)
             if forward.product.phase == Phase.BACKWARD:
-                first = self._position[id(self._first(backward.ops))]
-                _require(self._position[id(forward.product)] < first)
+                first = self._uses.position(self._first(backward.ops))
+                _require(self._uses.position(forward.product) < first)
         return backward
 
     def _match_gradient(self, softmax: Op, for_v: Op | None, scores: _Scores) -> _Backward:
@@ -209,11 +200,11 @@ class _Fusion:
         above = self._maker_of(gradient, softmax, scores)
         self._require_product(above)
         last, scaling = softmax, None
-        readers = self._readers_of(softmax.outputs[0])
+        readers = self._uses.readers(softmax.outputs[0])
         if len(readers) == 1 and readers[0].kind == "map":
             scaling = last = readers[0]
             _require(self._scores_of_map(scaling, scores) is softmax)
-            readers = self._readers_of(scaling.outputs[0])
+            readers = self._uses.readers(scaling.outputs[0])
         for_q = for_k = None
         self._require_inner(last.outputs[0], scores)
         for reader in readers:
@@ -230,9 +221,9 @@ class _Fusion:
     def _maker_of(self, tensor_id: int, reader: Op, scores: _Scores) -> Op:
         """Return the op that writes what ``reader`` alone reads, all of it."""
         self._require_inner(tensor_id, scores)
-        root = self._root(tensor_id).id
-        _require(self._is_whole(tensor_id, scores) and self._readers[root] == [reader])
-        return self._writers[root][0]
+        alone = self._uses.only_reader(tensor_id) is reader
+        _require(alone and self._is_whole(tensor_id, scores))
+        return self._uses.writers(tensor_id)[0]
 
     def _scores_of_map(self, op: Op, scores: _Scores) -> Op:
         """Return the op whose result a ``map`` of scores alone reads."""
@@ -256,8 +247,8 @@ class _Fusion:
 
     def _require_inner(self, tensor_id: int, scores: _Scores) -> None:
         """The tensor belongs to its one writer and its readers."""
-        root = self._root(tensor_id)
-        _require(root.kind == TensorKind.VALUE and len(self._writers.get(root.id, [])) == 1)
+        root = self._graph.root_of(tensor_id)
+        _require(root.kind == TensorKind.VALUE and len(self._uses.writers(root.id)) == 1)
         _require(root.dtype == scores.dtype)
 
     def _require_product(self, op: Op, *, plus: bool = False) -> None:
@@ -274,12 +265,10 @@ class _Fusion:
         present = [op for op in ops if op is not None]
         _require(all(op.phase == phase and op.stage == present[0].stage for op in present))
         for op in present:
-            for tensor_id in op.inputs:
-                if tensor_id != NO_TENSOR:
-                    _require(self._is_fixed(self._root(tensor_id)))
+            _require(all(map(self._is_fixed, self._graph.roots(op.inputs))))
 
     def _is_fixed(self, root: Tensor) -> bool:
-        writers = self._writers.get(root.id, [])
+        writers = self._uses.writers(root.id)
         if root.kind == TensorKind.VARIABLE:
             return all(op.phase in (Phase.SETUP, Phase.UPDATE) for op in writers)
         return len(writers) <= 1
@@ -288,13 +277,11 @@ class _Fusion:
         tensor = self._tensor(tensor_id)
         matrices = (scores.batch, scores.rows, scores.columns)
         whole = (math.prod(tensor.shape[:-2]), *tensor.shape[-2:]) == matrices
-        root = self._root(tensor_id)
-        all_of_it = math.prod(root.shape) == math.prod(tensor.shape)
-        return whole and all_of_it and tensor.is_contiguous and tensor.offset == 0
+        return whole and tensor.covers(self._graph.root_of(tensor_id))
 
     def _is_matrix(self, tensor_id: int, writer: Op, scores: _Scores) -> bool:
         """Whether an operand of a product is what ``writer`` writes."""
-        same = self._root(tensor_id).id == self._root(writer.outputs[0]).id
+        same = self._graph.root_of(tensor_id) is self._graph.root_of(writer.outputs[0])
         return same and self._is_whole(tensor_id, scores)
 
     def _is_transposed(self, tensor: Tensor, scores: _Scores) -> bool:
@@ -358,10 +345,10 @@ class _Fusion:
 
     def _require_written_before(self, first: Op, op: Op) -> None:
         """All that the new op reads is there when the first of the old ones runs."""
-        for tensor_id in op.inputs:
-            for writer in self._writers.get(self._root(tensor_id).id, []) if tensor_id >= 0 else []:
-                if writer.phase == first.phase:
-                    _require(self._position[id(writer)] < self._position[id(first)])
+        position = self._uses.position
+        for root in self._graph.roots(op.inputs):
+            for writer in self._uses.writers(root.id):
+                _require(writer.phase != first.phase or position(writer) < position(first))
 
     def _map_of(self, op: Op | None, scores: _Scores) -> _Map:
         if op is None:
@@ -392,15 +379,9 @@ class _Fusion:
     def _tensor(self, tensor_id: int) -> Tensor:
         return self._graph.tensors[tensor_id]
 
-    def _root(self, tensor_id: int) -> Tensor:
-        return self._graph.root(self._tensor(tensor_id))
-
-    def _readers_of(self, tensor_id: int) -> list[Op]:
-        return self._readers.get(self._root(tensor_id).id, [])
-
     def _kind_of_maker(self, tensor_id: int) -> str:
-        writers = self._writers.get(self._root(tensor_id).id, [])
+        writers = self._uses.writers(tensor_id)
         return writers[0].kind if writers else ""
 
     def _first(self, ops: list[Op]) -> Op:
-        return min(ops, key=lambda op: self._position[id(op)])
+        return min(ops, key=self._uses.position)

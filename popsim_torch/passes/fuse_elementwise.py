@@ -6,12 +6,11 @@ same to the last bit: results that were stored as float16 are rounded to float16
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
 
-from popsim_torch.ir import Graph, Op, Tensor, TensorKind
+from popsim_torch.ir import Graph, Op, TensorKind, Uses
 
 _MAX_INSTRUCTIONS = 48
 
@@ -26,15 +25,7 @@ def fuse_elementwise(graph: Graph) -> int:
     Returns:
         The number of ops that became part of another one.
     """
-    readers = Counter(
-        graph.root(graph.tensors[i]).id for op in graph.ops for i in op.inputs if i >= 0
-    )
-    written_by_phase = {
-        (graph.root(graph.tensors[i]).id, op.phase)
-        for op in graph.ops
-        for i in op.outputs
-        if i >= 0 and graph.root(graph.tensors[i]).kind == TensorKind.VARIABLE
-    }
+    uses = Uses(graph)
     producers: dict[int, Op] = {}
     fused: set[int] = set()
     for op in graph.ops:
@@ -46,11 +37,11 @@ def fuse_elementwise(graph: Graph) -> int:
             producer = producers.get(root.id)
             if (
                 producer is not None
-                and readers[root.id] == 1
-                and _is_whole(tensor, root)
-                and root.shape == graph.tensors[op.outputs[0]].shape
+                and uses.only_reader(root.id) is op
+                and tensor.covers(root)
+                and tensor.shape == root.shape == graph.tensors[op.outputs[0]].shape
                 and (producer.phase, producer.stage) == (op.phase, op.stage)
-                and not _reads_changed(graph, producer, written_by_phase)
+                and not uses.reads_changed(producer)
                 and len(_code(producer)) + len(_code(op)) < _MAX_INSTRUCTIONS
             ):
                 _absorb(graph, op, tensor_id, producer)
@@ -67,15 +58,6 @@ def _code(op: Op) -> list[str]:
 
 def _writes_one_value(graph: Graph, op: Op) -> bool:
     return len(op.outputs) == 1 and graph.tensors[op.outputs[0]].kind == TensorKind.VALUE
-
-
-def _is_whole(tensor: Tensor, root: Tensor) -> bool:
-    return tensor.shape == root.shape and tensor.strides == root.strides and tensor.offset == 0
-
-
-def _reads_changed(graph: Graph, op: Op, written: set[tuple[int, Any]]) -> bool:
-    """Whether the op reads a variable that its phase changes: it has to stay where it is."""
-    return any((graph.root(graph.tensors[i]).id, op.phase) in written for i in op.inputs)
 
 
 def _absorb(graph: Graph, op: Op, tensor_id: int, producer: Op) -> None:

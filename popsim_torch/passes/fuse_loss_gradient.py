@@ -7,9 +7,7 @@ Values stay the same to the last bit: the op rounds in between as the two do.
 
 from __future__ import annotations
 
-from collections import Counter
-
-from popsim_torch.ir import Graph, Op, Tensor, TensorKind
+from popsim_torch.ir import Graph, Op, TensorKind, Uses
 
 
 def fuse_loss_gradient(graph: Graph) -> int:
@@ -22,9 +20,7 @@ def fuse_loss_gradient(graph: Graph) -> int:
     Returns:
         The number of ops that became part of another one.
     """
-    readers = Counter(
-        graph.root(graph.tensors[i]).id for op in graph.ops for i in op.inputs if i >= 0
-    )
+    uses = Uses(graph)
     losses = {op.outputs[0]: op for op in graph.ops if op.kind == "nll_loss_grad"}
     fused: set[int] = set()
     for op in graph.ops:
@@ -35,9 +31,10 @@ def fuse_loss_gradient(graph: Graph) -> int:
         loss = losses.get(root.id)
         if (
             loss is not None
-            and readers[root.id] == 1
+            and uses.only_reader(root.id) is op
             and root.kind == TensorKind.VALUE
-            and _is_whole(tensor, root)
+            and tensor.shape == root.shape
+            and tensor.covers(root)
             and (loss.phase, loss.stage) == (op.phase, op.stage)
             and loss.attributes["dtype"] == op.attributes["dtype"]
         ):
@@ -45,10 +42,6 @@ def fuse_loss_gradient(graph: Graph) -> int:
             fused.add(id(loss))
     graph.ops = [op for op in graph.ops if id(op) not in fused]
     return len(fused)
-
-
-def _is_whole(tensor: Tensor, root: Tensor) -> bool:
-    return tensor.shape == root.shape and tensor.strides == root.strides and tensor.offset == 0
 
 
 def _absorb(op: Op, loss: Op) -> None:

@@ -11,14 +11,13 @@ graph.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Literal
 
 import torch
 
 from popsim_torch._native import product_takes_in
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.ir import Graph, Op, Tensor, TensorKind
+from popsim_torch.ir import Graph, Op, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -44,15 +43,7 @@ def fuse_products(graph: Graph) -> int:
 class _Fusion:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._readers = Counter(
-            self._root(i).id for op in graph.ops for i in op.inputs if i != NO_TENSOR
-        )
-        self._changed = {
-            (self._root(i).id, op.phase)
-            for op in graph.ops
-            for i in op.outputs
-            if i != NO_TENSOR and self._root(i).kind == TensorKind.VARIABLE
-        }
+        self._uses = Uses(graph)
         self._products: dict[int, Op] = {}  # by the tensor they write
         self._gone: set[int] = set()
 
@@ -62,31 +53,23 @@ class _Fusion:
                 self._join_map(op)
             elif op.kind == "sgd_update":
                 self._join_update(op)
-            if op.kind == "matmul" and not self._reads_changed(op):
+            if op.kind == "matmul" and not self._uses.reads_changed(op):
                 self._products[op.outputs[0]] = op
         self._graph.ops = [op for op in self._graph.ops if id(op) not in self._gone]
         return len(self._gone)
-
-    def _reads_changed(self, op: Op) -> bool:
-        """Whether the op reads a variable that its phase changes: it has to stay where it is."""
-        return any(
-            (self._root(i).id, op.phase) in self._changed for i in op.inputs if i != NO_TENSOR
-        )
 
     def _tensor(self, tensor_id: int) -> Tensor:
         return self._graph.tensors[tensor_id]
 
     def _root(self, tensor_id: int) -> Tensor:
-        return self._graph.root(self._tensor(tensor_id))
+        return self._graph.root_of(tensor_id)
 
     def _product_of(self, op: Op, tensor_id: int) -> Op | None:
         """Return the product that writes what ``op`` alone reads as ``tensor_id``, all of it."""
         tensor, root = self._tensor(tensor_id), self._root(tensor_id)
         product = self._products.get(root.id)
-        if product is None or self._readers[root.id] != 1:
-            return None
-        whole = tensor.is_contiguous and tensor.offset == 0 and _size(tensor) == _size(root)
-        return product if whole else None
+        alone = self._uses.only_reader(root.id) is op
+        return product if alone and tensor.covers(root) else None
 
     def _join_map(self, op: Op) -> None:
         code: Any = op.attributes["code"]
@@ -145,7 +128,7 @@ class _Fusion:
         if (
             mask.dtype != torch.float32
             or not mask.is_contiguous
-            or _size(mask) != _size(out)
+            or mask.numel != out.numel
             or not self._takes_in("mask", product)
         ):
             return False
@@ -201,12 +184,5 @@ class _Fusion:
         kept = [self._root(i) for i in product.inputs[:2]]
         if any(t.kind not in (TensorKind.VALUE, TensorKind.INPUT) for t in kept):
             return False
-        values = sum(_size(t) for t in kept if t.kind == TensorKind.VALUE)
-        return values <= _size(self._tensor(product.outputs[0]))
-
-
-def _size(tensor: Tensor) -> int:
-    size = 1
-    for length in tensor.shape:
-        size *= length
-    return size
+        values = sum(t.numel for t in kept if t.kind == TensorKind.VALUE)
+        return values <= self._tensor(product.outputs[0]).numel

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popsim_torch.ir import Graph, Op
-from popsim_torch.ir.graph import NO_TENSOR
 
 _KINDS = {
     "adam_update",
@@ -86,7 +85,7 @@ def _count(op: Op) -> int:
 
 
 def _roots(graph: Graph, ids: Iterable[int]) -> set[int]:
-    return {graph.root(graph.tensors[i]).id for i in ids if i != NO_TENSOR}
+    return {root.id for root in graph.roots(ids)}
 
 
 def _join(ops: list[Op]) -> None:

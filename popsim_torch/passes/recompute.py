@@ -97,7 +97,7 @@ class _Rebuilding:
         tensors = self._graph.tensors
         return [
             self._copy_of(tensors[i]).id
-            if i != NO_TENSOR and self._graph.root(tensors[i]).id in rebuilt
+            if i != NO_TENSOR and self._graph.root_of(i).id in rebuilt
             else i
             for i in reader.inputs
         ]

@@ -23,11 +23,10 @@ The rules of the modes:
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from popsim_torch.ir import Graph, Op, Phase, TensorKind
+from popsim_torch.ir import Graph, Op, Phase, TensorKind, walk
 from popsim_torch.ir.graph import NO_TENSOR
 
 
@@ -63,8 +62,7 @@ class Repeatable:
 
     def roots(self, tensor_ids: Iterable[int]) -> Iterator[int]:
         """Return the ids of the tensors whose memory the given ones lie in."""
-        tensors = self.graph.tensors
-        return (self.graph.root(tensors[i]).id for i in tensor_ids if i != NO_TENSOR)
+        return (root.id for root in self.graph.roots(tensor_ids))
 
     def stage(self, value: int) -> int:
         """Return the stage that a value is computed on."""
@@ -80,13 +78,13 @@ def find_repeatable(graph: Graph) -> Repeatable:
     """Find the forward values that can be rebuilt in the backward pass with the same bits."""
     found = Repeatable(graph)
     changed = {
-        root
-        for op in graph.ops
+        root.id
+        for _, op in walk(graph)
         if op.phase in (Phase.FORWARD, Phase.BACKWARD)
-        for root in found.roots(op.outputs)
-        if graph.tensors[root].kind == TensorKind.VARIABLE
+        for root in graph.roots(op.outputs)
+        if root.kind == TensorKind.VARIABLE
     }
-    for position, op in enumerate(graph.ops):
+    for position, op in walk(graph):
         # A print writes what is there already.
         if op.phase != Phase.FORWARD or op.kind == "print":
             continue
@@ -237,7 +235,7 @@ class _Choice:
 
     def _bytes(self, root: int) -> int:
         tensor = self._graph.tensors[root]
-        return math.prod(tensor.shape) * tensor.dtype.itemsize
+        return tensor.numel * tensor.dtype.itemsize
 
     def all_before_the_end(self) -> set[int]:
         """Return all values but those between the last checkpoints and the loss."""

@@ -1,0 +1,64 @@
+"""Who reads and who writes the tensors of a program."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from popsim_torch.ir.graph import Graph, Op, TensorKind
+
+
+def walk(graph: Graph) -> Iterator[tuple[int, Op]]:
+    """Yield every op of a program in the order they run, with its position in ``graph.ops``.
+
+    What asks for all ops asks here, so that one place knows where ops are.
+    """
+    yield from enumerate(graph.ops)
+
+
+class Uses:
+    """Readers and writers of a graph's tensors, as they are when this is made.
+
+    What counts is the memory: a tensor has the readers and writers of all its views.
+
+    Args:
+        graph: Passes that change its ops while they ask have to know which answers still hold.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._position: dict[int, int] = {}  # by identity
+        self._readers: dict[int, list[Op]] = defaultdict(list)
+        self._writers: dict[int, list[Op]] = defaultdict(list)
+        for position, op in walk(graph):
+            self._position[id(op)] = position
+            for root in graph.roots(op.inputs):
+                self._readers[root.id].append(op)
+            for root in graph.roots(op.outputs):
+                self._writers[root.id].append(op)
+
+    def readers(self, tensor_id: int) -> Sequence[Op]:
+        """Return the ops that read a tensor, in the order they run, once for each read."""
+        return self._readers.get(self._graph.root_of(tensor_id).id, ())
+
+    def writers(self, tensor_id: int) -> Sequence[Op]:
+        """Return the ops that write a tensor, in the order they run, once for each write."""
+        return self._writers.get(self._graph.root_of(tensor_id).id, ())
+
+    def only_reader(self, tensor_id: int) -> Op | None:
+        """Return the op that alone reads a tensor, and once."""
+        readers = self.readers(tensor_id)
+        return readers[0] if len(readers) == 1 else None
+
+    def position(self, op: Op) -> int:
+        """Return the place of an op among those of the program."""
+        return self._position[id(op)]
+
+    def reads_changed(self, op: Op) -> bool:
+        """Whether an op reads a variable that its phase changes: it has to stay where it is."""
+        return any(
+            writer.phase == op.phase
+            for root in self._graph.roots(op.inputs)
+            if root.kind == TensorKind.VARIABLE
+            for writer in self.writers(root.id)
+        )
