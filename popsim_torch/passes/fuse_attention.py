@@ -22,6 +22,7 @@ import torch
 from popsim_torch._native import has_onednn
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.ir.map_code import MapCode
 
 _MIN_WORK = 1 << 18
 """Fewest multiplications of a matrix of a batch that ``csrc/dense/vector/piece_matmul.cpp``
@@ -351,28 +352,15 @@ class _Fusion:
                 _require(writer.phase != first.phase or position(writer) < position(first))
 
     def _map_of(self, op: Op | None, scores: _Scores) -> _Map:
+        code, shape = MapCode(), [scores.batch, scores.rows, scores.columns]
         if op is None:
-            shape = [scores.batch, scores.rows, scores.columns]
-            return _Map([], {"code": [], "constants": [], "result": 0, "shape": shape})
-        attributes: Any = op.attributes
-        position = self._scores_position(op, scores)
-
-        def number(value: int) -> int:
-            return 0 if value == position else value + 1 if value < position else value
-
-        code = []
-        for line in attributes["code"]:
-            name, *operands = line.split()
-            code.append(" ".join([name, *(str(number(int(value))) for value in operands)]))
-        return _Map(
-            op.inputs[:position] + op.inputs[position + 1 :],
-            {
-                "code": code,
-                "constants": list(attributes["constants"]),
-                "result": number(attributes["results"][0]),
-                "shape": list(self._tensor(op.outputs[0]).shape),
-            },
-        )
+            code.results = [code.input(NO_TENSOR)]  # the scores, as they are
+        else:
+            code, shape = MapCode.of(op), list(self._tensor(op.outputs[0]).shape)
+            code.put_first(op.inputs[self._scores_position(op, scores)])
+        attributes: Any = code.attributes()
+        (result,) = attributes.pop("results")
+        return _Map(code.inputs[1:], {**attributes, "result": result, "shape": shape})
 
     # --- The graph ---
 

@@ -11,7 +11,7 @@ graph.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -19,13 +19,21 @@ from popsim_torch._native import product_takes_in
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Graph, Op, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.ir.map_code import MapCode, MapValue
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-_ADD = (["add 0 1"], ["add 1 0"])
-_RELU = ["relu 0"]
-# where(mask <= 0, 0, gradient): which of the two inputs is the gradient.
-_GRADIENT_POSITION = {("le 0 2", "where 3 2 1"): 1, ("le 1 2", "where 3 2 0"): 0}
+
+def _relu(code: MapCode, x: MapValue) -> MapValue:
+    return code("relu", x)
+
+
+def _sum(code: MapCode, a: MapValue, b: MapValue) -> MapValue:
+    return code("add", a, b)
+
+
+def _masked(code: MapCode, gradient: MapValue, mask: MapValue) -> MapValue:
+    return code("where", code("le", mask, 0.0), 0.0, gradient)
 
 
 def fuse_products(graph: Graph) -> int:
@@ -72,11 +80,10 @@ class _Fusion:
         return product if alone and tensor.covers(root) else None
 
     def _join_map(self, op: Op) -> None:
-        code: Any = op.attributes["code"]
         if len(op.outputs) != 1:
             return
         out = self._tensor(op.outputs[0])
-        for position, tensor_id in enumerate(op.inputs):
+        for tensor_id in op.inputs:
             product = self._product_of(op, tensor_id)
             if (
                 product is None
@@ -89,20 +96,20 @@ class _Fusion:
                 or len(product.inputs) > 3
             ):
                 continue
-            constants = op.attributes["constants"]
-            if code == _RELU:
-                joined = self._with_relu(product)
-            elif len(op.inputs) == 2 and code in _ADD and not constants:
-                joined = self._with_bias(product, op.inputs[1 - position])
-            else:
-                joined = (
-                    _GRADIENT_POSITION.get(tuple(code)) == position
-                    and constants == [0.0]
-                    and self._with_mask(product, op.inputs[1 - position])
-                )
-            if joined:
+            if self._with_code(product, MapCode.of(op), tensor_id):
                 self._replace(op, product)
                 return
+
+    def _with_code(self, product: Op, code: MapCode, result: int) -> bool:
+        """Let a product do what a ``map`` does to its result; say whether it can."""
+        if code.computes(_relu, result):
+            return self._with_relu(product)
+        if len(code.inputs) != 2:
+            return False
+        other = code.inputs[1 - code.inputs.index(result)]
+        if code.computes(_sum, result, other) or code.computes(_sum, other, result):
+            return self._with_bias(product, other)
+        return code.computes(_masked, result, other) and self._with_mask(product, other)
 
     def _with_relu(self, product: Op) -> bool:
         if not self._takes_in("relu", product):

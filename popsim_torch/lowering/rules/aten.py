@@ -11,7 +11,7 @@ import torch.fx
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.rules.elementwise import cast
+from popsim_torch.lowering.maps import cast
 from popsim_torch.trace.device import on_cpu_zeros
 
 # Numbers of torch's enums, as operator schemas take them.

@@ -1,23 +1,21 @@
-"""Elementwise operators as programs of the ``map`` op.
+"""Elementwise operators as formulas of the ``map`` op.
 
-A program is a list of instructions on numbered values: the op's inputs, then its constants, then
-the results of the instructions (``csrc/ops/map/map.cpp``). Everything is computed in float32;
-results of float16 operators are rounded to float16 after every operator, as PyTorch does.
+Everything is computed in float32; results of float16 operators are rounded to float16 after every
+operator, as PyTorch does.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
-from popsim_torch.dtypes import dtype_name
-from popsim_torch.ir import Tensor
+from popsim_torch.ir.map_code import Formula, MapCode, MapValue
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.maps import emit_map
 from popsim_torch.lowering.rules.rule import Rule, operands
 from popsim_torch.lowering.rules.views import another_name, keeps_type
 
@@ -25,66 +23,6 @@ aten = torch.ops.aten
 
 _COMPUTED = frozenset({torch.float32, torch.float16, torch.bool})
 _CAST_FROM = _COMPUTED | {torch.uint8, torch.int32, torch.int64, torch.bfloat16}
-
-
-class Code:
-    """The instructions of one ``map`` op.
-
-    Values are negative while the numbers of inputs and constants are not known yet; ``finish``
-    numbers them as the op wants them.
-    """
-
-    def __init__(self) -> None:
-        self.inputs: list[Tensor] = []
-        self._input_index: dict[int, int] = {}
-        self._constants: list[float] = []
-        self._lines: list[tuple[str, tuple[tuple[str, int], ...]]] = []
-
-    def operand(self, value: Tensor | float | tuple[str, int]) -> tuple[str, int]:
-        """Return the operand for a tensor, a number, or an operand."""
-        if isinstance(value, tuple):
-            return value
-        if isinstance(value, Tensor):
-            if value.id not in self._input_index:
-                self._input_index[value.id] = len(self.inputs)
-                self.inputs.append(value)
-            return ("input", self._input_index[value.id])
-        number = float(value)
-        for index, constant in enumerate(self._constants):
-            same_sign = math.copysign(1.0, constant) == math.copysign(1.0, number)
-            if constant == number and same_sign:
-                return ("constant", index)
-        self._constants.append(number)
-        return ("constant", len(self._constants) - 1)
-
-    def __call__(self, name: str, *operands: Tensor | float | tuple[str, int]) -> tuple[str, int]:
-        """Append an instruction and return its result."""
-        self._lines.append((name, tuple(self.operand(value) for value in operands)))
-        return ("line", len(self._lines) - 1)
-
-    def attributes(self, results: list[tuple[str, int]]) -> dict[str, Any]:
-        """Return the op's attributes ``code``, ``constants`` and ``results``."""
-        first = {
-            "input": 0,
-            "constant": len(self.inputs),
-            "line": len(self.inputs) + len(self._constants),
-        }
-
-        def number(operand: tuple[str, int]) -> int:
-            return first[operand[0]] + operand[1]
-
-        return {
-            "code": [
-                " ".join([name, *(str(number(operand)) for operand in operands)])
-                for name, operands in self._lines
-            ],
-            "constants": self._constants,
-            "results": [number(result) for result in results],
-        }
-
-
-Operand = tuple[str, int]
-Formula = Callable[..., Operand]
 
 
 def _unary(name: str) -> Formula:
@@ -95,19 +33,19 @@ def _binary(name: str) -> Formula:
     return lambda code, a, b: code(name, a, b)
 
 
-def _add(code: Code, a: Any, b: Any, alpha: float = 1) -> Operand:
+def _add(code: MapCode, a: Any, b: Any, alpha: float = 1) -> MapValue:
     return code("add", a, b if alpha == 1 else code("mul", b, alpha))
 
 
-def _sub(code: Code, a: Any, b: Any, alpha: float = 1) -> Operand:
+def _sub(code: MapCode, a: Any, b: Any, alpha: float = 1) -> MapValue:
     return code("sub", a, b if alpha == 1 else code("mul", b, alpha))
 
 
-def _rsub(code: Code, a: Any, b: Any, alpha: float = 1) -> Operand:
+def _rsub(code: MapCode, a: Any, b: Any, alpha: float = 1) -> MapValue:
     return _sub(code, b, a, alpha)
 
 
-def _pow_scalar(code: Code, x: Any, exponent: float) -> Operand:
+def _pow_scalar(code: MapCode, x: Any, exponent: float) -> MapValue:
     if exponent == 2:
         return code("mul", x, x)
     if exponent == 3:
@@ -121,56 +59,56 @@ def _pow_scalar(code: Code, x: Any, exponent: float) -> Operand:
     return code("pow", x, exponent)
 
 
-def _clamp(code: Code, x: Any, low: float | None = None, high: float | None = None) -> Operand:
+def _clamp(code: MapCode, x: Any, low: float | None = None, high: float | None = None) -> MapValue:
     return code("clamp", x, -math.inf if low is None else low, math.inf if high is None else high)
 
 
-def _hardtanh(code: Code, x: Any, low: float = -1, high: float = 1) -> Operand:
+def _hardtanh(code: MapCode, x: Any, low: float = -1, high: float = 1) -> MapValue:
     return _clamp(code, x, low, high)
 
 
-def _hardtanh_backward(code: Code, gradient: Any, x: Any, low: float, high: float) -> Operand:
+def _hardtanh_backward(code: MapCode, gradient: Any, x: Any, low: float, high: float) -> MapValue:
     outside = code("or", code("le", x, low), code("ge", x, high))
     return code("where", outside, 0.0, gradient)
 
 
-def _threshold(code: Code, x: Any, threshold: float, value: float) -> Operand:
+def _threshold(code: MapCode, x: Any, threshold: float, value: float) -> MapValue:
     return code("where", code("le", x, threshold), value, x)
 
 
-def _threshold_backward(code: Code, gradient: Any, x: Any, threshold: float) -> Operand:
+def _threshold_backward(code: MapCode, gradient: Any, x: Any, threshold: float) -> MapValue:
     return code("where", code("le", x, threshold), 0.0, gradient)
 
 
-def _sigmoid_backward(code: Code, gradient: Any, y: Any) -> Operand:
+def _sigmoid_backward(code: MapCode, gradient: Any, y: Any) -> MapValue:
     return code("mul", gradient, code("mul", code("sub", 1.0, y), y))
 
 
-def _tanh_backward(code: Code, gradient: Any, y: Any) -> Operand:
+def _tanh_backward(code: MapCode, gradient: Any, y: Any) -> MapValue:
     return code("mul", gradient, code("sub", 1.0, code("mul", y, y)))
 
 
-def _leaky_relu(code: Code, x: Any, slope: float = 0.01) -> Operand:
+def _leaky_relu(code: MapCode, x: Any, slope: float = 0.01) -> MapValue:
     return code("where", code("gt", x, 0.0), x, code("mul", x, slope))
 
 
 def _leaky_relu_backward(
-    code: Code, gradient: Any, x: Any, slope: float, _self_is_result: bool
-) -> Operand:
+    code: MapCode, gradient: Any, x: Any, slope: float, _self_is_result: bool
+) -> MapValue:
     return code("where", code("gt", x, 0.0), gradient, code("mul", gradient, slope))
 
 
-def _silu(code: Code, x: Any) -> Operand:
+def _silu(code: MapCode, x: Any) -> MapValue:
     return code("div", x, code("add", 1.0, code("exp", code("neg", x))))
 
 
-def _silu_backward(code: Code, gradient: Any, x: Any) -> Operand:
+def _silu_backward(code: MapCode, gradient: Any, x: Any) -> MapValue:
     sigmoid = code("div", 1.0, code("add", 1.0, code("exp", code("neg", x))))
     inner = code("add", 1.0, code("mul", x, code("sub", 1.0, sigmoid)))
     return code("mul", code("mul", gradient, sigmoid), inner)
 
 
-def _gelu(code: Code, x: Any, approximate: str = "none") -> Operand:
+def _gelu(code: MapCode, x: Any, approximate: str = "none") -> MapValue:
     if approximate == "tanh":
         return code(
             "mul", code("mul", 0.5, x), code("add", 1.0, code("tanh", _gelu_inner(code, x)))
@@ -179,12 +117,12 @@ def _gelu(code: Code, x: Any, approximate: str = "none") -> Operand:
     return code("mul", code("mul", x, 0.5), cdf)
 
 
-def _gelu_inner(code: Code, x: Any) -> Operand:
+def _gelu_inner(code: MapCode, x: Any) -> MapValue:
     cube = code("mul", code("mul", x, x), x)
     return code("mul", math.sqrt(2 / math.pi), code("add", x, code("mul", 0.044715, cube)))
 
 
-def _gelu_backward(code: Code, gradient: Any, x: Any, approximate: str = "none") -> Operand:
+def _gelu_backward(code: MapCode, gradient: Any, x: Any, approximate: str = "none") -> MapValue:
     if approximate == "tanh":
         tanh = code("tanh", _gelu_inner(code, x))
         left = code("mul", 0.5, code("add", 1.0, tanh))
@@ -206,33 +144,33 @@ def _gelu_backward(code: Code, gradient: Any, x: Any, approximate: str = "none")
     return code("mul", gradient, code("add", cdf, code("mul", x, density)))
 
 
-def _where(code: Code, condition: Any, a: Any, b: Any) -> Operand:
+def _where(code: MapCode, condition: Any, a: Any, b: Any) -> MapValue:
     return code("where", condition, a, b)
 
 
-def _masked_fill(code: Code, x: Any, mask: Any, value: Any) -> Operand:
+def _masked_fill(code: MapCode, x: Any, mask: Any, value: Any) -> MapValue:
     return code("where", mask, value, x)
 
 
-def _addcmul(code: Code, x: Any, a: Any, b: Any, value: float = 1) -> Operand:
+def _addcmul(code: MapCode, x: Any, a: Any, b: Any, value: float = 1) -> MapValue:
     product = code("mul", a if value == 1 else code("mul", a, value), b)
     return code("add", x, product)
 
 
-def _addcdiv(code: Code, x: Any, a: Any, b: Any, value: float = 1) -> Operand:
+def _addcdiv(code: MapCode, x: Any, a: Any, b: Any, value: float = 1) -> MapValue:
     return code("add", x, code("div", a if value == 1 else code("mul", a, value), b))
 
 
-def _source(code: Code, _target: Any, source: Any, _non_blocking: bool = False) -> Operand:
-    return code.operand(source)
+def _source(code: MapCode, _target: Any, source: Any, _non_blocking: bool = False) -> MapValue:
+    return code.value(source)
 
 
-def _cast(code: Code, x: Any, **_options: Any) -> Operand:
-    return code.operand(x)
+def _cast(code: MapCode, x: Any, **_options: Any) -> MapValue:
+    return code.value(x)
 
 
-def _fill(code: Code, _x: Any, value: Any) -> Operand:
-    return code.operand(value)
+def _fill(code: MapCode, _x: Any, value: Any) -> MapValue:
+    return code.value(value)
 
 
 _COMPARISONS = {name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -348,98 +286,15 @@ def _is_converted(node: torch.fx.Node) -> bool:
 
 def _lower(formula: Formula, builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add a ``map`` op for a node."""
-    code = Code()
+    code = MapCode()
 
     def given(value: Any) -> Any:
-        return code.operand(builder.tensor(value)) if isinstance(value, torch.fx.Node) else value
+        return code.value(builder.tensor(value)) if isinstance(value, torch.fx.Node) else value
 
     args = [given(value) for value in node.args]
     kwargs = {key: given(value) for key, value in node.kwargs.items()}
-    result = code.operand(formula(code, *args, **kwargs))
+    result = code.value(formula(code, *args, **kwargs))
     return emit_map(builder, code, result, node.meta["val"].dtype, node.meta["val"].shape, place)
-
-
-def emit_map(
-    builder: Builder,
-    code: Code,
-    result: Operand,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    place: Place,
-) -> Tensor:
-    """Add a ``map`` op with one result.
-
-    The result lies in memory as its inputs of the same size do, if they agree or if one of them is
-    an image with its channels last.
-    """
-    shape = tuple(int(size) for size in shape)
-    sized = [tensor for tensor in code.inputs if tensor.shape == shape]
-    order = _order_of(builder, sized, len(shape))
-    permuted = tuple(shape[axis] for axis in order)
-    inputs = [_with_order(builder, tensor, order, permuted) for tensor in code.inputs]
-    out = builder.image(dtype, shape) if _has_image(builder, sized) else None
-    written = builder.value(dtype, permuted) if out is None else builder.graph.root(out)
-    attributes = code.attributes([result])
-    attributes["dtypes"] = [dtype_name(dtype)]
-    attributes["shape"] = list(permuted)
-    builder.op("map", inputs, [written], attributes, place=place)
-    if out is not None or order == tuple(range(len(shape))):
-        return out or written
-    strides = [0] * len(shape)
-    for axis, stride in zip(order, written.strides, strict=True):
-        strides[axis] = stride
-    return builder.graph.add_view(written, shape, strides, 0)
-
-
-def _has_image(builder: Builder, sized: Sequence[Tensor]) -> bool:
-    return any(builder.channels_last(tensor) is not None for tensor in sized)
-
-
-def _order_of(builder: Builder, sized: Sequence[Tensor], rank: int) -> tuple[int, ...]:
-    """Return the axes from the outermost in memory to the innermost."""
-    if _has_image(builder, sized):
-        return (0, 2, 3, 1)
-    orders = {_dense_order(tensor) for tensor in sized}
-    order = orders.pop() if len(orders) == 1 else None
-    return tuple(range(rank)) if order is None else order
-
-
-def _dense_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the order of a tensor's axes in which it is contiguous, if there is one."""
-    if tensor.is_contiguous:
-        return tuple(range(len(tensor.shape)))
-    axes = range(len(tensor.shape))
-    order = tuple(sorted(axes, key=lambda axis: (-tensor.strides[axis], axis)))
-    expected = 1
-    for axis in reversed(order):
-        if tensor.shape[axis] != 1 and tensor.strides[axis] != expected:
-            return None
-        expected *= tensor.shape[axis]
-    return order
-
-
-def _with_order(
-    builder: Builder, tensor: Tensor, order: tuple[int, ...], permuted: tuple[int, ...]
-) -> Tensor:
-    """Return an input of an elementwise op with its axes in another order."""
-    missing = len(order) - len(tensor.shape)
-    if order == tuple(range(len(order))) or not tensor.shape:
-        return tensor
-    sizes, strides = (1,) * missing + tensor.shape, (0,) * missing + tensor.strides
-    shape = tuple(sizes[axis] for axis in order)
-    seen = tuple(strides[axis] for axis in order)
-    root = builder.graph.root(tensor)
-    if (root.shape, root.strides, 0) == (shape, seen, tensor.offset):
-        return root
-    return builder.graph.add_view(tensor, shape, seen, tensor.offset)
-
-
-def cast(builder: Builder, tensor: Tensor, dtype: torch.dtype, place: Place) -> Tensor:
-    """Return a tensor in another floating-point type, itself where it has that type already."""
-    if tensor.dtype == dtype:
-        return tensor
-    code = Code()
-    return emit_map(builder, code, code.operand(tensor), dtype, tensor.shape, place)
 
 
 def _to_copy(builder: Builder, node: torch.fx.Node, place: Place) -> Value:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
 
 from popsim_torch.ir import Tensor
+from popsim_torch.ir.map_code import Formula, MapCode, MapValue
 from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.rules.elementwise import Code, Operand, emit_map
+from popsim_torch.lowering.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 
@@ -19,51 +19,51 @@ aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # numbers of torch's enum of reductions
 
 
-def _squared(code: Code, x: Tensor, y: Tensor) -> Operand:
+def _squared(code: MapCode, x: Tensor, y: Tensor) -> MapValue:
     difference = code("sub", x, y)
     return code("mul", difference, difference)
 
 
-def _squared_slope(code: Code, x: Tensor, y: Tensor, factor: float) -> Operand:
+def _squared_slope(code: MapCode, x: Tensor, y: Tensor, factor: float) -> MapValue:
     return code("mul", 2.0 * factor, code("sub", x, y))
 
 
-def _smooth_l1(code: Code, x: Tensor, y: Tensor, beta: float) -> Operand:
+def _smooth_l1(code: MapCode, x: Tensor, y: Tensor, beta: float) -> MapValue:
     size = code("abs", code("sub", x, y))
     near = code("div", code("mul", code("mul", 0.5, size), size), beta)
     return code("where", code("lt", size, beta), near, code("sub", size, 0.5 * beta))
 
 
-def _smooth_l1_slope(code: Code, x: Tensor, y: Tensor, factor: float, beta: float) -> Operand:
+def _smooth_l1_slope(code: MapCode, x: Tensor, y: Tensor, factor: float, beta: float) -> MapValue:
     difference = code("sub", x, y)
     far = code("gt", code("abs", difference), beta)
     slope = code("where", far, code("sign", difference), code("div", difference, beta))
     return code("mul", factor, slope)
 
 
-def _huber(code: Code, x: Tensor, y: Tensor, delta: float) -> Operand:
+def _huber(code: MapCode, x: Tensor, y: Tensor, delta: float) -> MapValue:
     size = code("abs", code("sub", x, y))
     near = code("mul", code("mul", 0.5, size), size)
     far = code("mul", delta, code("sub", size, 0.5 * delta))
     return code("where", code("le", size, delta), near, far)
 
 
-def _huber_slope(code: Code, x: Tensor, y: Tensor, factor: float, delta: float) -> Operand:
+def _huber_slope(code: MapCode, x: Tensor, y: Tensor, factor: float, delta: float) -> MapValue:
     return code("mul", factor, code("clamp", code("sub", x, y), -delta, delta))
 
 
-def _cross_entropy(code: Code, x: Tensor, y: Tensor) -> Operand:
+def _cross_entropy(code: MapCode, x: Tensor, y: Tensor) -> MapValue:
     # A probability of 0 counts as if its logarithm were -100, as in PyTorch.
     no = code("mul", code("sub", y, 1.0), code("max", code("log1p", code("neg", x)), -100.0))
     return code("sub", no, code("mul", y, code("max", code("log", x), -100.0)))
 
 
-def _cross_entropy_slope(code: Code, x: Tensor, y: Tensor, factor: float) -> Operand:
+def _cross_entropy_slope(code: MapCode, x: Tensor, y: Tensor, factor: float) -> MapValue:
     variance = code("max", code("mul", code("sub", 1.0, x), x), 1e-12)
     return code("mul", factor, code("div", code("sub", x, y), variance))
 
 
-def _with_logits(code: Code, x: Tensor, y: Tensor, positive: Tensor | None = None) -> Operand:
+def _with_logits(code: MapCode, x: Tensor, y: Tensor, positive: Tensor | None = None) -> MapValue:
     decay = code("log1p", code("exp", code("neg", code("abs", x))))
     log_sigmoid = code("sub", code("min", x, 0.0), decay)
     if positive is not None:
@@ -75,14 +75,14 @@ def _with_logits(code: Code, x: Tensor, y: Tensor, positive: Tensor | None = Non
 # What each element adds to the loss, or what the gradient of the loss is multiplied with; the
 # latter also takes the factor that a mean has. Parameters of the loss come last. (PyTorch itself
 # expresses the gradient of the one with logits by other operators.)
-_ERRORS: dict[Any, Callable[..., Operand]] = {
+_ERRORS: dict[Any, Formula] = {
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.binary_cross_entropy_with_logits.default: _with_logits,
     aten.huber_loss.default: _huber,
     aten.mse_loss.default: _squared,
     aten.smooth_l1_loss.default: _smooth_l1,
 }
-_SLOPES: dict[Any, Callable[..., Operand]] = {
+_SLOPES: dict[Any, Formula] = {
     aten.binary_cross_entropy_backward.default: _cross_entropy_slope,
     aten.huber_loss_backward.default: _huber_slope,
     aten.mse_loss_backward.default: _squared_slope,
@@ -110,7 +110,7 @@ def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     parameters: list[Any] = [float(arguments[name]) for name in _NUMBERS if name in arguments]
     if "pos_weight" in tensors:
         parameters.append(tensors["pos_weight"])
-    value, code = node.meta["val"], Code()
+    value, code = node.meta["val"], MapCode()
     x, y = tensors["self"], tensors["target"]
     if node.target in _SLOPES:
         factor = 1.0 / value.numel() if reduction == _MEAN else 1.0
@@ -126,7 +126,7 @@ def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     return reduce_all(builder, errors, value, "mean" if reduction == _MEAN else "sum", place)
 
 
-def _weighted(code: Code, value: Operand, tensors: dict[str, Tensor]) -> Operand:
+def _weighted(code: MapCode, value: MapValue, tensors: dict[str, Tensor]) -> MapValue:
     return code("mul", value, tensors["weight"]) if "weight" in tensors else value
 
 

@@ -10,9 +10,10 @@ import torch.fx
 
 from popsim_torch.errors import InternalError
 from popsim_torch.ir import Tensor
+from popsim_torch.ir.map_code import MapCode
 from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.maps import emit_map
 from popsim_torch.lowering.rules.aten import lower_aten
-from popsim_torch.lowering.rules.elementwise import Code, emit_map
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 
 aten = torch.ops.aten
@@ -78,7 +79,7 @@ def _training(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
         {"momentum": float(momentum), "epsilon": float(epsilon)},
         place=place,
     )
-    code, rank = Code(), len(x.shape)
+    code, rank = MapCode(), len(x.shape)
     mean = statistics[0]
     if mean is None:
         raise InternalError("batch norm: no mean")
@@ -123,7 +124,7 @@ def _backward_of_batch(builder: Builder, node: torch.fx.Node, place: Place) -> V
     of_gradient, of_deviation, shift, mean = (
         _per_channel(builder, f, len(x.shape)) for f in [*factors, mean] if f is not None
     )
-    code = Code()
+    code = MapCode()
     value = code("mul", code("sub", x, mean), of_deviation)
     value = code("add", value, code("mul", grad_y, of_gradient))
     value = code("add", value, shift)
@@ -143,7 +144,7 @@ def _fixed(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     x = builder.tensor(source)
     value: torch.Tensor = node.meta["val"][0]
     if builder.channels_last(x) is None:
-        factors = Code()
+        factors = MapCode()
         scale, shift = _fixed_factors(builder, factors, [weight, bias, mean, variance], epsilon, x)
         result = factors("add", factors("mul", x, scale), shift)
         out = emit_map(builder, factors, result, value.dtype, value.shape, place)
@@ -155,7 +156,7 @@ def _fixed(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 def _fixed_factors(
     builder: Builder,
-    code: Code,
+    code: MapCode,
     nodes: Sequence[torch.fx.Node | None],
     epsilon: float,
     x: Tensor | None,
@@ -193,11 +194,11 @@ def _fixed_image(
     channels = (x.shape[1],)
     factors = []
     for index in range(2):
-        code = Code()
+        code = MapCode()
         factor = _fixed_factors(builder, code, nodes, epsilon, None)[index]
         factors.append(emit_map(builder, code, factor, torch.float32, channels, place))
     scale, shift = (_per_channel(builder, factor, len(x.shape)) for factor in factors)
-    code = Code()
+    code = MapCode()
     result = code("add", code("mul", x, scale), shift)
     return emit_map(builder, code, result, dtype, x.shape, place)
 

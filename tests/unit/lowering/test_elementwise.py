@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.ir import Graph, TensorKind
-from popsim_torch.lowering.rules.elementwise import RULES, Code
+from popsim_torch.lowering.rules.elementwise import RULES
 
 aten = torch.ops.aten
 
@@ -305,65 +304,6 @@ def test_integers(function):
     actual, _ = run(function, x)
     assert actual.dtype == function(x).dtype
     assert torch.equal(actual, function(x))
-
-
-# The code of a map op
-
-
-@pytest.fixture
-def tensor():
-    graph = Graph()
-    return lambda: graph.add_tensor(TensorKind.VALUE, torch.float32, (2,))
-
-
-def test_operands_are_numbered_inputs_constants_lines(tensor):
-    code = Code()
-    a, b = tensor(), tensor()
-    product = code("mul", a, 2.0)
-    result = code("add", product, b)
-    assert code.inputs == [a, b]
-    assert code.attributes([result]) == {
-        "code": ["mul 0 2", "add 3 1"],
-        "constants": [2.0],
-        "results": [4],
-    }
-
-
-def test_a_tensor_or_number_used_twice_has_one_number(tensor):
-    code = Code()
-    a = tensor()
-    result = code("add", code("mul", a, 3.0), code("mul", a, 3))
-    assert code.attributes([result])["code"] == ["mul 0 1", "mul 0 1", "add 2 3"]
-
-
-def test_zero_and_negative_zero_are_two_constants(tensor):
-    code = Code()
-    result = code("add", code("add", tensor(), 0.0), -0.0)
-    constants = code.attributes([result])["constants"]
-    assert [math.copysign(1, c) for c in constants] == [1.0, -1.0]
-
-
-def test_an_input_can_be_the_result(tensor):
-    code = Code()
-    assert code.attributes([code.operand(tensor())]) == {
-        "code": [],
-        "constants": [],
-        "results": [0],
-    }
-
-
-def test_a_constant_can_be_the_result():
-    code = Code()
-    attributes = code.attributes([code.operand(4.0)])
-    assert attributes == {"code": [], "constants": [4.0], "results": [0]}
-
-
-def test_several_results(tensor):
-    code = Code()
-    a = tensor()
-    first = code("exp", a)
-    second = code("neg", first)
-    assert code.attributes([second, first])["results"] == [2, 1]
 
 
 class Permuted(torch.nn.Module):
