@@ -13,10 +13,7 @@
 
 #include "base/check.h"
 #include "graph/graph.h"
-
-namespace at {
-class Tensor;
-}
+#include "ops/run_context.h"
 
 namespace popsim::ops {
 
@@ -24,35 +21,6 @@ namespace popsim::ops {
 struct TensorType {
   DType dtype;
   Shape shape;
-};
-
-// Where the program is while a kernel runs.
-struct Cursor {
-  int64_t device_iteration = 0;
-  int64_t accumulation_step = 0;  // micro-batch within the device iteration
-  int64_t step = 0;  // micro-batches begun since the program was loaded
-};
-
-// What a kernel may touch while it runs.
-class RunContext {
- public:
-  virtual ~RunContext() = default;
-
-  // First element of the tensor (of the view, for views). Valid for this run()
-  // call only: inputs and stashed tensors move between micro-batches.
-  template <typename T = void>
-  [[nodiscard]] T* data(graph::TensorId id) const {
-    return static_cast<T*>(pointers[id]);
-  }
-  // The same memory as an at::Tensor. Only for ids that the kernel named in
-  // Kernel::at_tensors().
-  [[nodiscard]] virtual const at::Tensor& tensor(graph::TensorId id) const = 0;
-  // Memory that a return buffer (model output or anchor) is gathered in.
-  [[nodiscard]] virtual void* return_buffer(int64_t index) const = 0;
-
-  void* const* pointers = nullptr;  // by TensorId
-  Cursor cursor;
-  uint64_t seed = 0;
 };
 
 class Kernel {
@@ -133,6 +101,9 @@ struct OpDef {
   // The first output may be written over an input of the same size whose last
   // reader is this op.
   bool reuses_input = false;
+  // The first micro-batch of a device iteration writes the outputs whole: what
+  // an iteration before left in them does not count.
+  bool begins_anew = false;
 };
 
 // Throws InternalError for a name without an entry.

@@ -106,27 +106,22 @@ class Executable::Stopwatch {
 
 class Executable::Context final : public ops::RunContext {
  public:
-  Context(const Executable& executable, std::vector<void*> buffers,
-          Stopwatch* stopwatch)
-      : stopwatch(stopwatch),
-        memory_(*executable.memory_),
-        buffers_(std::move(buffers)) {
+  Context(const Executable& executable, Stopwatch* stopwatch)
+      : stopwatch(stopwatch), memory_(*executable.memory_) {
     pointers = memory_.pointers();
+    sinks = executable.sinks_.data();
+    loop = executable.loop_counts();
     seed = executable.seed_;
   }
 
   const at::Tensor& tensor(TensorId id) const override {
     return memory_.tensor(id);
   }
-  void* return_buffer(int64_t index) const override {
-    return buffers_[static_cast<size_t>(index)];
-  }
 
   Stopwatch* const stopwatch;  // null: ops are not timed
 
  private:
   const DeviceMemory& memory_;
-  std::vector<void*> buffers_;
 };
 
 Executable::Executable(graph::Graph graph, const RunConfig& config,
@@ -154,6 +149,13 @@ Executable::Executable(graph::Graph graph, const RunConfig& config,
                         ? at::zeros(spec.shape, ops::to_scalar_type(spec.dtype))
                         : at::Tensor());
   }
+  buffers_.resize(returns_.size());
+  for (Buffer& buffer : buffers_) sinks_.push_back(&buffer);
+}
+
+ops::LoopCounts Executable::loop_counts() const {
+  return {config_.device_iterations,
+          config_.training ? config_.gradient_accumulation : 1};
 }
 
 void Executable::prepare_kernels() {
@@ -232,7 +234,7 @@ void Executable::execute(const std::vector<Instruction>& block,
 
 void Executable::load() {
   const c10::InferenceMode no_autograd;
-  execute(setup_, Context(*this, {}, nullptr));
+  execute(setup_, Context(*this, nullptr));
 }
 
 void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
@@ -295,17 +297,15 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   const Busy busy(running_);
   check_inputs(inputs);
   std::vector<at::Tensor> results;
-  std::vector<void*> buffers;
   for (size_t i = 0; i < returns_.size(); ++i) {
-    results.push_back(returns_[i].keep
-                          ? at::Tensor()
-                          : at::empty(returns_[i].shape,
-                                      ops::to_scalar_type(returns_[i].dtype)));
-    buffers.push_back(returns_[i].keep ? kept_[i].data_ptr()
-                                       : results.back().data_ptr());
+    const ReturnSpec& spec = returns_[i];
+    results.push_back(
+        spec.keep ? at::Tensor()
+                  : at::empty(spec.shape, ops::to_scalar_type(spec.dtype)));
+    buffers_[i].point_at(spec.keep ? kept_[i] : results.back());
   }
   const c10::InferenceMode no_autograd;
-  Context context(*this, std::move(buffers), stopwatch);
+  Context context(*this, stopwatch);
   const int64_t iterations = config_.training ? config_.device_iterations : 1;
   for (int64_t i = 0; i < iterations; ++i) run_iteration(inputs, context, i);
   return results;

@@ -11,6 +11,7 @@
 #include "graph/graph.h"
 #include "memory/arena.h"
 #include "ops/op_def.h"
+#include "runtime/buffer.h"
 #include "runtime/memory.h"
 #include "schedule/action.h"
 
@@ -98,6 +99,7 @@ class Executable {
   void build_blocks(const std::vector<memory::Block>& blocks);
   [[nodiscard]] const std::vector<Instruction>& block(
       const schedule::Action& action) const;
+  [[nodiscard]] ops::LoopCounts loop_counts() const;
   void check_inputs(const std::vector<at::Tensor>& inputs) const;
   void bind_inputs(const std::vector<at::Tensor>& inputs, int64_t micro_batch);
   void run_action(const schedule::Action& action,
@@ -125,7 +127,9 @@ class Executable {
   std::vector<std::vector<Instruction>> backward_;  // by stage
   std::vector<Instruction> update_;
   std::vector<InputSlice> inputs_;
-  std::vector<at::Tensor> kept_;
+  std::vector<at::Tensor> kept_;   // by return; undefined: not kept
+  std::vector<Buffer> buffers_;    // by return
+  std::vector<ops::Sink*> sinks_;  // the same
   uint64_t seed_ = 0;
   int64_t step_ = 0;
   std::atomic<bool> running_ = false;

@@ -134,7 +134,6 @@ class ReturnLowering:
         keep: bool,
         where: str,
     ) -> None:
-        loop = self._loop
         count = self._count(mode, period, where)
         dtype = returned_dtype(tensor.dtype, mode)
         position, phase, stage = place
@@ -146,8 +145,6 @@ class ReturnLowering:
                 {
                     "mode": mode.name,
                     "period": period,
-                    "device_iterations": loop.device_iterations,
-                    "accumulation_steps": loop.gradient_accumulation,
                     "buffer": len(self._program.returns),
                     "per_update": phase == Phase.UPDATE,
                     "dtype": dtype_name(dtype),

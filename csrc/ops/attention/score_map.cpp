@@ -12,9 +12,6 @@ class ScoreMap::PieceContext final : public RunContext {
   const at::Tensor& tensor(graph::TensorId /*id*/) const override {
     throw InternalError("score_map: a map asks for no at::Tensor");
   }
-  void* return_buffer(int64_t /*index*/) const override {
-    throw InternalError("score_map: a map has no return buffer");
-  }
 };
 
 ScoreMap::ScoreMap(const OpView& op, const ScoreMapSpec& spec,

@@ -18,8 +18,6 @@ namespace {
 struct AnchorSpec {
   std::string mode;
   int64_t period;
-  int64_t device_iterations;
-  int64_t accumulation_steps;
   int64_t buffer;
   bool per_update;
   DType dtype;  // of the return buffer
@@ -30,10 +28,7 @@ class AnchorKernel final : public Kernel {
   explicit AnchorKernel(const OpView& op)
       : source_(op.input_id(0)),
         spec_{op.attribute<std::string>("mode"),
-              op.attribute<int64_t>("period"),
-              op.attribute<int64_t>("device_iterations"),
-              op.attribute<int64_t>("accumulation_steps"),
-              op.attribute<int64_t>("buffer"),
+              op.attribute<int64_t>("period"), op.attribute<int64_t>("buffer"),
               op.attribute<bool>("per_update"),
               dtype_from_name(op.attribute<std::string>("dtype"))},
         shape_(op.input(0).shape),
@@ -52,45 +47,42 @@ class AnchorKernel final : public Kernel {
 
   void run(const RunContext& context) override {
     const Cursor& cursor = context.cursor;
+    const auto [iterations, steps] = context.loop;
     const int64_t d = cursor.device_iteration;
     const int64_t first = spec_.per_update ? 0 : cursor.accumulation_step;
-    const int64_t last =
-        spec_.per_update ? spec_.accumulation_steps - 1 : first;
+    const int64_t last = spec_.per_update ? steps - 1 : first;
+    const bool is_last = d == iterations - 1 && last == steps - 1;
     if (spec_.mode == "All") {
-      store(context, d * spec_.accumulation_steps + first, last - first + 1);
+      store(context, d * steps + first, last - first + 1);
     } else if (spec_.mode == "EveryN") {
       if ((d + 1) % spec_.period != 0) return;
-      store(context, d / spec_.period * spec_.accumulation_steps + first,
-            last - first + 1);
+      store(context, d / spec_.period * steps + first, last - first + 1);
     } else if (spec_.mode == "Final") {
-      if (is_last(d, last)) store(context, 0, 1);
+      if (is_last) store(context, 0, 1);
     } else {
-      add(context, d == 0 && first == 0, is_last(d, last), last - first + 1);
+      add(context, d == 0 && first == 0, is_last, last - first + 1);
     }
   }
 
  private:
-  [[nodiscard]] bool is_last(int64_t device_iteration,
-                             int64_t accumulation_step) const {
-    return device_iteration == spec_.device_iterations - 1 &&
-           accumulation_step == spec_.accumulation_steps - 1;
+  [[nodiscard]] void* entry(const RunContext& context, int64_t index) const {
+    return context.sink(spec_.buffer).entry(index, entry_bytes_);
   }
 
-  [[nodiscard]] at::Tensor entry(const RunContext& context,
-                                 int64_t index) const {
-    auto* start = static_cast<char*>(context.return_buffer(spec_.buffer));
-    return at::from_blob(start + index * entry_bytes_, shape_,
+  // The entry seen as a tensor, to be converted into.
+  [[nodiscard]] at::Tensor target(const RunContext& context,
+                                  int64_t index) const {
+    return at::from_blob(entry(context, index), shape_,
                          to_scalar_type(spec_.dtype));
   }
 
   void store(const RunContext& context, int64_t index, int64_t count) const {
-    auto* start = static_cast<char*>(context.return_buffer(spec_.buffer));
     for (int64_t i = index; i < index + count; ++i) {
       if (plain_copy_) {
-        std::memcpy(start + i * entry_bytes_, context.data(source_),
+        std::memcpy(entry(context, i), context.data(source_),
                     static_cast<size_t>(entry_bytes_));
       } else {
-        entry(context, i).copy_(context.tensor(source_));
+        target(context, i).copy_(context.tensor(source_));
       }
     }
   }
@@ -100,7 +92,7 @@ class AnchorKernel final : public Kernel {
     // In double (or int64): summing many micro-batches must not round away
     // what each of them adds.
     sum_.add_(context.tensor(source_).to(sum_.scalar_type()), times);
-    if (last) entry(context, 0).copy_(sum_);
+    if (last) target(context, 0).copy_(sum_);
   }
 
   graph::TensorId source_;
@@ -116,8 +108,7 @@ class AnchorKernel final : public Kernel {
 extern const OpDef kAnchor{
     .name = "anchor",
     .schema =
-        "anchor(Tensor x, *, str mode, int period, "
-        "int device_iterations, int accumulation_steps, int buffer, "
+        "anchor(Tensor x, *, str mode, int period, int buffer, "
         "bool per_update, str dtype) -> ()",
     .shape = [](const OpView&) { return std::vector<TensorType>{}; },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {

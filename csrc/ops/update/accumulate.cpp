@@ -67,6 +67,7 @@ extern const OpDef kAccumulate{
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<Accumulate>(op);
     },
+    .begins_anew = true,
 };
 
 }  // namespace popsim::ops

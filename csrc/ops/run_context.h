@@ -1,0 +1,59 @@
+// What a kernel meets while it runs: memory, position, and who takes results.
+#pragma once
+
+#include <cstdint>
+
+#include "graph/graph.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace popsim::ops {
+
+// How often one run goes through the program.
+struct LoopCounts {
+  int64_t device_iterations = 1;
+  int64_t accumulation_steps = 1;  // micro-batches per device iteration
+};
+
+// Where the program is while a kernel runs.
+struct Cursor {
+  int64_t device_iteration = 0;
+  int64_t accumulation_step = 0;  // micro-batch within the device iteration
+  int64_t step = 0;  // micro-batches begun since the program was loaded
+};
+
+// Takes what comes back from a run: a model output or an anchor, entry by
+// entry.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  // Where the entry is to be written, contiguous.
+  [[nodiscard]] virtual void* entry(int64_t index, int64_t bytes) = 0;
+};
+
+// What a kernel may touch while it runs.
+class RunContext {
+ public:
+  virtual ~RunContext() = default;
+
+  // First element of the tensor (of the view, for views). Valid for this run()
+  // call only: inputs and stashed tensors move between micro-batches.
+  template <typename T = void>
+  [[nodiscard]] T* data(graph::TensorId id) const {
+    return static_cast<T*>(pointers[id]);
+  }
+  // The same memory as an at::Tensor. Only for ids that the kernel named in
+  // Kernel::at_tensors().
+  [[nodiscard]] virtual const at::Tensor& tensor(graph::TensorId id) const = 0;
+  [[nodiscard]] Sink& sink(int64_t index) const { return *sinks[index]; }
+
+  void* const* pointers = nullptr;  // by TensorId
+  Sink* const* sinks = nullptr;     // by return
+  LoopCounts loop;
+  Cursor cursor;
+  uint64_t seed = 0;
+};
+
+}  // namespace popsim::ops
