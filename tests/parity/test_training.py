@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import popsim_torch as poptorch
 from popsim_torch.enums import OutputMode, ReductionType
-from tests.parity.compare import EagerTrainer, Loop, Pair, assert_close
+from tests.parity.compare import EagerTrainer, Loop, Pair, assert_close, quiet_options
 from tests.parity.models import CASES
 from tests.parity.tolerances import TRAINED
 
@@ -294,3 +294,39 @@ def test_ways_to_write_forward(function):
     for _ in range(3):
         pair.step(torch.randn(5, 4))
     pair.finish()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(3, 4, 1), (8, 3, 224, 224)),
+        (nn.Conv2d(4, 4, 3, groups=4), (8, 4, 150, 150)),
+        (nn.Conv1d(2, 4, 5, stride=2), (4, 2, 150_000)),
+        (nn.Conv3d(2, 4, 3, padding=1), (2, 2, 32, 64, 64)),
+        (nn.ConvTranspose2d(2, 4, 2, stride=2), (8, 2, 80, 80)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "bias_only"])
+def test_the_gradient_of_a_convolutions_bias_is_accurate(layer, shape, frozen):
+    """In one running float32 sum over so many positions, errors are twenty times larger."""
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+            self.layer.weight.requires_grad_(not frozen)
+
+        def forward(self, x, weights):
+            return poptorch.identity_loss(self.layer(x) * weights, "sum")
+
+    model, x = Weighted(), torch.randn(shape)
+    weights = torch.rand(layer(x).shape)
+    options = quiet_options()
+    options.anchorTensor("bias", "Gradient___layer.bias")
+    training = poptorch.trainingModel(model, options, sgd(model))
+    training(x, weights)
+    exact = weights.double().transpose(0, 1).flatten(1).sum(1)
+    torch.testing.assert_close(
+        training.getAnchoredTensor("bias").double(), exact, rtol=4e-7, atol=0.0
+    )

@@ -12,6 +12,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
+from popsim_torch.lowering.rules.reductions import reduce_over
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 
 aten = torch.ops.aten
@@ -152,21 +153,19 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
             {**attributes, "input_shape": list(x.shape)},
             place=place,
         )
-    with_bias = bool(mask[2]) and 2 in used
-    if (mask[1] and 1 in used) or with_bias:
+    if mask[1] and 1 in used:
         for_weight = builder.value(weight.dtype, weight.shape)
-        outputs = [for_weight]
-        if with_bias:
-            channels = gradient.shape[1]
-            for_bias = builder.value(weight.dtype, (channels,))
-            outputs.append(for_bias)
         builder.op(
             "convolution_grad_weight",
             [gradient, x],
-            outputs,
-            {**attributes, "weight_shape": list(weight.shape), "bias": with_bias},
+            [for_weight],
+            {**attributes, "weight_shape": list(weight.shape), "bias": False},
             place=place,
         )
+    if mask[2] and 2 in used:
+        # Every other axis is summed over: the sum is as long as there are images and positions.
+        axes = [axis for axis in range(len(gradient.shape)) if axis != 1]
+        for_bias = reduce_over(builder, gradient, node.meta["val"][2], "sum", axes, place)
     return [for_x, for_weight, for_bias]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def _lower(
     axes = sorted({int(axis) % rank for axis in given}) if given and rank else list(range(rank))
     keepdim = arguments[2] if has_axes and len(arguments) > 2 else node.kwargs.get("keepdim")
     value = node.meta["val"]
-    return _reduce(builder, source, value, function, axes, keepdim=bool(keepdim), place=place)
+    return reduce_over(builder, source, value, function, axes, place, keepdim=bool(keepdim))
 
 
 def reduce_all(
@@ -48,24 +49,34 @@ def reduce_all(
         function: Of the op.
         place: Where it belongs.
     """
-    axes = list(range(len(source.shape)))
-    return _reduce(builder, source, value, function, axes, keepdim=False, place=place)
+    return reduce_over(builder, source, value, function, range(len(source.shape)), place)
 
 
-def _reduce(
+def reduce_over(
     builder: Builder,
     source: Tensor,
     value: torch.Tensor,
     function: str,
-    axes: list[int],
-    *,
-    keepdim: bool,
+    axes: Iterable[int],
     place: Place,
+    *,
+    keepdim: bool = False,
 ) -> Tensor:
+    """Add a ``reduce`` op.
+
+    Args:
+        builder: The graph under construction.
+        source: What is reduced.
+        value: Gives shape and element type of the result.
+        function: Of the op.
+        axes: Axes that are reduced, ascending.
+        place: Where it belongs.
+        keepdim: Whether they stay, with size 1.
+    """
     out = builder.value(value.dtype, value.shape)
     attributes: dict[str, Attribute] = {
         "function": function,
-        "axes": axes,
+        "axes": list(axes),
         "keepdim": keepdim,
         "dtype": dtype_name(value.dtype),
     }
