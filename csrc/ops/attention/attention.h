@@ -85,8 +85,7 @@ class Probabilities {
  private:
   struct Initial {
     graph::TensorId id;
-    LoadFloats load;
-    StridedWalk walk;
+    FloatGather gather;
   };
 
   ScoreShape shape_;

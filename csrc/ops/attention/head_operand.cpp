@@ -5,8 +5,7 @@ namespace popsim::ops {
 HeadInput::HeadInput(const OpView& op, size_t input, Workspace& workspace)
     : id_(op.input_id(input)),
       matrix_(matrices_of(op.input(input))),
-      batch_stride_(matrix_.strides.batch),
-      load_(load_floats(op.input(input).dtype)) {
+      batch_stride_(matrix_.strides.batch) {
   const graph::Tensor& tensor = op.input(input);
   check_internal(tensor.shape.size() == 3 && matrix_.batch > 1, op.op().kind,
                  " '", op.op().name, "': input ", input,
@@ -22,7 +21,7 @@ HeadInput::HeadInput(const OpView& op, size_t input, Workspace& workspace)
   } else {
     matrix_.strides = {.row = matrix_.columns, .column = 1};
   }
-  walk_.emplace(sizes, from);
+  gather_.emplace(tensor.dtype, sizes, from);
   offset_ = workspace.add(sizeof(float) *
                           static_cast<size_t>(matrix_.rows * matrix_.columns));
 }
@@ -30,43 +29,37 @@ HeadInput::HeadInput(const OpView& op, size_t input, Workspace& workspace)
 const float* HeadInput::load(const RunContext& context, int64_t head,
                              char* workspace) const {
   const int64_t first = head * batch_stride_;
-  if (!walk_) return context.data<const float>(id_) + first;
+  if (!gather_) return context.data<const float>(id_) + first;
   auto* const buffer = reinterpret_cast<float*>(workspace + offset_);
-  float* out = buffer;
-  const void* source = context.data(id_);
-  walk_->for_each_run(0, matrix_.rows * matrix_.columns,
-                      [&](int64_t offset, int64_t stride, int64_t count) {
-                        load_(source, first + offset, stride, count, out);
-                        out += count;
-                      });
+  gather_->read(context.data(id_), 0, matrix_.rows * matrix_.columns, buffer,
+                first);
   return buffer;
 }
 
 HeadOutput::HeadOutput(const OpView& op, size_t output, Workspace& workspace)
-    : id_(op.output_id(output)),
+    : writer_(op, output),
       rows_(op.output(output).shape[1]),
-      columns_(op.output(output).shape[2]),
-      in_place_(op.output(output).dtype == DType::kFloat32),
-      store_(store_floats(op.output(output).dtype)) {
-  check_internal(op.output(output).contiguous(), op.op().kind, " '",
-                 op.op().name, "': output ", output, " is not contiguous");
-  if (in_place_) return;
+      columns_(op.output(output).shape[2]) {
+  if (writer_.in_place()) return;
   offset_ =
       workspace.add(sizeof(float) * static_cast<size_t>(rows_ * columns_));
 }
 
 float* HeadOutput::space(const RunContext& context, int64_t head, int64_t row,
                          char* workspace) const {
-  if (in_place_) return context.data<float>(id_) + first(head, row);
-  return reinterpret_cast<float*>(workspace + offset_) + row * columns_;
+  float* buffer = nullptr;
+  if (!writer_.in_place()) {
+    buffer = reinterpret_cast<float*>(workspace + offset_) + row * columns_;
+  }
+  return writer_.space(context, first(head, row), buffer);
 }
 
 void HeadOutput::store(const RunContext& context, int64_t head, int64_t row,
                        int64_t num_rows, const char* workspace) const {
-  if (in_place_) return;
+  if (writer_.in_place()) return;
   const auto* values = reinterpret_cast<const float*>(workspace + offset_);
-  store_(values + row * columns_, false, context.data(id_), first(head, row),
-         num_rows * columns_);
+  writer_.write(context, first(head, row), num_rows * columns_,
+                values + row * columns_);
 }
 
 }  // namespace popsim::ops

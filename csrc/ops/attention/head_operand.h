@@ -15,7 +15,7 @@ class HeadInput {
  public:
   HeadInput(const OpView& op, size_t input, Workspace& workspace);
 
-  // Of what load() returns.
+  // Sizes and strides of what load() returns.
   [[nodiscard]] int64_t rows() const { return matrix_.rows; }
   [[nodiscard]] int64_t columns() const { return matrix_.columns; }
   [[nodiscard]] const dense::MatrixStrides& strides() const {
@@ -28,8 +28,7 @@ class HeadInput {
   graph::TensorId id_;
   Matrices matrix_;
   int64_t batch_stride_;
-  std::optional<StridedWalk> walk_;  // unless the matrix stays where it is
-  LoadFloats load_;
+  std::optional<FloatGather> gather_;  // unless the matrix stays where it is
   size_t offset_ = 0;
 };
 
@@ -49,12 +48,10 @@ class HeadOutput {
     return (head * rows_ + row) * columns_;
   }
 
-  graph::TensorId id_;
+  FloatWriter writer_;
   int64_t rows_;
   int64_t columns_;
-  bool in_place_;
   size_t offset_ = 0;  // of a buffer for the whole head
-  StoreFloats store_;
 };
 
 }  // namespace popsim::ops

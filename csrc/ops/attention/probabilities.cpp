@@ -96,8 +96,8 @@ Probabilities::Probabilities(const OpView& op, const Inputs& inputs,
   const graph::Tensor& tensor = op.input(inputs.initial);
   const Shape shape{shape_.batch, shape_.rows, shape_.columns};
   initial_.emplace(Initial{
-      op.input_id(inputs.initial), load_floats(tensor.dtype),
-      StridedWalk(shape,
+      op.input_id(inputs.initial),
+      FloatGather(tensor.dtype, shape,
                   broadcast_strides(tensor.shape, tensor.strides, shape))});
 }
 
@@ -114,14 +114,9 @@ void Probabilities::compute(const RunContext& context, int64_t piece,
   const int64_t num_rows = rows().length(piece);
   const int64_t count = num_rows * shape_.columns;
   if (initial_) {
-    const void* source = context.data(initial_->id);
-    float* to = out;
-    initial_->walk.for_each_run(
-        (head_ * shape_.rows + first) * shape_.columns, count,
-        [&](int64_t offset, int64_t stride, int64_t run) {
-          initial_->load(source, offset, stride, run, to);
-          to += run;
-        });
+    initial_->gather.read(context.data(initial_->id),
+                          (head_ * shape_.rows + first) * shape_.columns, count,
+                          out);
   }
   product_->run_rows(piece, queries_ + first * q_.strides().row, keys_, out,
                      product_workspace);

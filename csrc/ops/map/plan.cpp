@@ -237,14 +237,15 @@ void Planner::assign_slots() {
 void Planner::emit_inputs() {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     const InputPlan& input = inputs_[i];
-    StridedWalk walk(shape_, input.strides);
     if (input.access == Access::kInPlace) {
-      plan_.in_place.push_back({i, op_.input_id(i), walk});
+      plan_.in_place.push_back(
+          {i, op_.input_id(i), StridedWalk(shape_, input.strides)});
       continue;
     }
     const bool per_run = input.access == Access::kLoadPerRun;
     (per_run ? plan_.loads_per_run : plan_.loads)
-        .push_back({i, op_.input_id(i), load_floats(op_.input(i).dtype), walk,
+        .push_back({i, op_.input_id(i),
+                    FloatGather(op_.input(i).dtype, shape_, input.strides),
                     input.rate == MapRate::kPerElement});
   }
   plan_.cost = static_cast<int64_t>(inputs_.size() + op_.num_outputs());

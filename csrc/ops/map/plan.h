@@ -12,9 +12,7 @@
 #include <vector>
 
 #include "ops/map/program.h"
-#include "ops/op_def.h"
-#include "ops/operands/float_conversion.h"
-#include "ops/operands/strided_walk.h"
+#include "ops/operands/floats.h"
 
 namespace popsim::ops {
 
@@ -46,8 +44,7 @@ struct MapPlan {
   struct Load {
     size_t value;
     graph::TensorId tensor;
-    LoadFloats load;
-    StridedWalk walk;
+    FloatGather gather;
     bool per_element;  // else one float
   };
   // An input or output that the instructions use in place.

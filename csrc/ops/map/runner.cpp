@@ -7,12 +7,7 @@ namespace {
 
 void run_load(const RunContext& context, const MapPlan::Load& load,
               MapBlock block, float* out) {
-  const void* source = context.data(load.tensor);
-  load.walk.for_each_run(block.first, block.count,
-                         [&](int64_t offset, int64_t stride, int64_t count) {
-                           load.load(source, offset, stride, count, out);
-                           out += count;
-                         });
+  load.gather.read(context.data(load.tensor), block.first, block.count, out);
 }
 
 void run_step(const MapPlan::Step& step, const std::vector<float*>& values,

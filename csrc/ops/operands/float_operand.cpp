@@ -26,15 +26,10 @@ struct ThreadMemory {
   size_t bytes = 0;
 };
 
-void convert(const StridedWalk& walk, LoadFloats load_floats, int64_t numel,
-             const void* source, float* out) {
+void read_all(const FloatGather& gather, int64_t numel, const void* source,
+              float* out) {
   at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
-    float* to = out + begin;
-    walk.for_each_run(begin, end - begin,
-                      [&](int64_t offset, int64_t stride, int64_t count) {
-                        load_floats(source, offset, stride, count, to);
-                        to += count;
-                      });
+    gather.read(source, begin, end - begin, out + begin);
   });
 }
 
@@ -77,9 +72,8 @@ FloatInput::FloatInput(const FloatView& view, const std::vector<size_t>& order,
   const Strides packed = contiguous_strides(sizes);
   for (size_t i = 0; i < order.size(); ++i) strides_[order[i]] = packed[i];
   if (view.dtype == DType::kFloat32 && is_contiguous(sizes, from)) return;
-  walk_.emplace(sizes, from);
+  gather_.emplace(view.dtype, sizes, from);
   offset_ = workspace.add(static_cast<size_t>(numel_) * sizeof(float));
-  load_floats_ = load_floats(view.dtype);
 }
 
 FloatInput::FloatInput(graph::TensorId id, const graph::Tensor& tensor,
@@ -88,46 +82,41 @@ FloatInput::FloatInput(graph::TensorId id, const graph::Tensor& tensor,
                  all_axes(tensor.shape), false, workspace) {}
 
 float* FloatInput::load(const RunContext& context, char* workspace) const {
-  if (!walk_) return context.data<float>(id_);
+  if (!gather_) return context.data<float>(id_);
   auto* out = reinterpret_cast<float*>(workspace + offset_);
-  convert(*walk_, load_floats_, numel_, context.data(id_), out);
+  read_all(*gather_, numel_, context.data(id_), out);
   return out;
 }
 
 FloatBroadcast::FloatBroadcast(const FloatView& view)
     : id_(view.id),
       numel_(num_elements(view.shape)),
-      load_floats_(load_floats(view.dtype)),
-      walk_(view.shape, view.strides) {}
+      gather_(view.dtype, view.shape, view.strides) {}
 
 void FloatBroadcast::write(const RunContext& context, float* out) const {
-  convert(walk_, load_floats_, numel_, context.data(id_), out);
+  read_all(gather_, numel_, context.data(id_), out);
 }
 
 FloatOutput::FloatOutput(graph::TensorId id, const graph::Tensor& tensor,
                          Workspace& workspace)
-    : id_(id),
-      numel_(tensor.numel()),
-      in_place_(tensor.dtype == DType::kFloat32) {
+    : writer_(id, tensor.dtype), numel_(tensor.numel()) {
   check_internal(is_image(tensor), "output '", tensor.name,
                  "' is neither contiguous nor channels last");
-  if (in_place_) return;
+  if (writer_.in_place()) return;
   offset_ = workspace.add(static_cast<size_t>(numel_) * sizeof(float));
-  store_floats_ = store_floats(tensor.dtype);
 }
 
 float* FloatOutput::buffer(const RunContext& context, char* workspace) const {
-  if (in_place_) return context.data<float>(id_);
-  return reinterpret_cast<float*>(workspace + offset_);
+  return writer_.space(context, 0,
+                       reinterpret_cast<float*>(workspace + offset_));
 }
 
 void FloatOutput::store(const RunContext& context,
                         const char* workspace) const {
-  if (in_place_) return;
+  if (writer_.in_place()) return;
   const auto* values = reinterpret_cast<const float*>(workspace + offset_);
-  void* target = context.data(id_);
   at::parallel_for(0, numel_, kGrain, [&](int64_t begin, int64_t end) {
-    store_floats_(values + begin, false, target, begin, end - begin);
+    writer_.write(context, begin, end - begin, values + begin);
   });
 }
 

@@ -9,9 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "ops/op_def.h"
-#include "ops/operands/float_conversion.h"
-#include "ops/operands/strided_walk.h"
+#include "ops/operands/floats.h"
 
 namespace popsim::ops {
 
@@ -49,7 +47,7 @@ class FloatInput {
   FloatInput(graph::TensorId id, const graph::Tensor& tensor,
              Workspace& workspace);
 
-  // Of the memory that load() returns.
+  // Strides of the memory that load() returns.
   [[nodiscard]] const Strides& strides() const { return strides_; }
   [[nodiscard]] float* load(const RunContext& context, char* workspace) const;
 
@@ -58,9 +56,8 @@ class FloatInput {
   int64_t numel_;
   Strides strides_;
   // Set only where the tensor does not stay where it is.
-  std::optional<StridedWalk> walk_;  // in the order of the buffer
-  size_t offset_ = 0;                // of the buffer
-  LoadFloats load_floats_ = nullptr;
+  std::optional<FloatGather> gather_;  // in the order of the buffer
+  size_t offset_ = 0;                  // of the buffer
 };
 
 // Writes a tensor, repeated along axes of stride 0, to contiguous memory.
@@ -73,8 +70,7 @@ class FloatBroadcast {
  private:
   graph::TensorId id_;
   int64_t numel_;
-  LoadFloats load_floats_;
-  StridedWalk walk_;
+  FloatGather gather_;
 };
 
 // A contiguous output, or one with the channels last: the buffer is in the
@@ -89,11 +85,9 @@ class FloatOutput {
   void store(const RunContext& context, const char* workspace) const;
 
  private:
-  graph::TensorId id_;
+  FloatWriter writer_;
   int64_t numel_;
-  bool in_place_;
   size_t offset_ = 0;
-  StoreFloats store_floats_ = nullptr;
 };
 
 // True for the types that the dense kernels compute in float32.

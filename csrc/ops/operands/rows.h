@@ -1,9 +1,7 @@
 // Tensors as rows of floats: the operands of norms and softmaxes.
 #pragma once
 
-#include "ops/op_def.h"
-#include "ops/operands/float_conversion.h"
-#include "ops/operands/strided_walk.h"
+#include "ops/operands/floats.h"
 
 namespace popsim::ops {
 
@@ -11,29 +9,15 @@ namespace popsim::ops {
 class RowInput {
  public:
   RowInput(const OpView& op, size_t input, int64_t width)
-      : id_(op.input_id(input)),
-        width_(width),
-        load_(load_floats(op.input(input).dtype)),
-        walk_(op.input(input).shape, op.input(input).strides),
-        in_place_(op.input(input).dtype == DType::kFloat32 &&
-                  op.input(input).contiguous()) {}
+      : reader_(op, input), width_(width) {}
 
   // True: read() uses no scratch memory.
-  [[nodiscard]] bool in_place() const { return in_place_; }
+  [[nodiscard]] bool in_place() const { return reader_.in_place(); }
   // Elements [first, first + count) of a row, in place or in `scratch`.
   [[nodiscard]] const float* read(const RunContext& context, int64_t row,
                                   int64_t first, int64_t count,
                                   float* scratch) const {
-    const int64_t begin = row * width_ + first;
-    if (in_place_) return context.data<const float>(id_) + begin;
-    const void* source = context.data(id_);
-    float* out = scratch;
-    walk_.for_each_run(begin, count,
-                       [&](int64_t offset, int64_t stride, int64_t run) {
-                         load_(source, offset, stride, run, out);
-                         out += run;
-                       });
-    return scratch;
+    return reader_.read(context, row * width_ + first, count, scratch);
   }
   [[nodiscard]] const float* read(const RunContext& context, int64_t row,
                                   float* scratch) const {
@@ -41,48 +25,37 @@ class RowInput {
   }
 
  private:
-  graph::TensorId id_;
+  FloatReader reader_;
   int64_t width_;
-  LoadFloats load_;
-  StridedWalk walk_;
-  bool in_place_;
 };
 
 // Writes rows of a contiguous tensor of any floating type.
 class RowOutput {
  public:
   RowOutput(const OpView& op, size_t output, int64_t width)
-      : id_(op.output_id(output)),
-        width_(width),
-        store_(store_floats(op.output(output).dtype)),
-        in_place_(op.output(output).dtype == DType::kFloat32) {
-    check_internal(op.output(output).contiguous(), op.op().kind, " '",
-                   op.op().name, "': output ", output, " is not contiguous");
-  }
+      : writer_(op, output), width_(width) {}
 
   // True: space() uses no scratch memory.
-  [[nodiscard]] bool in_place() const { return in_place_; }
+  [[nodiscard]] bool in_place() const { return writer_.in_place(); }
   // Where to compute a row: in place or in `scratch`.
   [[nodiscard]] float* space(const RunContext& context, int64_t row,
                              float* scratch) const {
-    return in_place_ ? context.data<float>(id_) + row * width_ : scratch;
+    return writer_.space(context, row * width_, scratch);
   }
   // To be called with what space() gave.
   void store(const RunContext& context, int64_t row,
              const float* values) const {
-    if (!in_place_) write(context, row, 0, width_, values);
+    writer_.store(context, row * width_, width_, values);
   }
   // Writes elements [first, first + count) of a row.
   void write(const RunContext& context, int64_t row, int64_t first,
              int64_t count, const float* values) const {
-    store_(values, false, context.data(id_), row * width_ + first, count);
+    writer_.write(context, row * width_ + first, count, values);
   }
 
  private:
-  graph::TensorId id_;
+  FloatWriter writer_;
   int64_t width_;
-  StoreFloats store_;
-  bool in_place_;
 };
 
 // Floats rounded up so that the buffers of a task start on cache lines of

@@ -11,9 +11,7 @@
 #include <numbers>
 #include <optional>
 
-#include "ops/op_def.h"
-#include "ops/operands/float_conversion.h"
-#include "ops/operands/strided_walk.h"
+#include "ops/operands/floats.h"
 #include "ops/random/philox.h"
 
 namespace popsim::ops {
@@ -96,14 +94,11 @@ class RandomKernel final : public Kernel {
  private:
   struct Probabilities {
     graph::TensorId tensor;
-    LoadFloats load;
-    StridedWalk walk;
+    FloatGather gather;
   };
 
   void draw_words(const RunContext& context, int64_t batch, Words& words) const;
   void draw(const RunContext& context, int64_t batch, Floats& out) const;
-  void load_probabilities(const RunContext& context, int64_t first,
-                          int64_t count, float* out) const;
 
   RandomSpec spec_;
   std::optional<Probabilities> probabilities_;
@@ -130,8 +125,9 @@ RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
     const graph::Tensor& p = op.input(0);
     const Shape& shape = op.output(0).shape;
     probabilities_.emplace(Probabilities{
-        op.input_id(0), load_floats(p.dtype),
-        StridedWalk(shape, broadcast_strides(p.shape, p.strides, shape))});
+        op.input_id(0),
+        FloatGather(p.dtype, shape,
+                    broadcast_strides(p.shape, p.strides, shape))});
   }
 }
 
@@ -184,8 +180,8 @@ void RandomKernel::draw(const RunContext& context, int64_t batch,
       if (probabilities_) {
         Floats p{};
         const int64_t first = batch * kBatch;
-        load_probabilities(context, first, std::min(kBatch, numel_ - first),
-                           p.data());
+        probabilities_->gather.read(context.data(probabilities_->tensor), first,
+                                    std::min(kBatch, numel_ - first), p.data());
         draw_bernoulli(words, p, out);
       } else {
         draw_bernoulli(words, spec_.first, out);
@@ -198,16 +194,6 @@ void RandomKernel::draw(const RunContext& context, int64_t batch,
       draw_normal(words, spec_, out);
       return;
   }
-}
-
-void RandomKernel::load_probabilities(const RunContext& context, int64_t first,
-                                      int64_t count, float* out) const {
-  const void* source = context.data(probabilities_->tensor);
-  probabilities_->walk.for_each_run(
-      first, count, [&](int64_t offset, int64_t stride, int64_t length) {
-        probabilities_->load(source, offset, stride, length, out);
-        out += length;
-      });
 }
 
 float next_below(float value) {

@@ -18,9 +18,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "ops/op_def.h"
-#include "ops/operands/float_conversion.h"
-#include "ops/operands/strided_walk.h"
+#include "ops/operands/floats.h"
 
 namespace popsim::ops::update {
 
@@ -76,11 +74,7 @@ class Source {
  public:
   // The tensor at `input` must have the shape `shape`.
   Source(const OpView& op, size_t input, const Shape& shape)
-      : id_(op.input_id(input)),
-        load_(load_floats(op.input(input).dtype)),
-        walk_(op.input(input).shape, op.input(input).strides),
-        in_place_(op.input(input).dtype == DType::kFloat32 &&
-                  op.input(input).contiguous()) {
+      : reader_(op, input) {
     const graph::Tensor& tensor = op.input(input);
     check_floating(op, tensor);
     check_internal(tensor.shape == shape, op.op().kind, " '", op.op().name,
@@ -92,22 +86,11 @@ class Source {
   // otherwise converted into `scratch`.
   [[nodiscard]] const float* read(const RunContext& context, int64_t begin,
                                   int64_t size, float* scratch) const {
-    if (in_place_) return context.data<const float>(id_) + begin;
-    const void* data = context.data(id_);
-    float* out = scratch;
-    walk_.for_each_run(begin, size,
-                       [&](int64_t offset, int64_t stride, int64_t count) {
-                         load_(data, offset, stride, count, out);
-                         out += count;
-                       });
-    return scratch;
+    return reader_.read(context, begin, size, scratch);
   }
 
  private:
-  graph::TensorId id_;
-  LoadFloats load_;
-  StridedWalk walk_;
-  bool in_place_;
+  FloatReader reader_;
 };
 
 // A tensor that is read and written: the weight or a state. Input and output
@@ -116,10 +99,8 @@ class Target {
  public:
   Target(const OpView& op, size_t input, size_t output, const Shape& shape)
       : input_(op.input_id(input)),
-        output_(op.output_id(output)),
         load_(load_floats(op.input(input).dtype)),
-        store_(store_floats(op.input(input).dtype)),
-        in_place_(op.input(input).dtype == DType::kFloat32) {
+        writer_(op.output_id(output), op.input(input).dtype) {
     for (const graph::Tensor* tensor : {&op.input(input), &op.output(output)}) {
       check_floating(op, *tensor);
       check_internal(tensor->shape == shape && tensor->contiguous() &&
@@ -136,7 +117,8 @@ class Target {
   [[nodiscard]] float* load(const RunContext& context, int64_t begin,
                             int64_t size, float* scratch) const {
     float* values = space(context, begin, scratch);
-    if (!in_place_ || context.data<const float>(input_) + begin != values) {
+    if (!writer_.in_place() ||
+        context.data<const float>(input_) + begin != values) {
       load_(context.data(input_), begin, /*stride=*/1, size, values);
     }
     return values;
@@ -145,22 +127,19 @@ class Target {
   // Where to put elements that are not read before.
   [[nodiscard]] float* space(const RunContext& context, int64_t begin,
                              float* scratch) const {
-    return in_place_ ? context.data<float>(output_) + begin : scratch;
+    return writer_.space(context, begin, scratch);
   }
 
   // Writes what load() or space() gave, rounded to the element type.
   void store(const RunContext& context, int64_t begin, int64_t size,
              const float* values) const {
-    if (in_place_) return;
-    store_(values, /*uniform=*/false, context.data(output_), begin, size);
+    writer_.store(context, begin, size, values);
   }
 
  private:
   graph::TensorId input_;
-  graph::TensorId output_;
   LoadFloats load_;
-  StoreFloats store_;
-  bool in_place_;  // float32: nothing to convert
+  FloatWriter writer_;
 };
 
 // A hyper-parameter.
