@@ -34,11 +34,11 @@ def _train_on_device(case: Case) -> dict[str, int]:
     batches = case.make_batches(1)
     for _ in range(NUM_STEPS):
         model(*batches)
-    executable = model._compiled.executable
+    plan = model._compiled.executable.plan
     return {
-        "arena": executable.arena_bytes,
-        "live": executable.peak_live_bytes,
-        "persistent": executable.persistent_bytes,
+        "arena": plan.arena_bytes,
+        "live": plan.peak_live_bytes,
+        "persistent": plan.persistent_bytes,
     }
 
 

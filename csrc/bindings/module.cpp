@@ -2,11 +2,11 @@
 #include <torch/extension.h>
 
 #include "base/check.h"
+#include "bindings/runtime.h"
 #include "dense/available.h"
 #include "dense/matmul.h"
 #include "graph/graph.h"
 #include "ops/op_def.h"
-#include "runtime/executable.h"
 #include "schedule/action.h"
 
 namespace py = pybind11;
@@ -18,7 +18,6 @@ using graph::Graph;
 using graph::Op;
 using graph::Tensor;
 using graph::TensorId;
-using runtime::Executable;
 
 void bind_errors(py::module_& m) {
   py::register_exception<UserError>(m, "UserError", PyExc_RuntimeError);
@@ -72,50 +71,6 @@ void bind_graph(py::module_& m) {
           py::arg("stage"))
       .def("verify", [](const Graph& self) { graph::verify(self); })
       .def("__str__", [](const Graph& self) { return to_string(self); });
-}
-
-void bind_runtime(py::module_& m) {
-  py::class_<runtime::ReturnSpec>(m, "ReturnSpec")
-      .def(py::init([](Shape shape, const std::string& dtype, bool keep) {
-             return runtime::ReturnSpec{std::move(shape),
-                                        dtype_from_name(dtype), keep};
-           }),
-           py::arg("shape"), py::arg("dtype"), py::arg("keep"));
-  py::class_<runtime::RunConfig>(m, "RunConfig")
-      .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
-                       bool training, std::string schedule) {
-             return runtime::RunConfig{device_iterations, gradient_accumulation,
-                                       training, std::move(schedule)};
-           }),
-           py::arg("device_iterations"), py::arg("gradient_accumulation"),
-           py::arg("training"), py::arg("schedule"));
-  py::class_<runtime::OpTime>(m, "OpTime")
-      .def_readonly("op", &runtime::OpTime::op)
-      .def_readonly("executions", &runtime::OpTime::executions)
-      .def_readonly("seconds", &runtime::OpTime::seconds);
-  py::class_<Executable>(m, "Executable")
-      .def(py::init<Graph, const runtime::RunConfig&,
-                    std::vector<runtime::ReturnSpec>>(),
-           py::arg("graph"), py::arg("config"), py::arg("returns"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
-      .def("run",
-           py::overload_cast<const std::vector<at::Tensor>&>(&Executable::run),
-           py::arg("inputs"), py::call_guard<py::gil_scoped_release>())
-      .def("profile", &Executable::profile, py::arg("inputs"),
-           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
-      .def("write", &Executable::write, py::arg("tensor"), py::arg("value"))
-      .def("read", &Executable::read, py::arg("tensor"))
-      .def("read_kept", &Executable::read_kept, py::arg("index"))
-      .def_property("seed", &Executable::seed, &Executable::set_seed)
-      .def_property("step", &Executable::step, &Executable::set_step)
-      .def_property_readonly("arena_bytes", &Executable::arena_bytes)
-      .def_property_readonly("peak_live_bytes", &Executable::peak_live_bytes)
-      .def_property_readonly("persistent_bytes", &Executable::persistent_bytes)
-      .def("actions",
-           [](const Executable& self) { return to_string(self.schedule()); })
-      .def("program",
-           [](const Executable& self) { return to_string(self.graph()); });
 }
 
 void bind_schedule(py::module_& m) {

@@ -4,16 +4,12 @@
 #include <map>
 #include <numeric>
 
-#include "base/check.h"
+#include "base/numbers.h"
 
 namespace popsim::memory {
 namespace {
 
 using graph::TensorId;
-
-int64_t align(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // Tensors that share one place, because each is written over the one before.
 struct Buffer {
@@ -62,7 +58,7 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
     buffers.push_back({{range.tensor},
                        range.first,
                        range.last,
-                       align(range.bytes) * range.num_slots,
+                       round_up(range.bytes, kAlignment) * range.num_slots,
                        -1});
   };
   int64_t step = 0;

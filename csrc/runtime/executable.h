@@ -1,19 +1,17 @@
-// A compiled program: kernels in schedule order over planned memory.
+// A compiled program that can be called.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "graph/graph.h"
-#include "memory/arena.h"
-#include "ops/op_def.h"
 #include "runtime/buffer.h"
-#include "runtime/memory.h"
-#include "schedule/action.h"
+#include "runtime/plan.h"
+#include "runtime/source.h"
+#include "runtime/stage_run.h"
+#include "runtime/stopwatch.h"
 
 namespace popsim::runtime {
 
@@ -25,33 +23,18 @@ struct ReturnSpec {
   bool keep = false;
 };
 
-// What an op took over the runs of a profile.
-struct OpTime {
-  int64_t op;          // position in Graph::ops()
-  int64_t executions;  // in one run
-  double seconds;      // of all executions in one run: the median over the runs
-};
-
-struct RunConfig {
-  int64_t device_iterations = 1;
-  int64_t gradient_accumulation = 1;
-  bool training = false;
-  std::string schedule = "sequential";
-};
-
 class Executable {
  public:
-  // Verifies the graph, prepares every kernel and allocates all memory. The
-  // setup ops run in load().
-  Executable(graph::Graph graph, const RunConfig& config,
-             std::vector<ReturnSpec> returns);
+  // Prepares every kernel and allocates all memory. The setup ops run in
+  // load().
+  Executable(Plan plan, std::vector<ReturnSpec> returns);
 
   // Computes what only depends on constants. To be called once, after the
   // constants are written.
-  void load();
+  void load() { stage_.load(); }
   // One call: all device iterations and micro-batches. `inputs` are contiguous
-  // tensors of whole batches, in the order of the graph's input tensors.
-  // Returns one tensor per ReturnSpec, undefined for kept ones.
+  // tensors of whole batches, in the order of the plan's inputs. Returns one
+  // tensor per ReturnSpec, undefined for kept ones.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
     return run(inputs, nullptr);
   }
@@ -69,69 +52,29 @@ class Executable {
   void set_seed(uint64_t seed) { seed_ = seed; }
   [[nodiscard]] uint64_t seed() const { return seed_; }
   // Micro-batches begun so far; random numbers are keyed with it.
-  void set_step(int64_t step) { step_ = step; }
-  [[nodiscard]] int64_t step() const { return step_; }
+  void set_step(int64_t step) { stage_.set_step(step); }
+  [[nodiscard]] int64_t step() const { return stage_.step(); }
 
-  [[nodiscard]] const graph::Graph& graph() const { return graph_; }
-  [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
-  [[nodiscard]] int64_t arena_bytes() const { return plan_.arena_bytes; }
-  [[nodiscard]] int64_t peak_live_bytes() const {
-    return plan_.peak_live_bytes;
-  }
-  [[nodiscard]] int64_t persistent_bytes() const {
-    return memory_->persistent_bytes();
-  }
+  [[nodiscard]] const Plan& plan() const { return plan_; }
 
  private:
-  // An op ready to run.
-  struct Instruction {
-    ops::Kernel* kernel;
-    const graph::Op* op;
-  };
-  struct InputSlice {
-    graph::TensorId id;
-    int64_t bytes;
-  };
-  class Context;
-  class Stopwatch;
-
-  void prepare_kernels();
-  void build_blocks(const std::vector<memory::Block>& blocks);
-  [[nodiscard]] const std::vector<Instruction>& block(
-      const schedule::Action& action) const;
-  [[nodiscard]] ops::LoopCounts loop_counts() const;
   void check_inputs(const std::vector<at::Tensor>& inputs) const;
-  void bind_inputs(const std::vector<at::Tensor>& inputs, int64_t micro_batch);
-  void run_action(const schedule::Action& action,
-                  const std::vector<at::Tensor>& inputs, Context& context,
-                  int64_t iteration, int64_t first_step);
-  void run_iteration(const std::vector<at::Tensor>& inputs, Context& context,
-                     int64_t iteration);
-  static void execute(const Instruction& instruction,
-                      const ops::RunContext& context);
-  static void execute(const std::vector<Instruction>& block,
-                      const Context& context);
-  // With a stopwatch, every op is timed.
+  // Points the sinks at where the returns go: kept buffers and new tensors.
+  std::vector<at::Tensor> make_results();
+  [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
+  // The listener may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              Stopwatch* stopwatch);
+                              Listener* listener);
 
-  graph::Graph graph_;
-  RunConfig config_;
+  Plan plan_;
+  StageRun stage_;
   std::vector<ReturnSpec> returns_;
-  schedule::Schedule schedule_;
-  memory::ArenaPlan plan_;
-  std::unique_ptr<DeviceMemory> memory_;
-  std::vector<std::unique_ptr<ops::Kernel>> kernels_;  // by op
-  std::vector<Instruction> setup_;
-  std::vector<std::vector<Instruction>> forward_;   // by stage
-  std::vector<std::vector<Instruction>> backward_;  // by stage
-  std::vector<Instruction> update_;
-  std::vector<InputSlice> inputs_;
   std::vector<at::Tensor> kept_;   // by return; undefined: not kept
+  std::vector<CallSlice> slices_;  // by input
+  std::vector<Source*> sources_;   // the same
   std::vector<Buffer> buffers_;    // by return
   std::vector<ops::Sink*> sinks_;  // the same
   uint64_t seed_ = 0;
-  int64_t step_ = 0;
   std::atomic<bool> running_ = false;
 };
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <new>
 
-#include "base/check.h"
+#include "base/numbers.h"
 #include "ops/operands/aten_types.h"
 
 namespace popsim::runtime {
@@ -17,40 +17,16 @@ namespace {
 using graph::TensorId;
 using graph::TensorKind;
 
-int64_t align(int64_t bytes) {
-  return (bytes + memory::kAlignment - 1) / memory::kAlignment *
-         memory::kAlignment;
-}
-
 // Zeroed, so that a value that is read before it is written is a zero on every
 // run and never another tensor's past.
 char* allocate(int64_t bytes) {
-  const auto size =
-      static_cast<size_t>(std::max(align(bytes), memory::kAlignment));
+  const auto size = static_cast<size_t>(
+      std::max(round_up(bytes, memory::kAlignment), memory::kAlignment));
   void* memory =
       std::aligned_alloc(static_cast<size_t>(memory::kAlignment), size);
   if (memory == nullptr) throw std::bad_alloc();
   std::memset(memory, 0, size);
   return static_cast<char*>(memory);
-}
-
-// Tensors that keep their memory for all runs: constants, variables, and what
-// setup ops write.
-std::vector<bool> find_persistent(const graph::Graph& graph) {
-  std::vector<bool> persistent(graph.tensors().size());
-  for (size_t i = 0; i < persistent.size(); ++i) {
-    const TensorKind kind = graph.tensors()[i].kind;
-    persistent[i] =
-        kind == TensorKind::kConstant || kind == TensorKind::kVariable;
-  }
-  for (const graph::Op& op : graph.ops()) {
-    if (op.phase != graph::Phase::kSetup) continue;
-    for (const TensorId id : op.outputs) {
-      if (id == graph::kNoTensor) continue;
-      persistent[static_cast<size_t>(graph.root(id))] = true;
-    }
-  }
-  return persistent;
 }
 
 }  // namespace
@@ -59,15 +35,15 @@ void DeviceMemory::FreeDeleter::operator()(void* memory) const {
   std::free(memory);
 }
 
-DeviceMemory::DeviceMemory(const graph::Graph& graph,
-                           const memory::ArenaPlan& plan)
-    : graph_(graph),
-      arena_(allocate(plan.arena_bytes)),
-      pointers_(graph.tensors().size(), nullptr),
-      views_(graph.tensors().size()),
-      tensors_(graph.tensors().size()) {
-  for (size_t i = 0; i < graph.tensors().size(); ++i) {
-    const graph::Tensor& t = graph.tensors()[i];
+DeviceMemory::DeviceMemory(const Plan& plan)
+    : graph_(plan.graph()),
+      arena_(allocate(plan.arena().arena_bytes)),
+      persistent_(allocate(plan.persistent().bytes)),
+      pointers_(graph_.tensors().size(), nullptr),
+      views_(graph_.tensors().size()),
+      tensors_(graph_.tensors().size()) {
+  for (size_t i = 0; i < graph_.tensors().size(); ++i) {
+    const graph::Tensor& t = graph_.tensors()[i];
     if (t.kind != TensorKind::kView) continue;
     views_[static_cast<size_t>(t.base)].push_back(
         {static_cast<TensorId>(i), t.offset * size_in_bytes(t.dtype)});
@@ -75,22 +51,13 @@ DeviceMemory::DeviceMemory(const graph::Graph& graph,
   place(plan);
 }
 
-void DeviceMemory::place(const memory::ArenaPlan& plan) {
-  const auto& tensors = graph_.tensors();
-  const std::vector<bool> persistent = find_persistent(graph_);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (persistent[i]) {
-      persistent_bytes_ += align(tensors[i].bytes());
-    }
-  }
-  persistent_.reset(allocate(persistent_bytes_));
-  char* next = persistent_.get();
-  for (size_t i = 0; i < tensors.size(); ++i) {
+void DeviceMemory::place(const Plan& plan) {
+  for (size_t i = 0; i < graph_.tensors().size(); ++i) {
     const auto id = static_cast<TensorId>(i);
-    const memory::Placement& placement = plan.placements[i];
-    if (persistent[i]) {
-      bind(id, next);
-      next += align(tensors[i].bytes());
+    const int64_t offset = plan.persistent().offsets[i];
+    const memory::Placement& placement = plan.arena().placements[i];
+    if (offset >= 0) {
+      bind(id, persistent_.get() + offset);
     } else if (placement.offset >= 0) {
       char* start = arena_.get() + placement.offset;
       bind(id, start);

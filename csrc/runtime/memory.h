@@ -8,14 +8,15 @@
 #include <vector>
 
 #include "graph/graph.h"
-#include "memory/arena.h"
+#include "runtime/plan.h"
 
 namespace popsim::runtime {
 
 // Owns the arena and the persistent tensors; knows where every tensor is now.
 class DeviceMemory {
  public:
-  DeviceMemory(const graph::Graph& graph, const memory::ArenaPlan& plan);
+  // The plan is to outlive the memory.
+  explicit DeviceMemory(const Plan& plan);
 
   // By TensorId. Inputs are null until bound.
   [[nodiscard]] void* const* pointers() const { return pointers_.data(); }
@@ -33,8 +34,6 @@ class DeviceMemory {
     return tensors_[static_cast<size_t>(id)];
   }
 
-  [[nodiscard]] int64_t persistent_bytes() const { return persistent_bytes_; }
-
  private:
   struct View {
     graph::TensorId id;
@@ -50,13 +49,12 @@ class DeviceMemory {
     void operator()(void* memory) const;
   };
 
-  void place(const memory::ArenaPlan& plan);
+  void place(const Plan& plan);
   at::Storage& storage(graph::TensorId root);
 
   const graph::Graph& graph_;
   std::unique_ptr<char, FreeDeleter> arena_;
   std::unique_ptr<char, FreeDeleter> persistent_;
-  int64_t persistent_bytes_ = 0;
   std::vector<void*> pointers_;
   std::vector<std::vector<View>> views_;  // by root
   std::vector<Stash> stashes_;

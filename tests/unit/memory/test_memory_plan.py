@@ -23,14 +23,14 @@ def make_options(d=1, ga=1):
 def infer(net, *inputs, options=None):
     model = poptorch.inferenceModel(net, options or make_options())
     model.compile(*inputs)
-    return model._compiled.executable
+    return model._compiled.executable.plan
 
 
 def train(net, *inputs, options=None, kind=poptorch.optim.SGD):
     optimizer = kind(net.parameters(), lr=0.1)
     model = poptorch.trainingModel(net, options or make_options(), optimizer)
     model.compile(*inputs)
-    return model._compiled.executable
+    return model._compiled.executable.plan
 
 
 def align(count):

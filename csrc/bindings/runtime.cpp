@@ -1,0 +1,114 @@
+#include "bindings/runtime.h"
+
+#include <utility>
+
+#include "runtime/executable.h"
+
+namespace py = pybind11;
+
+namespace popsim::bindings {
+namespace {
+
+using graph::Graph;
+using graph::TensorId;
+using runtime::Executable;
+using runtime::Plan;
+using runtime::RunConfig;
+
+// Where a tensor lies in the arena, and at which steps of the program.
+struct ArenaRange {
+  TensorId tensor;
+  int64_t first_step;
+  int64_t last_step;
+  int64_t offset;
+  int64_t slot_bytes;
+  int64_t num_slots;
+};
+
+std::vector<ArenaRange> arena_ranges(const Plan& plan) {
+  std::vector<ArenaRange> ranges;
+  for (const memory::LiveRange& range : plan.live_ranges()) {
+    const memory::Placement& place =
+        plan.arena().placements[static_cast<size_t>(range.tensor)];
+    ranges.push_back({range.tensor, range.first, range.last, place.offset,
+                      place.slot_bytes, place.num_slots});
+  }
+  return ranges;
+}
+
+void bind_plan(py::module_& m) {
+  py::class_<RunConfig>(m, "RunConfig")
+      .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
+                       bool training, std::string schedule) {
+             return RunConfig{device_iterations, gradient_accumulation,
+                              training, std::move(schedule)};
+           }),
+           py::arg("device_iterations"), py::arg("gradient_accumulation"),
+           py::arg("training"), py::arg("schedule"));
+  py::class_<ArenaRange>(m, "ArenaRange")
+      .def_readonly("tensor", &ArenaRange::tensor)
+      .def_readonly("first_step", &ArenaRange::first_step)
+      .def_readonly("last_step", &ArenaRange::last_step)
+      .def_readonly("offset", &ArenaRange::offset)
+      .def_readonly("slot_bytes", &ArenaRange::slot_bytes)
+      .def_readonly("num_slots", &ArenaRange::num_slots);
+  py::class_<Plan>(m, "Plan")
+      .def(py::init<Graph, RunConfig>(), py::arg("graph"), py::arg("config"),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "arena_bytes",
+          [](const Plan& self) { return self.arena().arena_bytes; })
+      .def_property_readonly(
+          "peak_live_bytes",
+          [](const Plan& self) { return self.arena().peak_live_bytes; })
+      .def_property_readonly(
+          "persistent_bytes",
+          [](const Plan& self) { return self.persistent().bytes; })
+      .def("arena_ranges", &arena_ranges);
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  bind_plan(m);
+  py::class_<runtime::ReturnSpec>(m, "ReturnSpec")
+      .def(py::init([](Shape shape, const std::string& dtype, bool keep) {
+             return runtime::ReturnSpec{std::move(shape),
+                                        dtype_from_name(dtype), keep};
+           }),
+           py::arg("shape"), py::arg("dtype"), py::arg("keep"));
+  py::class_<runtime::OpTime>(m, "OpTime")
+      .def_readonly("op", &runtime::OpTime::op)
+      .def_readonly("executions", &runtime::OpTime::executions)
+      .def_readonly("seconds", &runtime::OpTime::seconds);
+  py::class_<Executable>(m, "Executable")
+      .def(py::init([](Graph graph, RunConfig config,
+                       std::vector<runtime::ReturnSpec> returns) {
+             return std::make_unique<Executable>(
+                 Plan(std::move(graph), std::move(config)), std::move(returns));
+           }),
+           py::arg("graph"), py::arg("config"), py::arg("returns"),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("plan", &Executable::plan,
+                             py::return_value_policy::reference_internal)
+      .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
+      .def("run",
+           py::overload_cast<const std::vector<at::Tensor>&>(&Executable::run),
+           py::arg("inputs"), py::call_guard<py::gil_scoped_release>())
+      .def("profile", &Executable::profile, py::arg("inputs"),
+           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
+      .def("write", &Executable::write, py::arg("tensor"), py::arg("value"))
+      .def("read", &Executable::read, py::arg("tensor"))
+      .def("read_kept", &Executable::read_kept, py::arg("index"))
+      .def_property("seed", &Executable::seed, &Executable::set_seed)
+      .def_property("step", &Executable::step, &Executable::set_step)
+      .def("actions",
+           [](const Executable& self) {
+             return to_string(self.plan().schedule());
+           })
+      .def("program", [](const Executable& self) {
+        return to_string(self.plan().graph());
+      });
+}
+
+}  // namespace popsim::bindings

@@ -1,0 +1,10 @@
+// The Python face of csrc/runtime.
+#pragma once
+
+#include <torch/extension.h>
+
+namespace popsim::bindings {
+
+void bind_runtime(pybind11::module_& m);
+
+}  // namespace popsim::bindings

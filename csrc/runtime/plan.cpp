@@ -1,0 +1,46 @@
+#include "runtime/plan.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "ops/op_def.h"
+
+namespace popsim::runtime {
+namespace {
+
+void check_program(const graph::Graph& graph) {
+  graph::verify(graph);
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    ops::check_types(
+        ops::OpView(graph, graph.ops()[i], static_cast<int64_t>(i)));
+  }
+}
+
+}  // namespace
+
+Plan::Plan(graph::Graph graph, RunConfig config)
+    : graph_(std::move(graph)), config_(std::move(config)) {
+  check_internal(config_.training || config_.gradient_accumulation == 1,
+                 "plan: inference accumulates no gradients");
+  check_program(graph_);
+  const schedule::Config schedule{graph_.num_stages(),
+                                  config_.training
+                                      ? config_.gradient_accumulation
+                                      : config_.device_iterations,
+                                  config_.training};
+  schedule_ = schedule::generate(config_.schedule, schedule);
+  schedule::validate(schedule_, schedule);
+  blocks_ = memory::make_blocks(graph_);
+  live_ranges_ = memory::live_ranges(graph_, blocks_, schedule_);
+  arena_ = memory::plan_arena(
+      graph_, blocks_, live_ranges_,
+      [](const graph::Op& op) { return ops::find_op(op.kind).reuses_input; });
+  persistent_ = memory::plan_persistent(graph_);
+  for (size_t i = 0; i < graph_.tensors().size(); ++i) {
+    if (graph_.tensors()[i].kind == graph::TensorKind::kInput) {
+      inputs_.push_back(static_cast<graph::TensorId>(i));
+    }
+  }
+}
+
+}  // namespace popsim::runtime

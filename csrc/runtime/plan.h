@@ -1,0 +1,65 @@
+// What a program does, in which order, and where its tensors lie.
+//
+// No kernel is prepared for it and none of its memory is allocated: a plan of a
+// program of any size fits anywhere.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "memory/arena.h"
+#include "memory/live_range.h"
+#include "memory/persistent.h"
+#include "ops/run_context.h"
+#include "schedule/action.h"
+
+namespace popsim::runtime {
+
+struct RunConfig {
+  int64_t device_iterations = 1;
+  int64_t gradient_accumulation = 1;
+  bool training = false;
+  std::string schedule = "sequential";
+};
+
+class Plan {
+ public:
+  // Throws InternalError where the graph breaks a rule.
+  Plan(graph::Graph graph, RunConfig config);
+
+  [[nodiscard]] const graph::Graph& graph() const { return graph_; }
+  [[nodiscard]] bool training() const { return config_.training; }
+  [[nodiscard]] ops::LoopCounts loop() const {
+    return {config_.device_iterations, config_.gradient_accumulation};
+  }
+  // Training repeats the schedule once per device iteration; inference has no
+  // update to wait for, so its schedule covers all of them.
+  [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
+  [[nodiscard]] const std::vector<memory::Block>& blocks() const {
+    return blocks_;
+  }
+  [[nodiscard]] const std::vector<memory::LiveRange>& live_ranges() const {
+    return live_ranges_;
+  }
+  [[nodiscard]] const memory::ArenaPlan& arena() const { return arena_; }
+  [[nodiscard]] const memory::PersistentPlan& persistent() const {
+    return persistent_;
+  }
+  // The input tensors, in the order in which a run takes them.
+  [[nodiscard]] const std::vector<graph::TensorId>& inputs() const {
+    return inputs_;
+  }
+
+ private:
+  graph::Graph graph_;
+  RunConfig config_;
+  schedule::Schedule schedule_;
+  std::vector<memory::Block> blocks_;
+  std::vector<memory::LiveRange> live_ranges_;
+  memory::ArenaPlan arena_;
+  memory::PersistentPlan persistent_;
+  std::vector<graph::TensorId> inputs_;
+};
+
+}  // namespace popsim::runtime

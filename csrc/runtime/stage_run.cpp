@@ -1,0 +1,150 @@
+#include "runtime/stage_run.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace popsim::runtime {
+namespace {
+
+using graph::Phase;
+using graph::TensorId;
+using schedule::Action;
+using schedule::ActionKind;
+
+UserError failure(const graph::Op& op, const char* reason) {
+  return UserError(
+      join("while running '", op.name, "' (", op.kind, "): ", reason));
+}
+
+}  // namespace
+
+StageRun::StageRun(const Plan& plan)
+    : plan_(plan), memory_(plan), context_(memory_) {
+  context_.loop = plan.loop();
+  prepare_kernels();
+  build_blocks();
+}
+
+void StageRun::prepare_kernels() {
+  const graph::Graph& graph = plan_.graph();
+  kernels_.reserve(graph.ops().size());
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const ops::OpView view(graph, graph.ops()[i], static_cast<int64_t>(i));
+    kernels_.push_back(ops::find_op(view.op().kind).prepare(view));
+    for (const TensorId id : kernels_.back()->at_tensors()) {
+      memory_.make_tensor(id);
+    }
+  }
+}
+
+void StageRun::build_blocks() {
+  const std::vector<graph::Op>& ops = plan_.graph().ops();
+  const auto instruction = [this, &ops](size_t i) {
+    return Instruction{kernels_[i].get(), &ops[i]};
+  };
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].phase == Phase::kSetup) setup_.push_back(instruction(i));
+  }
+  const auto stages = static_cast<size_t>(plan_.graph().num_stages());
+  forward_.resize(stages);
+  backward_.resize(stages);
+  for (const memory::Block& block : plan_.blocks()) {
+    const auto stage = static_cast<size_t>(block.stage);
+    Block& target = block.phase == Phase::kForward    ? forward_[stage]
+                    : block.phase == Phase::kBackward ? backward_[stage]
+                                                      : update_;
+    for (const int64_t index : block.ops) {
+      target.push_back(instruction(static_cast<size_t>(index)));
+    }
+  }
+}
+
+const StageRun::Block& StageRun::block(const Action& action) const {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward_[static_cast<size_t>(action.stage)];
+    case ActionKind::kBackward:
+      return backward_[static_cast<size_t>(action.stage)];
+    case ActionKind::kUpdate:
+      return update_;
+  }
+  throw InternalError("stage_run: not an action");
+}
+
+void StageRun::execute(const Instruction& instruction) const {
+  try {
+    instruction.kernel->run(context_);
+  } catch (const InternalError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw failure(*instruction.op, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw failure(*instruction.op, error.what());
+  }
+}
+
+void StageRun::execute(const Block& block, Listener* listener) const {
+  if (listener == nullptr) {
+    for (const Instruction& instruction : block) execute(instruction);
+    return;
+  }
+  listener->before_action();
+  for (const Instruction& instruction : block) {
+    execute(instruction);
+    listener->after(*instruction.op, context_);
+  }
+}
+
+void StageRun::load() {
+  const c10::InferenceMode no_autograd;
+  execute(setup_, nullptr);
+}
+
+void StageRun::run(const Call& call) {
+  const c10::InferenceMode no_autograd;
+  context_.sinks = call.sinks.data();
+  context_.seed = call.seed;
+  const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
+  for (int64_t i = 0; i < times; ++i) run_iteration(call, i);
+}
+
+void StageRun::run_iteration(const Call& call, int64_t iteration) {
+  const int64_t first_step = step_;
+  for (const schedule::Stretch& stretch : plan_.schedule()) {
+    for (int64_t time = 0; time < stretch.times; ++time) {
+      for (const Action& action : stretch.actions) {
+        run_action(call, schedule::further(action, time), iteration,
+                   first_step);
+      }
+    }
+  }
+}
+
+void StageRun::run_action(const Call& call, const Action& action,
+                          int64_t iteration, int64_t first_step) {
+  const int64_t accumulation = plan_.loop().accumulation_steps;
+  if (action.kind == ActionKind::kUpdate) {
+    context_.cursor = {iteration, accumulation - 1, step_ - 1};
+  } else {
+    const int64_t mb = action.micro_batch;
+    context_.cursor = {plan_.training() ? iteration : mb,
+                       plan_.training() ? mb : 0, first_step + mb};
+    bind_inputs(call, iteration * accumulation + mb);
+    memory_.select_slots(mb);
+    step_ = std::max(step_, first_step + mb + 1);
+  }
+  execute(block(action), call.listener);
+}
+
+void StageRun::bind_inputs(const Call& call, int64_t micro_batch) {
+  const std::vector<TensorId>& inputs = plan_.inputs();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    memory_.bind(inputs[i], call.sources[i]->micro_batch(micro_batch));
+  }
+}
+
+}  // namespace popsim::runtime

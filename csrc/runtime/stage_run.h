@@ -1,0 +1,86 @@
+// The state of one device while it runs: its memory, its kernels, its position.
+//
+// One device runs the whole program today. With a thread for each stage there
+// is one of these per stage, each with the blocks of its stage.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ops/op_def.h"
+#include "runtime/listener.h"
+#include "runtime/memory.h"
+#include "runtime/plan.h"
+#include "runtime/source.h"
+
+namespace popsim::runtime {
+
+// What one call of the program brings along.
+struct Call {
+  std::span<Source* const> sources;   // by input of the plan
+  std::span<ops::Sink* const> sinks;  // by return
+  uint64_t seed = 0;
+  Listener* listener = nullptr;  // may be null
+};
+
+class StageRun {
+ public:
+  // Prepares every kernel and allocates all memory. The plan is to outlive it.
+  explicit StageRun(const Plan& plan);
+
+  // Runs the setup ops. To be called once, after the constants are written.
+  void load();
+  // Runs all device iterations.
+  void run(const Call& call);
+
+  [[nodiscard]] void* pointer(graph::TensorId id) const {
+    return memory_.pointer(id);
+  }
+  // Micro-batches begun since the program was loaded.
+  [[nodiscard]] int64_t step() const { return step_; }
+  void set_step(int64_t step) { step_ = step; }
+
+ private:
+  // An op ready to run.
+  struct Instruction {
+    ops::Kernel* kernel;
+    const graph::Op* op;
+  };
+  using Block = std::vector<Instruction>;
+
+  class Context final : public ops::RunContext {
+   public:
+    explicit Context(const DeviceMemory& memory) : memory_(memory) {
+      pointers = memory.pointers();
+    }
+    const at::Tensor& tensor(graph::TensorId id) const override {
+      return memory_.tensor(id);
+    }
+
+   private:
+    const DeviceMemory& memory_;
+  };
+
+  void prepare_kernels();
+  void build_blocks();
+  [[nodiscard]] const Block& block(const schedule::Action& action) const;
+  void run_iteration(const Call& call, int64_t iteration);
+  void run_action(const Call& call, const schedule::Action& action,
+                  int64_t iteration, int64_t first_step);
+  void bind_inputs(const Call& call, int64_t micro_batch);
+  void execute(const Block& block, Listener* listener) const;
+  void execute(const Instruction& instruction) const;
+
+  const Plan& plan_;
+  DeviceMemory memory_;
+  std::vector<std::unique_ptr<ops::Kernel>> kernels_;  // by op
+  Block setup_;
+  std::vector<Block> forward_;   // by stage
+  std::vector<Block> backward_;  // by stage
+  Block update_;
+  Context context_;
+  int64_t step_ = 0;
+};
+
+}  // namespace popsim::runtime
