@@ -172,10 +172,6 @@ class Optimizer(torch.optim.Optimizer):
         self._device = None
         self._pending = self._ipu_state or None
 
-    def _has_pending_state(self) -> bool:
-        """Tell whether the next executor has something to take over."""
-        return self._pending is not None
-
     def _read_back(self) -> None:
         if self._device is not None:
             self._ipu_state = self._device.read_state()

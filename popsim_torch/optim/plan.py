@@ -281,14 +281,6 @@ class OptimizerPlan:
         ):
             _check_values(f"group {index}", old, values)
 
-    def compatible_with(self, new: OptimizerPlan) -> bool:
-        """Tell whether ``check_replaceable(new)`` would pass."""
-        try:
-            self.check_replaceable(new)
-        except Error:
-            return False
-        return True
-
     def changed_scalars(self, new: OptimizerPlan) -> Iterator[Scalar]:
         """Yield the variable scalars of this plan, as ``new`` has them, whose value differs."""
         replacements = new.scalars()

@@ -46,7 +46,7 @@ def fuse_attention(graph: Graph) -> int:
     Returns:
         The number of ops that are gone.
     """
-    return _Fusion(graph).run() if has_onednn() else 0
+    return _AttentionFusion(graph).run() if has_onednn() else 0
 
 
 class _NoMatch(Exception):
@@ -103,7 +103,7 @@ class _Backward:
         return [op for op in found if op is not None]
 
 
-class _Fusion:
+class _AttentionFusion:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._uses = Uses(graph)

@@ -45,10 +45,10 @@ def fuse_products(graph: Graph) -> int:
     Returns:
         The number of ops that became part of a product, or that a product became part of.
     """
-    return _Fusion(graph).run()
+    return _ProductFusion(graph).run()
 
 
-class _Fusion:
+class _ProductFusion:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._uses = Uses(graph)

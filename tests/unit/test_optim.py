@@ -226,7 +226,9 @@ def test_unlinked_optimizer_without_state_writes_nothing(fc):
     optimizer, device = linked_sgd(fc)
     device.state = {}
     optimizer._unlink()
-    assert not optimizer._has_pending_state()
+    following = FakeDevice()
+    optimizer._link(following)
+    assert following.written is None
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -249,7 +251,9 @@ def test_load_state_dict_from_before_compilation(fc):
     optimizer = optim.SGD(fc.parameters(), lr=0.1)
     optimizer.load_state_dict(optim.SGD(fc.parameters(), lr=0.2).state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.2
-    assert not optimizer._has_pending_state()
+    device = FakeDevice()
+    optimizer._link(device)
+    assert device.written is None
 
 
 def test_load_state_dict_errors(fc):
@@ -277,7 +281,9 @@ def test_copies_keep_everything_but_the_device(fc, duplicate):
     assert clone.max_grad_norm == 2.0
     assert clone.accum_type == torch.float32
     assert set(clone.state_dict()["ipu_state"]) == {"Accl___weight"}
-    assert clone._has_pending_state()
+    device = FakeDevice()
+    clone._link(device)
+    assert "Accl___weight" in device.written
     clone.variable_attrs.markAsConstant("lr")
     assert not optimizer.variable_attrs.isConstant("lr")
 

@@ -54,8 +54,8 @@ def _huber_slope(code: MapCode, x: Tensor, y: Tensor, factor: float, delta: floa
 
 def _cross_entropy(code: MapCode, x: Tensor, y: Tensor) -> MapValue:
     # A probability of 0 counts as if its logarithm were -100, as in PyTorch.
-    no = code("mul", code("sub", y, 1.0), code("max", code("log1p", code("neg", x)), -100.0))
-    return code("sub", no, code("mul", y, code("max", code("log", x), -100.0)))
+    absent = code("mul", code("sub", y, 1.0), code("max", code("log1p", code("neg", x)), -100.0))
+    return code("sub", absent, code("mul", y, code("max", code("log", x), -100.0)))
 
 
 def _cross_entropy_slope(code: MapCode, x: Tensor, y: Tensor, factor: float) -> MapValue:
