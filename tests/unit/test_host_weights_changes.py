@@ -7,47 +7,8 @@ import torch
 from torch import nn
 
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.host_weights import plain, unwrap, wrap
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.norm = nn.BatchNorm1d(2)
-        self.scale = nn.Parameter(torch.ones(2))
-        self.register_buffer("offset", torch.zeros(2))
-
-    def forward(self, x):
-        return self.norm(self.layer(x)) * self.scale + self.offset
-
-
-class Device:
-    """Stands in for an executor: holds weights ahead of the host's until it is asked for them."""
-
-    def __init__(self, model):
-        self.model = model
-        self.ahead = None
-        self.num_copies = 0
-        self.num_destroys = 0
-
-    def train(self, value):
-        self.ahead = value
-
-    def sync(self):
-        if self.ahead is None:
-            return False
-        value, self.ahead = self.ahead, None
-        self.num_copies += 1
-        for tensor in [*self.model.parameters(), *self.model.buffers()]:
-            if tensor.is_floating_point():
-                plain(tensor).fill_(value)
-        return True
-
-    def destroy(self):
-        self.num_destroys += 1
-        self.sync()
-        unwrap(self.model)
+from popsim_torch.executor.host_weights import unwrap, wrap
+from tests.unit.wrapped_model import Device, Net, all_tensors
 
 
 @pytest.fixture
@@ -60,10 +21,6 @@ def device(model):
     device = Device(model)
     wrap(model, device.sync, device.destroy)
     return device
-
-
-def all_tensors(model):
-    return [*model.parameters(), *model.buffers()]
 
 
 # --- Optimizers, tied and shared tensors ----------------------------------------
