@@ -159,8 +159,10 @@ def test_sgd_on_a_product(size, layout):
     )
 
 
-def test_sgd_on_a_product_rounds_as_sgd_on_its_gradient():
-    weight, a, b = torch.randn(100, 320), torch.randn(100, 32), torch.randn(32, 320)
+@pytest.mark.parametrize("size", [(100, 32, 320), (20, 1500, 320), (20, 1500, 50)], ids=str)
+def test_sgd_on_a_product_rounds_as_sgd_on_its_gradient(size):
+    m, k, n = size
+    weight, a, b = torch.randn(m, n), torch.randn(m, k), torch.randn(k, n)
     ours = Update(weight, a, b, 0.99, 0.05).run()
     gradient = product(a, b)
     inputs = [weight, gradient, torch.tensor(0.99), torch.tensor(0.05)]

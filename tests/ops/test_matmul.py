@@ -232,6 +232,19 @@ def test_half_products_are_summed_in_float32_and_rounded_once(dtype):
     assert torch.equal(result, torch.full((4, 4), 16384.0, dtype=dtype))
 
 
+@pytest.mark.parametrize(("m", "n"), [(16, 48), (14, 20), (64, 512), (65, 65)], ids=str)
+@pytest.mark.parametrize("layout_b", [torch.Tensor.contiguous, transposed], ids=["b", "b.t"])
+@pytest.mark.parametrize("layout_a", [torch.Tensor.contiguous, transposed], ids=["a", "a.t"])
+def test_long_sums_are_accurate(m, n, layout_a, layout_b):
+    """As in the gradient of a weight. One running float32 sum is ten times further off."""
+    a, b = layout_a(torch.rand(m, 50_000)), layout_b(torch.rand(50_000, n))
+    bias = torch.rand(n)
+    exact = a.double() @ b.double()
+    torch.testing.assert_close(Product(a, b).run().double(), exact, rtol=1.5e-6, atol=0)
+    ours = Product(a, b, bias).run().double()
+    torch.testing.assert_close(ours, exact + bias.double(), rtol=1.5e-6, atol=0)
+
+
 def test_half_overflow_is_infinite():
     large = torch.full((2, 2), 300.0, dtype=torch.float16)
     assert torch.equal(Product(large, large).run(), torch.full_like(large, torch.inf))

@@ -28,6 +28,9 @@ constexpr int64_t kMaxShort = 64;
 // columns, and, where the output is computed transposed, with few rows.
 constexpr int64_t kMinLanes = 8;
 constexpr int64_t kMinTransposed = 12;
+// Products that are added up one after the other: the error of such a sum grows
+// with its length.
+constexpr int64_t kMaxDepth = 1024;
 constexpr int64_t kLineFloats = 16;  // of a cache line
 // Side of the blocks that a matrix is transposed in.
 constexpr int kBlock = 16;
@@ -140,6 +143,26 @@ void run_tile(Left left, Right right, int64_t rows, int64_t columns,
   tiles[vectors - 1][static_cast<size_t>(rows - 1)](left, right, depth, out);
 }
 
+// The same for any depth. Longer sums than kMaxDepth are those of their pieces,
+// which an update has to wait for.
+void run_deep_tile(Left left, Right right, int64_t rows, int64_t columns,
+                   int64_t depth, Output out) {
+  run_tile(left, right, rows, columns, std::min(depth, kMaxDepth), out);
+  Tile piece;
+  for (int64_t d = kMaxDepth; d < depth; d += kMaxDepth) {
+    run_tile({left.data + d * left.step, left.row, left.step},
+             {right.data + d * right.step, right.step}, rows, columns,
+             std::min(depth - d, kMaxDepth), piece.output());
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; j += kLanes) {
+        float* to = out.data + i * out.row + j;
+        const float* from = piece.floats.data() + i * kTileColumns + j;
+        (Vec::loadu(to) + Vec::loadu(from)).store(to);
+      }
+    }
+  }
+}
+
 // Cuts an axis into equal pieces of at most `limit`.
 struct Pieces {
   Pieces(int64_t size, int64_t limit)
@@ -244,13 +267,19 @@ class RowMajorShort final : public Matmul {
         }
       }
     }
-    if (whole && (row_.plain() || spec_.update)) {
-      run_tile(left, right, rows_.length(i), columns, spec_.k,
-               {out, spec_.n, operands.rate, operands.decay, kept},
-               spec_.update ? kUpdateTiles : kTiles);
+    if (whole && row_.plain()) {
+      run_deep_tile(left, right, rows_.length(i), columns, spec_.k,
+                    {out, spec_.n});
       return;
     }
-    run_tile(left, right, rows_.length(i), columns, spec_.k, tile.output());
+    if (whole && spec_.update && spec_.k <= kMaxDepth) {
+      run_tile(left, right, rows_.length(i), columns, spec_.k,
+               {out, spec_.n, operands.rate, operands.decay, kept},
+               kUpdateTiles);
+      return;
+    }
+    run_deep_tile(left, right, rows_.length(i), columns, spec_.k,
+                  tile.output());
     for (int64_t r = 0; r < rows_.length(i); ++r) {
       const int64_t offset = (row + r) * spec_.n + column;
       row_.finish(operands, tile.floats.data() + r * kTileColumns, columns,
@@ -298,8 +327,8 @@ class ColumnMajorShort final : public Matmul {
                         spec_.b.column, 1};
         for (int64_t row = 0; row < spec_.m; row += kTileColumns) {
           const int64_t rows = std::min(kTileColumns, spec_.m - row);
-          run_tile(left, {columns + row, width_}, blocks_.length(i), rows,
-                   spec_.k, tile.output());
+          run_deep_tile(left, {columns + row, width_}, blocks_.length(i), rows,
+                        spec_.k, tile.output());
           store(tile, operands, first, blocks_.length(i), row, rows);
         }
       }
