@@ -12,7 +12,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo test slow lint format types tutorials bench bench-quick clean help
+.PHONY: build demo test golden slow lint format types tutorials bench bench-quick clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
 	$(PY) -m pytest -m "not slow"
+
+golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read the difference
+	POPSIM_ACCEPT_GOLDEN=1 $(PY) -m pytest -q tests/golden
 
 slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests
 	$(PY) -m pytest -m slow

@@ -71,7 +71,7 @@ def eager_step(x: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 def native_run(model: poptorch.PoplarExecutor, x: torch.Tensor) -> Callable[[], object]:
     """Return a run of a model's program without anything around it."""
-    executable, inputs = model._compiled.executable, [x]
+    executable, inputs = model.compiled.executable, [x]
     return lambda: executable.run(inputs)
 
 

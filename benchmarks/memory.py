@@ -34,7 +34,7 @@ def _train_on_device(case: Case) -> dict[str, int]:
     batches = case.make_batches(1)
     for _ in range(NUM_STEPS):
         model(*batches)
-    plan = model._compiled.executable.plan
+    plan = model.compiled.executable.plan
     return {
         "arena": plan.arena_bytes,
         "live": plan.peak_live_bytes,

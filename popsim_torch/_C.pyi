@@ -51,6 +51,7 @@ class Graph:
         attributes: Mapping[str, Any],
         phase: Phase,
         stage: int,
+        source: str = "",
     ) -> None: ...
     def verify(self) -> None: ...
 

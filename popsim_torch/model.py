@@ -28,6 +28,8 @@ from popsim_torch.errors import (
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel, compile_model, make_plan
 from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.profile import Profile, profile
+from popsim_torch.ir import program_text
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.stages import module_repr
@@ -276,14 +278,7 @@ class PoplarExecutor:
         Raises:
             Error: The call differs from the one that compiled the model, or the device failed.
         """
-        if self._never_connects:
-            raise UsageAssertionError("Trying to run a model with ConnectionType.Never.")
-        compiled = self._compiled
-        if compiled is None:
-            compiled = self._compile(args, kwargs)
-        inputs = compiled.arguments.flatten(args, kwargs)
-        if self._optimizer is None and _trainers:
-            self._pull_trained_weights()
+        compiled, inputs = self._prepare_call(args, kwargs)
         return self._run(compiled, inputs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -441,8 +436,7 @@ class PoplarExecutor:
             return
         trained = [update.parameter for update in self._state.plan.updates]
         self._state.check_weights(trained)
-        parameters = dict(self._traced_model.named_parameters())
-        plan = make_plan(settings, self._options, parameters, trained)
+        plan = make_plan(settings, self._options, self._traced_model, trained)
         self._state.plan.check_replaceable(plan)
         previous = self._optimizer
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
@@ -525,6 +519,58 @@ class PoplarExecutor:
             return anchor.of(executable.read(anchor.tensor))
         return anchor.of(executable.read_kept(anchor.kept))
 
+    # Looking inside
+
+    @property
+    def compiled(self) -> CompiledModel:
+        """The compiled model, for tools that look inside: its programs and the executable.
+
+        What it is made of may change from one version to the next.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        return self._require_compiled("compiled")
+
+    def program(self, *, host: bool = False) -> str:
+        """Return the program of the compiled model as text.
+
+        It has a line for each tensor that the program is given, for each op - result, inputs,
+        attributes, and the modules and the line of code that it comes from - and for what comes
+        back.
+
+        Args:
+            host: The program as it was fitted to this machine: fused, with its layouts. Otherwise
+                the one that is the same on every machine.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        compiled = self._require_compiled("program")
+        return program_text(compiled.host_program if host else compiled.program)
+
+    def profile(self, *args: Any, repeats: int = 1, **kwargs: Any) -> Profile:
+        """Call the model several times and return how long each op of the program took.
+
+        These are calls like any other: weights train, random numbers move on. What they return is
+        dropped.
+
+        Args:
+            *args: As for a call.
+            repeats: How many calls (count); the time of an op is the median over them.
+            **kwargs: As for a call.
+
+        Raises:
+            Error: ``repeats`` is less than 1, or a call fails.
+        """
+        compiled, given = self._prepare_call(args, kwargs)
+        inputs = self._device_inputs(compiled, given)
+        self._before_run(compiled)
+        with _native.translated_errors():
+            measured = profile(compiled, inputs, repeats)
+        self._has_run = True
+        return measured
+
     # Internals
 
     def _compile(self, args: Any, kwargs: Any) -> CompiledModel:
@@ -553,17 +599,23 @@ class PoplarExecutor:
         self._compiled, self._state, self._dirty = compiled, state, False
         return compiled
 
+    def _prepare_call(self, args: Any, kwargs: Any) -> tuple[CompiledModel, list[torch.Tensor]]:
+        """Return the compiled model and the inputs of a call, all weights up to date."""
+        if self._never_connects:
+            raise UsageAssertionError("Trying to run a model with ConnectionType.Never.")
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self._compile(args, kwargs)
+        inputs = compiled.arguments.flatten(args, kwargs)
+        if self._optimizer is None and _trainers:
+            self._pull_trained_weights()
+        return compiled, inputs
+
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
         # What a call costs beyond the native program: nothing here may depend on the model's size.
         program, optimizer = compiled.program, self._optimizer
-        device_inputs = inputs
-        if compiled.converts_inputs:
-            device_inputs = [
-                tensor.to(dtype)
-                for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
-            ]
-        if optimizer is not None or program.changed_buffers:
-            self._dirty = True
+        device_inputs = self._device_inputs(compiled, inputs)
+        self._before_run(compiled)
         try:
             results = compiled.executable.run(device_inputs)
         except _native.ERRORS as error:
@@ -572,13 +624,25 @@ class PoplarExecutor:
         if optimizer is not None:
             # Schedulers of torch warn when they believe that no update came before theirs.
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        if len(results) == program.num_outputs:
+        num_outputs = len(program.outputs)
+        if len(results) == num_outputs:
             return compiled.outputs.unflatten(results)
-        for position, value in zip(
-            program.changed_inputs, results[program.num_outputs :], strict=False
-        ):
+        for position, value in zip(program.changed_inputs, results[num_outputs:], strict=False):
             inputs[position].copy_(value)
-        return compiled.outputs.unflatten(results[: program.num_outputs])
+        return compiled.outputs.unflatten(results[:num_outputs])
+
+    @staticmethod
+    def _device_inputs(compiled: CompiledModel, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the inputs in the types that the device takes."""
+        if not compiled.converts_inputs:
+            return inputs
+        return [
+            tensor.to(dtype) for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
+        ]
+
+    def _before_run(self, compiled: CompiledModel) -> None:
+        if self._optimizer is not None or compiled.program.changed_buffers:
+            self._dirty = True
 
     def _require_compiled(self, what: str) -> CompiledModel:
         if self._compiled is None:

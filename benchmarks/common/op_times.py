@@ -95,7 +95,7 @@ def profile(model: poptorch.PoplarExecutor, args: Sequence[torch.Tensor], rounds
         rounds: How often call and ops get a turn.
     """
     model(*args)
-    compiled = model._compiled
+    compiled = model.compiled
     inputs = [
         tensor.to(dtype)
         for tensor, dtype in zip(

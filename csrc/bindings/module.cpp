@@ -61,14 +61,14 @@ void bind_graph(py::module_& m) {
           [](Graph& self, std::string kind, std::string name,
              std::vector<TensorId> inputs, std::vector<TensorId> outputs,
              std::map<std::string, graph::Attribute, std::less<>> attributes,
-             graph::Phase phase, int32_t stage) {
+             graph::Phase phase, int32_t stage, std::string source) {
             self.add(Op{std::move(kind), std::move(name), std::move(inputs),
-                        std::move(outputs), std::move(attributes), phase,
-                        stage});
+                        std::move(outputs), std::move(attributes), phase, stage,
+                        std::move(source)});
           },
           py::arg("kind"), py::arg("name"), py::arg("inputs"),
           py::arg("outputs"), py::arg("attributes"), py::arg("phase"),
-          py::arg("stage"))
+          py::arg("stage"), py::arg("source") = "")
       .def("verify", [](const Graph& self) { graph::verify(self); })
       .def("__str__", [](const Graph& self) { return to_string(self); });
 }

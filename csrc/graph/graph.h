@@ -80,7 +80,11 @@ struct Op {
   std::map<std::string, Attribute, std::less<>> attributes;
   Phase phase = Phase::kForward;
   int32_t stage = 0;
+  std::string source;  // "file:line" of the user's code, maybe empty
 };
+
+// What a message calls an op: 'fc1/Gemm:0' (matmul, net.py:12).
+[[nodiscard]] std::string describe(const Op& op);
 
 class Graph {
  public:

@@ -44,6 +44,11 @@ std::string_view name_of(Phase phase) {
   throw InternalError("name_of: not a phase");
 }
 
+std::string describe(const Op& op) {
+  const std::string source = op.source.empty() ? "" : ", " + op.source;
+  return join("'", op.name, "' (", op.kind, source, ")");
+}
+
 std::string to_string(const Graph& graph) {
   std::ostringstream out;
   for (const Op& op : graph.ops()) {

@@ -16,8 +16,7 @@ using schedule::Action;
 using schedule::ActionKind;
 
 UserError failure(const graph::Op& op, const char* reason) {
-  return UserError(
-      join("while running '", op.name, "' (", op.kind, "): ", reason));
+  return UserError(join("while running ", describe(op), ": ", reason));
 }
 
 }  // namespace

@@ -6,8 +6,15 @@ from typing import Any
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.ir import Graph, Phase, TensorArgument, TensorKind, TensorListArgument
-from popsim_torch.lowering.program import LoopCounts, Program
+from popsim_torch.ir import (
+    Graph,
+    LoopCounts,
+    Phase,
+    Program,
+    TensorArgument,
+    TensorKind,
+    TensorListArgument,
+)
 
 _KINDS = {
     TensorKind.INPUT: _native.TensorKind.INPUT,
@@ -65,6 +72,7 @@ def to_native(graph: Graph) -> _native.Graph:
             {key: _attribute(key, value) for key, value in op.attributes.items()},
             _PHASES[op.phase],
             op.stage,
+            op.origin.source,
         )
     return native
 

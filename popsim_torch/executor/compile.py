@@ -6,13 +6,13 @@ import datetime
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from popsim_torch import _native
 from popsim_torch.anchors import resolve
@@ -21,21 +21,23 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
-from popsim_torch.lowering import (
-    HalfPartials,
-    LoopCounts,
-    LoweringRequest,
-    Program,
-    lower,
-)
+from popsim_torch.executor.dump import Dump
+from popsim_torch.ir import LoopCounts, Program, program_text
+from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
 from popsim_torch.options import Options
 from popsim_torch.options.progress import CompilationProgressBar
+from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.recompute_choice import Recomputation
+from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.stages.strategies import check_pipeline, count_stages
-from popsim_torch.trace import TraceRequest, trace
+from popsim_torch.trace import TraceRequest, TraceResult, trace
+from popsim_torch.trace.functionalise import functionalise
+from popsim_torch.trace.join_slices import join_slices
+from popsim_torch.trace.named_graph import NamedGraph, name_nodes
+from popsim_torch.trace.text import trace_text
 
 _NUM_STEPS = 4
 _MAX_COUNT = 2**31 - 1
@@ -48,8 +50,9 @@ class CompiledModel:
     """A program on the device, and how user calls map to it.
 
     Attributes:
-        executable: The program.
-        program: What its tensors are.
+        executable: The program as it runs.
+        program: What it computes, the same on every machine.
+        host_program: The program as it was fitted to this host.
         arguments: What calls must look like.
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
@@ -60,27 +63,13 @@ class CompiledModel:
 
     executable: _native.Executable
     program: Program
+    host_program: Program
     arguments: ArgumentSpec
     outputs: OutputSpec
     input_dtypes: tuple[torch.dtype, ...]
     converts_inputs: bool
     plan: OptimizerPlan | None
     duration: datetime.timedelta
-
-
-class _Progress:
-    def __init__(self, show: bool) -> None:
-        self._bar = CompilationProgressBar() if show else None
-        self._done = 0
-
-    def step(self) -> None:
-        self._done += 1
-        if self._bar is not None:
-            self._bar(self._done, _NUM_STEPS)
-
-    def abandon(self) -> None:
-        if self._bar is not None and 0 < self._done < _NUM_STEPS:
-            self._bar(_NUM_STEPS, _NUM_STEPS)
 
 
 def loop_counts(options: Options, *, training: bool) -> LoopCounts:
@@ -112,7 +101,7 @@ def half_partials(options: Options) -> HalfPartials:
 def make_plan(
     optimizer: OptimizerSettings,
     options: Options,
-    parameters: Mapping[str, nn.Parameter],
+    module: nn.Module,
     trained: Sequence[str],
 ) -> OptimizerPlan:
     """Return what an optimizer does to the parameters that have a gradient.
@@ -120,10 +109,11 @@ def make_plan(
     Args:
         optimizer: Its values.
         options: Gradient accumulation and reduction are taken from here.
-        parameters: Every parameter of the model, by canonical name.
+        module: Has the parameters.
         trained: Names of those that have a gradient.
     """
     training = options.Training
+    parameters = dict(module.named_parameters())
     return plan_updates(
         optimizer,
         {name: parameters[name] for name in trained},
@@ -144,7 +134,7 @@ def compile_model(
     optimizer: OptimizerSettings | None,
     warned: set[str],
 ) -> CompiledModel:
-    """Trace, lower and build a model.
+    """Trace, lower and build a model: every step, in order.
 
     Args:
         module: The user's module (the executor's shallow copy of it).
@@ -158,104 +148,114 @@ def compile_model(
         Error: The model cannot be compiled; nothing has changed, the call may be repeated.
     """
     start = time.perf_counter()
-    with _one_at_a_time:
-        return _compile_with_progress(module, options, args, kwargs, optimizer, warned, start)
-
-
-def _compile_with_progress(
-    module: nn.Module,
-    options: Options,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    optimizer: OptimizerSettings | None,
-    warned: set[str],
-    start: float,
-) -> CompiledModel:
-    progress = _Progress(bool(options.show_compilation_progress_bar))
-    try:
-        return _compile(module, options, args, kwargs, optimizer, warned, progress, start)
-    finally:
-        progress.abandon()
-
-
-def _compile(
-    module: nn.Module,
-    options: Options,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    optimizer: OptimizerSettings | None,
-    warned: set[str],
-    progress: _Progress,
-    start: float,
-) -> CompiledModel:
     training = optimizer is not None
-    arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
-    loop = loop_counts(options, training=training)
-    stages = StageAssigner(options.execution_strategy)
-    progress.step()
-
-    outputs: list[OutputSpec] = []
-
-    def flatten(structure: Any) -> list[torch.Tensor]:
-        spec = OutputSpec(structure, on_device=lambda tensor: isinstance(tensor, FakeTensor))
-        outputs.append(spec)
-        return spec.flatten(structure)
-
-    traced = trace(
-        TraceRequest(
-            module,
-            _micro_batch_inputs(arguments, loop),
-            arguments.unflatten,
-            flatten,
-            training,
-            stages,
-            module_scopes=bool(options.module_namescope_enabled),
+    with _one_at_a_time, _progress(bool(options.show_compilation_progress_bar)) as step:
+        dump = Dump.from_environment(
+            f"{type(module).__name__}_{'training' if training else 'inference'}"
         )
-    )
-    pipelined = _check_stages(options, stages, loop, training)
-    progress.step()
 
-    plans: list[OptimizerPlan] = []
-    plan: Callable[[Sequence[str]], OptimizerPlan] | None = None
-    if optimizer is not None:
-        parameters = dict(module.named_parameters())
+        # What the call looks like.
+        arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
+        loop = loop_counts(options, training=training)
+        inputs = _micro_batch_inputs(arguments, loop)
+        stages = StageAssigner(options.execution_strategy)
+        scopes = bool(options.module_namescope_enabled)
+        step()
 
-        def plan(trained: Sequence[str]) -> OptimizerPlan:
-            plans.append(make_plan(optimizer, options, parameters, trained))
-            return plans[0]
-
-    mode = OutputMode(options.output_mode)
-    program = lower(
-        LoweringRequest(
-            traced,
-            loop,
-            mode,
-            options.output_return_period,
-            [
-                resolve(request, mode, options.output_return_period)
-                for request in options.anchored_tensors.values()
-            ],
-            plan,
-            pipelined,
-            half_partials(options),
-            _recomputation(options, training=training, pipelined=pipelined),
+        # The module becomes a torch.fx graph whose results have names.
+        traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
+        _write_trace(dump, "trace", traced)
+        pipelined = _check_stages(options, stages, loop, training)
+        traced = functionalise(traced)
+        _write_trace(dump, "functionalise", traced)
+        join_slices(traced.graph_module.graph)
+        plan = (
+            None if optimizer is None else make_plan(optimizer, options, module, traced.gradients)
         )
-    )
-    progress.step()
+        named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
+        _write_trace(dump, "name", named)
+        step()
 
-    schedule = "pipelined" if pipelined else "sequential"
-    executable = build_executable(program, loop, training=training, schedule=schedule)
-    progress.step()
+        # The graph becomes a program, the same on every machine.
+        request = _program_request(options, loop, training=training, pipelined=pipelined)
+        wanted = [anchor.long_name for anchor in request.returns.anchors]
+        program = lower(named, plan, half_partials(options), wanted)
+        _write_program(dump, "lower", program)
+        for name in run_program_passes(program, request):
+            _write_program(dump, name, program)
+        step()
+
+        # The program is fitted to this host, and becomes an executable.
+        host_program = program.copy()
+        for name in run_host_passes(host_program):
+            _write_program(dump, name, host_program)
+        schedule = "pipelined" if pipelined else "sequential"
+        executable = build_executable(host_program, loop, training=training, schedule=schedule)
+        _write_executable(dump, executable)
+        step()
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))
     return CompiledModel(
         executable,
         program,
+        host_program,
         arguments,
-        outputs[0],
+        traced.outputs,
         input_dtypes,
         input_dtypes != arguments.dtypes,
-        plans[0] if plans else None,
+        plan,
         datetime.timedelta(seconds=time.perf_counter() - start),
+    )
+
+
+@contextmanager
+def _progress(show: bool) -> Iterator[Callable[[], None]]:
+    """Draw a bar that moves with each call of what this yields; a failure fills it."""
+    bar = CompilationProgressBar() if show else None
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if bar is not None:
+            bar(done, _NUM_STEPS)
+
+    try:
+        yield step
+    finally:
+        if bar is not None and 0 < done < _NUM_STEPS:
+            bar(_NUM_STEPS, _NUM_STEPS)
+
+
+def _write_trace(dump: Dump, name: str, traced: TraceResult | NamedGraph) -> None:
+    if dump.on:
+        dump.write(name, trace_text(traced))
+
+
+def _write_program(dump: Dump, name: str, program: Program) -> None:
+    if dump.on:
+        dump.write(name, program_text(program))
+
+
+def _write_executable(dump: Dump, executable: _native.Executable) -> None:
+    if dump.on:
+        plan = executable.plan
+        dump.write(
+            "build",
+            f"{executable.actions()}\n\n{executable.program()}\n"
+            f"arena: {plan.arena_bytes} bytes, live at most {plan.peak_live_bytes}\n"
+            f"persistent: {plan.persistent_bytes} bytes\n",
+        )
+
+
+def _program_request(
+    options: Options, loop: LoopCounts, *, training: bool, pipelined: bool
+) -> ProgramRequest:
+    """Return what the options ask of a program."""
+    mode, period = OutputMode(options.output_mode), options.output_return_period
+    anchors = [resolve(request, mode, period) for request in options.anchored_tensors.values()]
+    return ProgramRequest(
+        _recomputation(options, training=training, pipelined=pipelined),
+        ReturnRequest(loop, mode, period, anchors, pipelined),
     )
 
 

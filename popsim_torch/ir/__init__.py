@@ -6,28 +6,39 @@ from popsim_torch.ir.graph import (
     Graph,
     Op,
     Phase,
+    Role,
     Tensor,
     TensorArgument,
     TensorKind,
     TensorListArgument,
     contiguous_strides,
 )
-from popsim_torch.ir.text import to_text
+from popsim_torch.ir.origin import NOWHERE, Origin
+from popsim_torch.ir.program import AnchorView, LoopCounts, Program, Return
+from popsim_torch.ir.text import program_text, to_text
 from popsim_torch.ir.uses import Uses, walk
 from popsim_torch.ir.verify import verify
 
 __all__ = [
+    "NOWHERE",
+    "AnchorView",
     "Argument",
     "Attribute",
     "Graph",
+    "LoopCounts",
     "Op",
+    "Origin",
     "Phase",
+    "Program",
+    "Return",
+    "Role",
     "Tensor",
     "TensorArgument",
     "TensorKind",
     "TensorListArgument",
     "Uses",
     "contiguous_strides",
+    "program_text",
     "to_text",
     "verify",
     "walk",

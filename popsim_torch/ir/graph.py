@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+
+from popsim_torch.ir.origin import NOWHERE, Origin
 
 NO_TENSOR = -1
 """In ``Op.inputs``: an optional input that is left out. In ``Op.outputs``: nobody reads it."""
@@ -26,6 +28,23 @@ class TensorKind(enum.Enum):
     """Written by an op."""
     VIEW = "view"
     """Another tensor's memory, seen with its own shape and strides."""
+
+
+class Role(enum.Enum):
+    """What a tensor is to the user's model."""
+
+    VALUE = "value"
+    """What an op computes, or fixed data."""
+    INPUT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    STATE = "state"
+    """The optimizer's, of one parameter."""
+    ACCUMULATOR = "accumulator"
+    """Adds up the gradients of the micro-batches of an update."""
+    HYPER_PARAMETER = "hyper-parameter"
+    UPDATED = "updated"
+    """A weight, a state or an accumulator as the latest op left it."""
 
 
 class Phase(enum.IntEnum):
@@ -84,6 +103,7 @@ class Tensor:
         offset: For views: elements from the start of ``base``.
         value: For constants: the data, on the CPU.
         name: The first name it was given, for messages.
+        role: What it is to the user's model.
     """
 
     id: int
@@ -95,6 +115,7 @@ class Tensor:
     offset: int = 0
     value: torch.Tensor | None = None
     name: str = ""
+    role: Role = Role.VALUE
 
     @property
     def is_contiguous(self) -> bool:
@@ -132,6 +153,7 @@ class Op:
         phase: When it runs.
         stage: The pipeline stage it runs on.
         name: For messages and printing.
+        origin: The user's call that it belongs to.
     """
 
     kind: str
@@ -141,6 +163,7 @@ class Op:
     phase: Phase = Phase.FORWARD
     stage: int = 0
     name: str = ""
+    origin: Origin = NOWHERE
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -173,11 +196,18 @@ class Graph:
         *,
         name: str = "",
         value: torch.Tensor | None = None,
+        role: Role = Role.VALUE,
     ) -> Tensor:
         """Add a tensor that owns its memory and give it ``name``, if any."""
         sizes = tuple(int(size) for size in shape)
         tensor = Tensor(
-            len(self.tensors), kind, dtype, sizes, contiguous_strides(sizes), value=value
+            len(self.tensors),
+            kind,
+            dtype,
+            sizes,
+            contiguous_strides(sizes),
+            value=value,
+            role=role,
         )
         self.tensors.append(tensor)
         if name:
@@ -185,7 +215,13 @@ class Graph:
         return tensor
 
     def add_view(
-        self, source: Tensor, shape: Iterable[int], strides: Iterable[int], offset: int
+        self,
+        source: Tensor,
+        shape: Iterable[int],
+        strides: Iterable[int],
+        offset: int,
+        *,
+        role: Role = Role.VALUE,
     ) -> Tensor:
         """Add a tensor in the memory that ``source`` lives in.
 
@@ -194,6 +230,7 @@ class Graph:
             shape: Sizes of the view.
             strides: Strides of the view, in elements.
             offset: Elements from the start of the memory (not of ``source``).
+            role: What the view is to the user's model.
         """
         root = self.root(source)
         tensor = Tensor(
@@ -205,6 +242,7 @@ class Graph:
             base=root.id,
             offset=int(offset),
             name=source.name,
+            role=role,
         )
         self.tensors.append(tensor)
         return tensor
@@ -219,6 +257,7 @@ class Graph:
         phase: Phase,
         stage: int = 0,
         name: str = "",
+        origin: Origin = NOWHERE,
     ) -> Op:
         """Append an op; None stands for an input left out or a result nobody reads."""
         op = Op(
@@ -229,9 +268,26 @@ class Graph:
             phase,
             stage,
             name,
+            origin,
         )
         self.ops.append(op)
         return op
+
+    def copy(self) -> Graph:
+        """Return a graph that can be changed without changing this one; it shares data."""
+        twin = Graph()
+        twin.tensors = [replace(tensor) for tensor in self.tensors]
+        twin.ops = [
+            replace(
+                op,
+                inputs=list(op.inputs),
+                outputs=list(op.outputs),
+                attributes=dict(op.attributes),
+            )
+            for op in self.ops
+        ]
+        twin.names = dict(self.names)
+        return twin
 
     def root(self, tensor: Tensor) -> Tensor:
         """Return the tensor that owns the memory: ``tensor`` itself or a view's base."""

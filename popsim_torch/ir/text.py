@@ -1,32 +1,130 @@
-"""A graph as text, one line per op."""
+"""Programs as text that people read and tests keep."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.ir.graph import NO_TENSOR, Graph
+from popsim_torch.ir.graph import (
+    NO_TENSOR,
+    Graph,
+    Op,
+    Role,
+    Tensor,
+    TensorKind,
+    contiguous_strides,
+)
+from popsim_torch.ir.program import Program
+
+_MAX_SHOWN = 8  # elements of a constant
 
 
-def to_text(graph: Graph) -> str:
-    """Return the program as text: outputs, op, inputs, attributes, phase and stage per line."""
-    names: dict[int, str] = {}
-    for name, tensor_id in graph.names.items():
-        names.setdefault(tensor_id, name)
+def to_text(graph: Graph, *, origins: bool = False) -> str:
+    """Return a graph as text, one line per op: outputs, op, inputs and attributes.
 
-    def show(tensor_id: int) -> str:
+    A view is followed by what owns its memory, and by its offset and strides where it is not the
+    whole of it in the same order.
+
+    Args:
+        graph: Any graph.
+        origins: Append the modules and the line of the user's code that an op comes from.
+    """
+    shown = _Shown(graph)
+    return "\n".join(_op_line(op, shown, origins) for op in graph.ops)
+
+
+def program_text(program: Program, *, origins: bool = True) -> str:
+    """Return a whole program as text: what it is given, its ops, and what comes back.
+
+    Args:
+        program: Any program, as lowered or later.
+        origins: As in :func:`to_text`.
+    """
+    shown = _Shown(program.graph)
+    lines = [*_given_lines(program.graph, shown), ""]
+    lines += [_op_line(op, shown, origins) for op in program.graph.ops]
+    lines += ["", *_return_lines(program, shown)]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+class _Shown:
+    """How tensors of a graph are shown."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._names: dict[int, str] = {}
+        for name, tensor_id in graph.names.items():
+            self._names.setdefault(tensor_id, name)
+
+    def label(self, tensor_id: int) -> str:
+        return self._names.get(tensor_id, f"%{tensor_id}")
+
+    def __call__(self, tensor_id: int) -> str:
         if tensor_id == NO_TENSOR:
             return "-"
-        tensor = graph.tensors[tensor_id]
-        label = names.get(tensor_id, f"%{tensor_id}")
-        return f"{label}: {dtype_name(tensor.dtype)}{list(tensor.shape)}"
+        tensor = self._graph.tensors[tensor_id]
+        return f"{self.label(tensor_id)}: {_type_of(tensor)}{self._place_of(tensor)}"
 
-    lines = []
-    for op in graph.ops:
-        outputs = ", ".join(show(i) for i in op.outputs)
-        inputs = ", ".join(show(i) for i in op.inputs)
-        attributes = ", ".join(f"{key}={value!r}" for key, value in op.attributes.items())
-        arrow = f"{outputs} = " if outputs else ""
-        lines.append(
-            f"{op.phase.name.lower()} {op.stage}: {arrow}{op.kind}({inputs})"
-            + (f" {{{attributes}}}" if attributes else "")
-        )
-    return "\n".join(lines)
+    def _place_of(self, tensor: Tensor) -> str:
+        """Return where a view lies: `` in x``, or `` in x+6[3, 1]`` with offset and strides."""
+        if tensor.kind != TensorKind.VIEW:
+            return ""
+        base = self._graph.tensors[tensor.base]
+        same = tensor.shape == base.shape and tensor.strides == base.strides
+        where = f" in {self.label(base.id)}"
+        if same and not tensor.offset:
+            return where
+        offset = f"+{tensor.offset}" if tensor.offset else ""
+        strides = "" if tensor.strides == contiguous_strides(tensor.shape) else tensor.strides
+        return f"{where}{offset}{list(strides) if strides else ''}"
+
+
+def _type_of(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _op_line(op: Op, shown: _Shown, origins: bool) -> str:
+    outputs = ", ".join(map(shown, op.outputs))
+    inputs = ", ".join(map(shown, op.inputs))
+    attributes = ", ".join(f"{key}={value!r}" for key, value in op.attributes.items())
+    arrow = f"{outputs} = " if outputs else ""
+    return (
+        f"{op.phase.name.lower()} {op.stage}: {arrow}{op.kind}({inputs})"
+        + (f" {{{attributes}}}" if attributes else "")
+        + (_origin_note(op) if origins else "")
+    )
+
+
+def _origin_note(op: Op) -> str:
+    source = op.origin.source.removeprefix(f"{os.getcwd()}{os.sep}")
+    parts = [part for part in (op.origin.scope, source) if part]
+    return f"  # {', '.join(parts)}" if parts else ""
+
+
+def _given_lines(graph: Graph, shown: _Shown) -> Iterator[str]:
+    """Yield a line for each tensor that is there before the first op runs."""
+    for tensor in graph.tensors:
+        if tensor.kind in (TensorKind.VALUE, TensorKind.VIEW):
+            continue
+        kept = tensor.kind == TensorKind.VARIABLE and tensor.role == Role.VALUE
+        what = "kept value" if kept else tensor.role.value
+        if tensor.kind == TensorKind.CONSTANT:
+            what = "constant"
+        data = tensor.value
+        value = f" = {data.tolist()}" if data is not None and data.numel() <= _MAX_SHOWN else ""
+        yield f"{what} {shown(tensor.id)}{value}"
+
+
+def _return_lines(program: Program, shown: _Shown) -> Iterator[str]:
+    graph = program.graph
+    for tensor_id in program.outputs:
+        yield f"output {shown(tensor_id)}"
+    for position, tensor_id in program.changed_inputs.items():
+        yield f"input {position} becomes {shown(tensor_id)}"
+    for name, anchor in program.anchors.items():
+        where = f"return {anchor.kept}" if anchor.kept is not None else shown.label(anchor.tensor)
+        yield f"anchor '{name}' {list(anchor.shape)} in {where}"
+    for name, tensor_id in graph.names.items():
+        if shown.label(tensor_id) != name:
+            yield f"also {name}: {shown.label(tensor_id)}"

@@ -10,7 +10,7 @@ import torch.fx
 from torch.fx.node import Argument
 
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.ir import Attribute, Graph, Phase, Tensor, TensorKind
+from popsim_torch.ir import NOWHERE, Attribute, Graph, Origin, Phase, Tensor, TensorKind
 from popsim_torch.trace.origin import origin_of
 
 Value = Tensor | None | list["Tensor | None"]
@@ -19,11 +19,12 @@ Value = Tensor | None | list["Tensor | None"]
 
 @dataclass(frozen=True)
 class Place:
-    """When and where ops run, and the name they go by in messages."""
+    """When and where ops run, the name they go by in messages, and the call they belong to."""
 
     phase: Phase
     stage: int
     name: str
+    origin: Origin = NOWHERE
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Builder:
     def place_of(self, node: torch.fx.Node, name: str) -> Place:
         """Return where a node's ops belong by its origin."""
         origin = origin_of(node)
-        return Place(Phase.BACKWARD if origin.backward else Phase.FORWARD, origin.stage, name)
+        phase = Phase.BACKWARD if origin.backward else Phase.FORWARD
+        return Place(phase, origin.stage, name, origin)
 
     def is_setup(self, tensor: Tensor) -> bool:
         """Whether the tensor's value depends on constants only."""
@@ -174,7 +176,14 @@ class Builder:
             if output is not None:
                 self._written[self.graph.root(output).id] = (phase, stage)
         self.graph.add_op(
-            kind, inputs, outputs, attributes, phase=phase, stage=stage, name=place.name
+            kind,
+            inputs,
+            outputs,
+            attributes,
+            phase=phase,
+            stage=stage,
+            name=place.name,
+            origin=place.origin,
         )
         if behind is not None:
             self._move_last_op_behind(self.graph.root(behind).id)

@@ -8,12 +8,11 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Phase, Tensor, TensorKind
+from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind
 from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.program import Program
 from popsim_torch.lowering.rules.norms import ignores
 from popsim_torch.lowering.rules.views import is_view
-from popsim_torch.trace.named_graph import TracedGraph
+from popsim_torch.trace.named_graph import NamedGraph
 from popsim_torch.trace.origin import origin_of
 
 
@@ -31,7 +30,7 @@ class StateLowering:
         self,
         builder: Builder,
         program: Program,
-        traced: TracedGraph,
+        traced: NamedGraph,
         needed: set[torch.fx.Node],
     ) -> None:
         self._builder = builder
@@ -49,8 +48,7 @@ class StateLowering:
         end = self._traced.first_input + trace.num_inputs
         for position, node in enumerate(self._traced.placeholders[:end]):
             if position >= self._traced.first_input:
-                tensor = self._add(node, TensorKind.INPUT)
-                self._program.inputs.append(tensor.id)
+                self._add(node, TensorKind.INPUT, Role.INPUT)
             elif node in self._needed:
                 name, host = state[position]
                 self._add_state(node, name, host)
@@ -61,17 +59,12 @@ class StateLowering:
         """Write new values of buffers back, and note which inputs were changed."""
         for target, write in self._changes.items():
             position = self._traced.placeholders.index(target)  # type: ignore[arg-type]
-            if position >= self._traced.first_input:
-                self._program.changed_inputs.append(position - self._traced.first_input)
-                continue
             source: Any = write.args[1]
-            self._assign(target, self._builder.tensor(source))
-
-    def changed_input(self, position: int) -> Tensor:
-        """Return the new value of an input that forward changed."""
-        node = self._traced.placeholders[self._traced.first_input + position]
-        source: Any = self._changes[node].args[1]
-        return self._builder.tensor(source)
+            value = self._builder.tensor(source)
+            if position >= self._traced.first_input:
+                self._program.changed_inputs[position - self._traced.first_input] = value.id
+            else:
+                self._assign(target, value)
 
     def _assign(self, target: Any, source: Tensor) -> None:
         variable = self._variables[target]
@@ -86,10 +79,10 @@ class StateLowering:
         if name in self._program.buffers:
             self._program.changed_buffers.append(name)
 
-    def _add(self, node: torch.fx.Node, kind: TensorKind) -> Tensor:
+    def _add(self, node: torch.fx.Node, kind: TensorKind, role: Role) -> Tensor:
         value: torch.Tensor = node.meta["val"]
         tensor = self._builder.graph.add_tensor(
-            kind, value.dtype, value.shape, name=self._traced.names[node]
+            kind, value.dtype, value.shape, name=self._traced.names[node], role=role
         )
         self._builder.values[node] = tensor
         return tensor
@@ -98,9 +91,10 @@ class StateLowering:
         if not host.dtype.is_floating_point:
             self._builder.values[node] = self._builder.constant(host.detach().clone())
             return
-        tensor = self._add(node, TensorKind.VARIABLE)
-        self._variables[node] = tensor
         is_parameter = name in self._traced.traced.parameters
+        role = Role.PARAMETER if is_parameter else Role.BUFFER
+        tensor = self._add(node, TensorKind.VARIABLE, role)
+        self._variables[node] = tensor
         known = self._program.parameters if is_parameter else self._program.buffers
         known[name] = tensor.id
         if node in self._changes:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from popsim_torch.ir import Phase, Tensor, TensorKind
+from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.program import Program
 from popsim_torch.optim.plan import (
     Accumulation,
     GradientInput,
@@ -70,7 +69,7 @@ class UpdateLowering:
     def _gradient_norm(self, plan: OptimizerPlan) -> Tensor | None:
         if plan.max_grad_norm is None:
             return None
-        place = Place(Phase.UPDATE, 0, "GlobalNorm___0")
+        place = Place(Phase.UPDATE, 0, names.GLOBAL_NORM)
         gradients = [self._gradient_of(update) for update in plan.updates]
         norm = self._builder.value(torch.float32, ())
         self._builder.graph.set_name(norm, place.name)
@@ -103,7 +102,11 @@ class UpdateLowering:
         if state.name not in self._states:
             shape = self._parameters[parameter].shape if state.per_element else (1,)
             tensor = self._builder.graph.add_tensor(
-                TensorKind.VARIABLE, state.dtype, shape, name=state.name
+                TensorKind.VARIABLE,
+                state.dtype,
+                shape,
+                name=state.name,
+                role=Role.ACCUMULATOR if state.accumulates else Role.STATE,
             )
             self._states[state.name] = tensor
             self._program.states[state.name] = tensor.id
@@ -112,13 +115,17 @@ class UpdateLowering:
     def _scalar(self, scalar: Scalar) -> Tensor:
         known = self._program.scalars
         if scalar.name not in known:
-            tensor = self._builder.graph.add_tensor(TensorKind.VARIABLE, scalar.dtype, ())
+            tensor = self._builder.graph.add_tensor(
+                TensorKind.VARIABLE, scalar.dtype, (), role=Role.HYPER_PARAMETER
+            )
             if not scalar.constant:
                 self._builder.graph.set_name(tensor, scalar.name)
             known[scalar.name] = tensor.id
         return self._builder.graph.tensors[known[scalar.name]]
 
     def _whole(self, tensor: Tensor, name: str) -> Tensor:
-        view = self._builder.graph.add_view(tensor, tensor.shape, tensor.strides, tensor.offset)
-        self._builder.graph.set_name(view, name)
+        graph = self._builder.graph
+        role = Role.UPDATED if name == names.updated(tensor.name) else Role.VALUE
+        view = graph.add_view(tensor, tensor.shape, tensor.strides, tensor.offset, role=role)
+        graph.set_name(view, name)
         return view

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from popsim_torch.errors import Error
+from popsim_torch.ir import names
 
 __all__ = [
     "Accumulation",
@@ -105,6 +106,11 @@ class State:
     initial_per_weight: float = 0.0
     scale: float = 1.0
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether it adds up gradients, and is nothing but that."""
+        return self.kind == "Accum"
+
     def initial_value(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the state before the first update.
 
@@ -176,20 +182,20 @@ class ParameterUpdate:
     @property
     def updated_name(self) -> str:
         """Name of the op's first output."""
-        return f"UpdatedVar___{self.parameter}"
+        return names.updated(self.parameter)
 
     @property
     def updated_state_names(self) -> tuple[str, ...]:
         """Names of the op's other outputs, one per state."""
         if self.kind == "sgd_combined_update":
-            return tuple(f"AcclOutOfAcclUpdate___{self.parameter}" for _ in self.states)
-        return tuple(f"UpdatedVar___{state.name}" for state in self.states)
+            return tuple(names.velocity_after_update(self.parameter) for _ in self.states)
+        return tuple(names.updated(state.name) for state in self.states)
 
     @property
     def accumulator(self) -> State | None:
         """``Accum___w``, or None when there is no separate accumulator."""
         for accumulation in self.accumulations:
-            if accumulation.state.kind == "Accum":
+            if accumulation.state.accumulates:
                 return accumulation.state
         return None
 

@@ -17,6 +17,7 @@ import torch
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import ReductionType
 from popsim_torch.errors import Error
+from popsim_torch.ir import names
 from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
@@ -115,7 +116,7 @@ def plan_updates(
         type_name=rule.type_name,
         updates=tuple(updates),
         loss_scaling=Scalar(
-            "lossScaling_FLOAT", settings.loss_scaling.value, settings.loss_scaling.constant
+            names.LOSS_SCALE, settings.loss_scaling.value, settings.loss_scaling.constant
         ),
         max_grad_norm=rule.max_grad_norm,
         norm_attributes={"divisor": float(mode.divisor)},

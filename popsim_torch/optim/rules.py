@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from popsim_torch.ir import names
 from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
@@ -111,7 +112,7 @@ class Target:
     ) -> State:
         """Make a state of this parameter, with its shape; dtype None: and its element type."""
         return State(
-            f"{kind}___{self.name}",
+            names.state(kind, self.name),
             kind,
             dtype or self.dtype,
             initial=initial,
@@ -130,10 +131,10 @@ class Target:
 
     def _scalar_name(self, prefix: str) -> str:
         if self.in_group:
-            return f"{prefix}___specific___{self.name}"
+            return names.specific_hyper_parameter(prefix, self.name)
         follows_weight = prefix.startswith(("weightDecayScaleFactor", "scaledMomentum", "sgdMom"))
         half = follows_weight and self.dtype == torch.float16
-        return f"{prefix}___default___{'FLOAT16' if half else 'FLOAT'}"
+        return names.default_hyper_parameter(prefix, "float16" if half else "float32")
 
 
 def update_rule(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
@@ -174,7 +175,7 @@ def _separate_accumulation(
     state = target.state("Accum", rule.accum_type)
     running = mode.running and mode.mean
     accumulation = Accumulation(
-        "accumulate", state, f"UpdatedVar___{state.name}", attributes={"running": running}
+        "accumulate", state, names.updated(state.name), attributes={"running": running}
     )
     return GradientInput.ACCUMULATOR, (accumulation,)
 
@@ -311,7 +312,7 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
             Accumulation(
                 "sgd_combined_accumulate",
                 velocity,
-                f"AcclIntoReduce___{target.name}",
+                names.velocity_before_update(target.name),
                 (dampening,),
                 {"initial_scale": float(copies)},
             ),
@@ -345,7 +346,9 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
         target.state("Accl2", rule.second_type),
     ]
     if rule.bias_correction:
-        states.append(State(f"Step___{target.name}", "Step", torch.float32, per_element=False))
+        states.append(
+            State(names.state("Step", target.name), "Step", torch.float32, per_element=False)
+        )
     scalars = [
         target.scalar("learningRate", lambda lr: lr, "lr"),
         target.scalar("weightDecay", lambda wd: wd, "weight_decay"),

@@ -307,6 +307,7 @@ class _AttentionFusion:
             product.phase,
             product.stage,
             product.name,
+            product.origin,
         )
 
     def _backward_op(self, forward: Op, backward: _Backward, scores: _Scores) -> Op:
@@ -340,6 +341,7 @@ class _AttentionFusion:
             first.phase,
             first.stage,
             next(product.name for product in results if product is not None),
+            first.origin,
         )
         self._require_written_before(first, op)
         return op

@@ -1,35 +1,95 @@
-"""The passes over a lowered program, in their order.
+"""The passes over a program, in their order: those that state it, then those that fit it to a host.
 
-``recompute`` comes before the returns are added (``lowering/lower.py``), all others after them.
+Between the two lists a program is the same on every machine; costs, reports, files and golden texts
+read it there. Each pass rewrites a program in place, and the program is verified behind each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from popsim_torch.ir import Graph, verify
+from popsim_torch.ir import Graph, Program, verify
 from popsim_torch.passes.fuse_attention import fuse_attention
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
 from popsim_torch.passes.fuse_products import fuse_products
 from popsim_torch.passes.group_updates import group_updates
+from popsim_torch.passes.recompute import recompute
+from popsim_torch.passes.recompute_choice import Recomputation
+from popsim_torch.passes.returns import ReturnRequest, add_returns
 
-PASSES: tuple[Callable[[Graph], object], ...] = (
+
+@dataclass(frozen=True)
+class ProgramRequest:
+    """What the user's options ask of a program.
+
+    Attributes:
+        recomputation: Which forward values the backward pass rebuilds.
+        returns: What a run brings back.
+    """
+
+    recomputation: Recomputation
+    returns: ReturnRequest
+
+
+def rebuild_values(program: Program, request: ProgramRequest) -> None:
+    """Rebuild forward values in the backward pass, as the options say."""
+    recompute(program.graph, request.recomputation, program.checkpoints)
+
+
+def bring_back(program: Program, request: ProgramRequest) -> None:
+    """Let outputs, changed inputs and anchored tensors come back from a run."""
+    add_returns(program, request.returns)
+
+
+PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
+    rebuild_values,
+    bring_back,
+)
+"""State the program: with the same result on every machine.
+
+Recomputation comes before the returns, so that no anchor has a say in what is rebuilt.
+"""
+
+HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
     fuse_loss_gradient,
     fuse_elementwise,
     fuse_attention,
     fuse_products,
     group_updates,
 )
+"""Fit a complete program to the machine that runs it, changing no value."""
 
 
-def run_passes(graph: Graph) -> None:
-    """Run every pass on a complete program, in place, and verify it before and after each.
+def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:
+    """Run the passes that state a program, in place, and yield the name of each behind it.
+
+    Args:
+        program: As it was lowered.
+        request: What the options ask for.
+
+    Raises:
+        Error: The options ask for what the program does not have.
+        InternalError: The program breaks a rule; our own bug.
+    """
+    verify(program.graph)
+    for run_pass in PROGRAM_PASSES:
+        run_pass(program, request)
+        verify(program.graph)
+        yield run_pass.__name__
+
+
+def run_host_passes(program: Program) -> Iterator[str]:
+    """Run the passes that fit a program to this host, in place, and yield the name of each.
+
+    Args:
+        program: A complete program, all passes that state it done.
 
     Raises:
         InternalError: The program breaks a rule; our own bug.
     """
-    verify(graph)
-    for run_pass in PASSES:
-        run_pass(graph)
-        verify(graph)
+    for run_pass in HOST_PASSES:
+        run_pass(program.graph)
+        verify(program.graph)
+        yield run_pass.__name__

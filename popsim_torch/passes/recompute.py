@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, names
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.recompute_choice import (
     Recomputation,
@@ -24,8 +25,6 @@ from popsim_torch.passes.recompute_choice import (
     choose_values,
     find_repeatable,
 )
-
-COPY_SUFFIX = "__re"
 
 
 def recompute(graph: Graph, mode: Recomputation, checkpoints: Collection[int] = ()) -> int:
@@ -107,9 +106,15 @@ class _Rebuilding:
         outputs = [
             i if i == NO_TENSOR else self._copy_of(self._graph.tensors[i]).id for i in op.outputs
         ]
-        name = f"{op.name}{COPY_SUFFIX}"
         self._ops.append(
-            Op(op.kind, inputs, outputs, dict(op.attributes), Phase.BACKWARD, op.stage, name)
+            replace(
+                op,
+                inputs=inputs,
+                outputs=outputs,
+                attributes=dict(op.attributes),
+                phase=Phase.BACKWARD,
+                name=names.rebuilt(op.name),
+            )
         )
 
     def _copy_of(self, tensor: Tensor) -> Tensor:
@@ -128,7 +133,7 @@ class _Rebuilding:
             self._copy_of(self._graph.tensors[view])
         return copy
 
-    def _give_names(self, copy: Tensor, names: Iterable[str]) -> None:
-        for name in names:
-            if f"{name}{COPY_SUFFIX}" not in self._graph.names:
-                self._graph.set_name(copy, f"{name}{COPY_SUFFIX}")
+    def _give_names(self, copy: Tensor, originals: Iterable[str]) -> None:
+        for name in originals:
+            if names.rebuilt(name) not in self._graph.names:
+                self._graph.set_name(copy, names.rebuilt(name))

@@ -8,6 +8,7 @@ forward changed in place (a buffer, an input) has one ``copy_`` of its new value
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 
 from popsim_torch.errors import InternalError
+from popsim_torch.trace.result import TraceResult
 
 
 def is_mutating(node: torch.fx.Node) -> bool:
@@ -58,7 +60,28 @@ def _node_of(value: Any) -> torch.fx.Node:
     return node
 
 
-def functionalise(
+def functionalise(traced: TraceResult) -> TraceResult:
+    """Return a trace without mutation that computes the same.
+
+    Args:
+        traced: A trace. It is not changed.
+
+    Returns:
+        The given trace when nothing is mutated, else one with another graph.
+    """
+    watched = {*traced.forward_of.values(), *traced.checkpoints}
+    module, became = functionalise_graph(traced.graph_module, watched)
+    if module is traced.graph_module:
+        return traced
+    return replace(
+        traced,
+        graph_module=module,
+        forward_of={key: became[node] for key, node in traced.forward_of.items()},
+        checkpoints=[became[node] for node in traced.checkpoints],
+    )
+
+
+def functionalise_graph(
     module: torch.fx.GraphModule, watched: Collection[torch.fx.Node]
 ) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
     """Return a graph without mutation that computes the same.

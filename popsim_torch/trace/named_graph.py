@@ -1,4 +1,4 @@
-"""A traced graph made ready for lowering: no mutation, a name for every result."""
+"""A traced graph whose results have names: what lowering works from."""
 
 from __future__ import annotations
 
@@ -7,44 +7,36 @@ from typing import Any
 
 import torch.fx
 
-from popsim_torch.trace import TraceResult
-from popsim_torch.trace.functionalise import functionalise, is_mutating
-from popsim_torch.trace.join_slices import join_slices
+from popsim_torch.ir import names as spelling
+from popsim_torch.trace.functionalise import is_mutating
 from popsim_torch.trace.markers import MARK, PRINT
-from popsim_torch.trace.names import NameTable, gradient_name, input_names, without_old_prefix
+from popsim_torch.trace.names import NameTable
+from popsim_torch.trace.result import TraceResult
 
 
-class TracedGraph:
+class NamedGraph:
     """The nodes of a trace, what they are called, and which of them are needed.
 
     Args:
-        traced: The trace.
-        loss_scale: Name of the loss scale's placeholder; None for inference.
+        traced: The trace, without mutation.
+        names: Name by node.
 
     Attributes:
         traced: The trace.
-        nodes: All nodes, without mutation, in order.
+        nodes: All nodes, in order.
         placeholders: Those of parameters, buffers, inputs and, for training, the loss scale.
         results: The nodes of the outputs, then of the gradients.
         names: Name by node.
-        checkpoints: The nodes whose values are kept for the backward pass.
     """
 
-    def __init__(self, traced: TraceResult, loss_scale: str | None) -> None:
+    def __init__(self, traced: TraceResult, names: dict[torch.fx.Node, str]) -> None:
         self.traced = traced
-        watched = {*traced.forward_of.values(), *traced.checkpoints}
-        module, became = functionalise(traced.graph_module, watched)
-        self._module = module
-        self._fx = module.graph
-        join_slices(self._fx)
-        self.nodes: list[torch.fx.Node] = list(self._fx.nodes)
+        self.nodes: list[torch.fx.Node] = list(traced.graph_module.graph.nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]
-        self._forward_of = {key: became[node] for key, node in traced.forward_of.items()}
-        self.checkpoints = {became[node] for node in traced.checkpoints}
+        self.names = names
+        self._by_name = {name: node for node, name in names.items()}
         self._prints = {self.key_of(node): node for node in self.nodes if node.target is PRINT}
-        self.names: dict[torch.fx.Node, str] = self._name_nodes(loss_scale)
-        self._by_name = {name: node for node, name in self.names.items()}
 
     @staticmethod
     def key_of(node: torch.fx.Node) -> int:
@@ -68,12 +60,12 @@ class TracedGraph:
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
         """Return the data of a ``get_attr`` node: a tensor that PyTorch made of Python numbers."""
-        data: torch.Tensor = getattr(self._module, str(node.target))
+        data: torch.Tensor = getattr(self.traced.graph_module, str(node.target))
         return data
 
     def find(self, name: str) -> torch.fx.Node | None:
         """Return the node of that name, in its present or its old form, if there is one."""
-        for candidate in (name, *without_old_prefix(name)):
+        for candidate in spelling.spellings(name):
             if candidate in self._by_name:
                 return self._by_name[candidate]
         return None
@@ -119,24 +111,33 @@ class TracedGraph:
                 todo.extend(node.all_input_nodes)
         return found
 
-    def _name_nodes(self, loss_scale: str | None) -> dict[torch.fx.Node, str]:
-        table = NameTable()
-        given = [*self.traced.parameters, *self.traced.buffers]
-        given += input_names(self.traced.num_inputs)
-        if loss_scale is not None:
-            given.append(loss_scale)
-        for name, node in zip(given, self.placeholders, strict=True):
-            table.set(node, name)
-        table.name_forward(self._fx)
-        for node in self.nodes:
-            if node.target is MARK:
-                marked = self._marked_name(table, self.key_of(node))
-                if marked is not None:
-                    table.set(node, gradient_name(marked))
-        return table.of_node
 
-    def _marked_name(self, table: NameTable, key: int) -> str | None:
-        """Return the name of the tensor whose gradient a mark shows; None if it has none."""
-        if key in self.traced.parameter_of:
-            return self.traced.parameter_of[key]
-        return table.of_node.get(self._forward_of[key])
+def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
+    """Give every result of a trace its name.
+
+    Args:
+        traced: The trace, without mutation.
+        loss_scale: Name of the loss scale's placeholder; None for inference.
+    """
+    graph = traced.graph_module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    given = [*traced.parameters, *traced.buffers, *spelling.inputs(traced.num_inputs)]
+    if loss_scale is not None:
+        given.append(loss_scale)
+    table = NameTable()
+    for name, node in zip(given, placeholders, strict=True):
+        table.set(node, name)
+    table.name_forward(graph)
+    for node in graph.nodes:
+        if node.target is MARK:
+            marked = _marked_name(traced, table, NamedGraph.key_of(node))
+            if marked is not None:
+                table.set(node, spelling.gradient(marked))
+    return NamedGraph(traced, table.of_node)
+
+
+def _marked_name(traced: TraceResult, table: NameTable, key: int) -> str | None:
+    """Return the name of the tensor whose gradient a mark shows; None if it has none."""
+    if key in traced.parameter_of:
+        return traced.parameter_of[key]
+    return table.of_node.get(traced.forward_of[key])

@@ -1,4 +1,4 @@
-"""The only place that forms names of tensors."""
+"""Which name each node of a trace gets; how names are spelt, says ``ir.names``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import operator
 import torch
 import torch.fx
 
+from popsim_torch.ir import names
 from popsim_torch.trace.markers import NAMESPACE
 from popsim_torch.trace.origin import origin_of
-
-LOSS_SCALE = "lossScaling_FLOAT"
 
 # Hand a tensor on, or reserve memory: nothing to look at.
 _UNNAMED = frozenset(
@@ -122,7 +121,7 @@ class NameTable:
         self._taken[name] = count
         if count == 0:
             return name
-        candidate = f"{name}/{count}"
+        candidate = names.numbered(name, count)
         if candidate in self._taken:
             return self.unique(name)
         self._taken[candidate] = 0
@@ -152,34 +151,4 @@ def _is_named(node: torch.fx.Node) -> bool:
 
 
 def _forward_name(node: torch.fx.Node, output: int) -> str:
-    scope = origin_of(node).scope
-    name = f"{op_type(node)}:{output}"
-    return f"{scope}/{name}" if scope else name
-
-
-def input_names(count: int) -> list[str]:
-    """Return the names of a model's inputs, in flattened order: input, input/1, ..."""
-    return ["input" if i == 0 else f"input/{i}" for i in range(count)]
-
-
-def gradient_name(name: str) -> str:
-    """Return the name of the gradient of the tensor ``name``."""
-    return f"Gradient___{name}"
-
-
-def print_title(title: str, name: str, gradient: bool) -> str:
-    """Return what a print is headed with: the user's title, or the name of what is printed."""
-    if title:
-        return f"{title}_gradient" if gradient else title
-    return gradient_name(name) if gradient else name
-
-
-def without_old_prefix(name: str) -> list[str]:
-    """Return the names to look for when ``name`` does not exist: older releases added ``model.``.
-
-    ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round.
-    """
-    prefix, separator, tensor = name.rpartition("___")
-    prefixed = tensor.startswith("model.")
-    other = tensor.removeprefix("model.") if prefixed else f"model.{tensor}"
-    return [f"{prefix}{separator}{other}"]
+    return names.result(origin_of(node).scope, op_type(node), output)

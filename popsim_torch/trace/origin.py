@@ -1,4 +1,4 @@
-"""Where an op comes from: the modules being called, the pipeline stage, the user's line of code.
+"""Where a node comes from: the modules being called, the pipeline stage, the user's line of code.
 
 The current origin travels on torch.fx's own channel for node metadata, so that every node made
 while it is set carries it, and passes that rebuild nodes copy it along.
@@ -8,32 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch.fx
 import torch.fx.traceback as fx_traceback
 
+from popsim_torch.ir import NOWHERE, Origin
+
 _CHANNEL = "custom"
 _KEY = "popsim"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a node comes from.
-
-    Attributes:
-        scope: Path of the modules being called and of user name scopes, ``layer1/0``; may be empty.
-        stage: Pipeline stage.
-        backward: The node belongs to the backward pass.
-        op_type: The type to name the node by, where it is not that of its operator.
-        source: ``file:line`` of the user's code, empty when unknown.
-    """
-
-    scope: str = ""
-    stage: int = 0
-    backward: bool = False
-    op_type: str | None = None
-    source: str = ""
 
 
 @contextmanager
@@ -53,5 +35,5 @@ def set_origin(origin: Origin) -> None:
 
 def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
-    origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, Origin())
+    origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)
     return origin

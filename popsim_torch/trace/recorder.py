@@ -25,11 +25,12 @@ from torch.nn.modules.module import (
 )
 
 from popsim_torch.errors import InternalError
+from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.markers import PrintedTensor, mark
-from popsim_torch.trace.origin import Origin, set_origin
+from popsim_torch.trace.origin import set_origin
 from popsim_torch.trace.result import PrintRequest, TraceResult
 
 _OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))

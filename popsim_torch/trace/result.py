@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from popsim_torch.arguments import OutputSpec
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 
@@ -21,7 +22,6 @@ class TraceRequest:
         module: The user's module. Its parameters and buffers are looked at, not changed.
         inputs: The flattened inputs of one micro-batch: shape and element type of each.
         unflatten: Builds the arguments of forward from as many traced tensors.
-        flatten: Takes forward's result apart into its tensors.
         training: Trace the backward pass of the loss too.
         stages: Tells the pipeline stage of the operations as they are called.
         module_scopes: Names carry the path of the modules being called.
@@ -30,7 +30,6 @@ class TraceRequest:
     module: nn.Module
     inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
     unflatten: Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
-    flatten: Callable[[Any], list[torch.Tensor]]
     training: bool
     stages: StageAssigner
     module_scopes: bool = True
@@ -61,29 +60,28 @@ class TraceResult:
         parameters: Host tensor of each parameter placeholder, by name.
         buffers: The same of each buffer placeholder.
         num_inputs: Number of input placeholders.
-        num_outputs: Number of results that are outputs.
+        outputs: What forward returned; as many results are outputs as it names.
         gradients: Names of the parameters that the remaining results are gradients of.
         constants: Data of the ``popsim::constant`` nodes, by index.
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
         checkpoints: Nodes of values that are kept for the backward pass.
-        loss: The node of the loss, for training.
     """
 
     graph_module: torch.fx.GraphModule
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, torch.Tensor]
     num_inputs: int
-    num_outputs: int = 0
+    outputs: OutputSpec = field(default_factory=lambda: OutputSpec(()))
     gradients: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
-    loss: torch.fx.Node | None = None
 
-    def placeholders(self) -> list[torch.fx.Node]:
-        """Return the placeholder nodes in order."""
-        return [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
+    @property
+    def num_outputs(self) -> int:
+        """How many results are outputs."""
+        return len(self.outputs.names)

@@ -16,11 +16,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
@@ -95,7 +97,6 @@ class _Tracer:
         self._recorder.start(state)
         outputs = self._forward(state, inputs)
         gradients = self._backward(state, flat[-1]) if self._request.training else []
-        self._result.num_outputs = len(outputs)
         return [*outputs, *gradients]
 
     def _forward(
@@ -116,17 +117,15 @@ class _Tracer:
             stack.enter_context(FunctionMode(self._recorder, request.training, self._mode))
             structure = module(*args, **kwargs)
             check_not_reassigned(module, given)
-        return [
-            tensor
-            for tensor in request.flatten(structure)
-            if isinstance(tensor, torch._subclasses.FakeTensor)
-        ]
+        self._result.outputs = OutputSpec(
+            structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
+        )
+        return self._result.outputs.flatten(structure)
 
     def _backward(
         self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses)
-        self._result.loss = self._recorder.node_of(loss)
         names = [name for name in self._parameters if state[name].requires_grad]
         with self._recorder.backward_of(loss):
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)

@@ -57,7 +57,7 @@ def run(x, y, loss, **settings):
     model = Model(x, loss, settings)
     training = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0))
     value, _ = training(y)
-    program = training._compiled.executable.program()
+    program = training.program(host=True)
     return value, training.getAnchoredTensor("gradient"), program
 
 

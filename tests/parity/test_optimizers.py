@@ -266,8 +266,8 @@ def test_schedulers(name, schedule):
         pair.step(*MLP.inputs(BATCH))
         for scheduler in schedulers:
             scheduler.step()
-        compiled = compiled or pair.device._compiled
-        assert pair.device._compiled is compiled
+        compiled = compiled or pair.device.compiled
+        assert pair.device.compiled is compiled
     pair.finish()
 
 

@@ -272,14 +272,14 @@ def test_the_default(way, mode):
     default, chosen = (train("mlp", way, m)[1] for m in (None, mode))
     assert default.getTensorNames() == chosen.getTensorNames()
     assert bool(copies(default)) == (mode != 0)
-    programs = [m._compiled.executable.program() for m in (default, chosen)]
+    programs = [m.program(host=True) for m in (default, chosen)]
     assert programs[0] == programs[1]
 
 
 def test_a_stage_keeps_its_inputs_only():
     """Backward reads of forward's values what earlier stages made, and on the last stage all."""
     _, model = train("transformer", "pipelined", 3)
-    graph = model._compiled.program.graph
+    graph = model.compiled.host_program.graph
     stage_of = {}
     read = set()
     for op in graph.ops:
@@ -368,7 +368,7 @@ def test_a_checkpoint_without_recomputation_changes_nothing():
     for mark in (lambda x: x, poptorch.recomputationCheckpoint):
         model = poptorch.trainingModel(Layers(mark), make_options("whole", 0, ga=1))
         model(torch.randn(MICRO_BATCH, 6))
-        programs.append(model._compiled.executable.program())
+        programs.append(model.program(host=True))
     assert programs[0] == programs[1]
 
 
@@ -398,7 +398,7 @@ def test_anchors_have_no_say_in_what_is_rebuilt(without, way, mode):
     seen, model = train("mlp", way, mode, anchors=anchors)
     assert_same(seen, without("mlp", way))
     assert model.getTensorNames() == plain.getTensorNames()
-    graph = model._compiled.program.graph
+    graph = model.compiled.host_program.graph
     for name in copies(model):
         original, copy = (
             graph.root(graph.tensors[graph.names[n]]).id for n in (name.removesuffix("__re"), name)

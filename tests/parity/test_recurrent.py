@@ -69,7 +69,7 @@ def sequences(batch: int = 4, steps: int = 3):
 
 
 def kinds_of_ops(model: poptorch.PoplarExecutor) -> list[str]:
-    lines = model._compiled.executable.program().splitlines()
+    lines = model.program(host=True).splitlines()
     return [line.split(" = ")[-1].split("(")[0].strip() for line in lines]
 
 

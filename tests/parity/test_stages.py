@@ -144,7 +144,7 @@ def run_training(kind, strategy, d, ga, mode=OutputMode.All):
         seen |= {f"out {call}": out, f"loss {call}": loss}
         seen |= {f"{n} {call}": model.getAnchoredTensor(n) for n in ANCHORS}
     seen |= {name: value.clone() for name, value in net.state_dict().items()}
-    return seen, model._compiled.executable.actions()
+    return seen, model.compiled.executable.actions()
 
 
 def assert_same(ours, theirs):
@@ -324,7 +324,7 @@ def test_prints_come_once_per_micro_batch_in_the_order_of_the_schedule(capfd):
     model(torch.tensor([1.0, 2.0, 3.0]))
     gradients = {"1B": "b_gradient: (1.0)", "0B": "a_gradient: (2.0)"}
     expected = []
-    for action in model._compiled.executable.actions().split()[:-1]:
+    for action in model.compiled.executable.actions().split()[:-1]:
         where, micro_batch = action[:2], int(action[2])
         values = {"0F": f"a: ({micro_batch + 1}.0)", "1F": f"b: ({2 * (micro_batch + 1)}.0)"}
         expected.append({**values, **gradients}[where])
@@ -353,7 +353,7 @@ def test_pipelined_inference_fills_with_device_iterations():
     options.autoRoundNumIPUs(True)
     model = poptorch.inferenceModel(Started().eval(), options)
     model(torch.randn(4, 4), torch.zeros(4, dtype=torch.long))
-    assert model._compiled.executable.actions() == "0F0 1F0 0F1 2F0 1F1 0F2 2F1 1F2 0F3 2F2 1F3 2F3"
+    assert model.compiled.executable.actions() == "0F0 1F0 0F1 2F0 1F1 0F2 2F1 1F2 0F3 2F2 1F3 2F3"
 
 
 def test_neighbouring_blocks_on_one_ipu_are_one_stage():

@@ -36,7 +36,7 @@ PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace")
 # Who may name a module that is otherwise low enough for everybody.
 PYTHON_DOORS = {
     "_C": {"_native"},
-    "_native": {"trace", "passes", "ops", "lowering", "executor", "model", "report"},
+    "_native": {"trace", "passes", "ops", "executor", "model", "report"},
 }
 
 # The families of ops; none knows another, but what is written here.

@@ -153,9 +153,9 @@ def test_a_call_compiles():
 def test_compiling_again_is_ignored_with_a_warning(caplog):
     model = infer(Net())
     model.compile(batch()[0])
-    program = model._compiled
+    program = model.compiled
     model.compile(torch.randn(1, 4))
-    assert model._compiled is program
+    assert model.compiled is program
     assert "compiled already" in caplog.text
 
 
@@ -939,14 +939,14 @@ def test_set_optimizer_changes_values_without_compiling():
     model = train(net)
     x, y = batch()
     model(x, y)
-    program = model._compiled
+    program = model.compiled
     eager = torch.optim.SGD(twin.parameters(), lr=LR)
     eager_step(twin, eager, x, y)
     model.setOptimizer(poptorch.optim.SGD(net.parameters(), lr=0.5))
     eager.param_groups[0]["lr"] = 0.5
     model(x, y)
     eager_step(twin, eager, x, y)
-    assert model._compiled is program
+    assert model.compiled is program
     assert_same_weights(net, twin)
 
 

@@ -35,8 +35,8 @@ def make_model(device_iterations, accumulation):
 
 def test_every_op_that_runs_has_a_time_and_the_number_of_its_executions() -> None:
     _, model, inputs = make_model(device_iterations=3, accumulation=2)
-    graph = model._compiled.program.graph
-    times = model._compiled.executable.profile(inputs, 4)
+    graph = model.compiled.host_program.graph
+    times = model.compiled.executable.profile(inputs, 4)
     expected = {
         position: 3 if op.phase == Phase.UPDATE else 6
         for position, op in enumerate(graph.ops)
@@ -49,7 +49,7 @@ def test_every_op_that_runs_has_a_time_and_the_number_of_its_executions() -> Non
 def test_profiling_trains_as_many_calls_would() -> None:
     module, model, inputs = make_model(device_iterations=2, accumulation=1)
     other_module, other_model, _ = make_model(device_iterations=2, accumulation=1)
-    model._compiled.executable.profile(inputs, 3)
+    model.compiled.executable.profile(inputs, 3)
     for _ in range(3):
         other_model(*inputs)
     model.copyWeightsToHost()
@@ -63,4 +63,4 @@ def test_repeats_must_be_positive() -> None:
         pytest.raises(Error, match=r"profile: repeats must be at least 1, got 0"),
         _native.translated_errors(),
     ):
-        model._compiled.executable.profile(inputs, 0)
+        model.compiled.executable.profile(inputs, 0)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch._native import has_onednn
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
@@ -119,10 +118,10 @@ def _convolution_attributes(
 
 
 def _image(builder: Builder, like: torch.Tensor | Tensor, arguments: tuple[Any, ...]) -> Tensor:
-    """Add the result of a convolution, with its channels last where that is faster."""
+    """Add the result of a convolution, with its channels last where kernels can have that."""
     _stride, _padding, _dilation, transposed, _output_padding, groups = arguments
     shape = tuple(like.shape)
-    if has_onednn() and len(shape) == 4 and not transposed and groups == 1:
+    if len(shape) == 4 and not transposed and groups == 1:
         return builder.image(like.dtype, shape)
     return builder.value(like.dtype, shape)
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch.fx
 
-from popsim_torch.ir import Tensor
+from popsim_torch.ir import Tensor, names
 from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.trace.named_graph import TracedGraph
-from popsim_torch.trace.names import print_title
+from popsim_torch.trace.named_graph import NamedGraph
 
 
-def lower_print(builder: Builder, graph: TracedGraph, node: torch.fx.Node, place: Place) -> Tensor:
+def lower_print(builder: Builder, graph: NamedGraph, node: torch.fx.Node, place: Place) -> Tensor:
     """Add the op that prints the tensor of a ``popsim::print_tensor`` node."""
     request = graph.traced.prints[graph.key_of(node)]
     source: Any = node.args[0]
@@ -24,8 +23,10 @@ def lower_print(builder: Builder, graph: TracedGraph, node: torch.fx.Node, place
         [tensor],
         [out],
         {
-            "title": print_title(
-                request.title, graph.printed_name(node), request.gradient_of is not None
+            "title": names.print_title(
+                request.title,
+                graph.printed_name(node),
+                is_gradient=request.gradient_of is not None,
             ),
             "summarise_threshold": text_format.summarise_threshold,
             "edge_items": text_format.edge_items,

@@ -1,8 +1,9 @@
 """A graph as text: one line per op, everything in it that a reader has to know."""
 
+import pytest
 import torch
 
-from popsim_torch.ir import Graph, Phase, TensorKind, to_text
+from popsim_torch.ir import Graph, Origin, Phase, Program, Role, TensorKind, program_text, to_text
 
 
 def make_graph():
@@ -83,7 +84,7 @@ def test_views_have_a_shape_of_their_own():
     view = graph.add_view(x, (3, 2), (1, 3), 0)
     graph.set_name(view, "Transpose:0")
     graph.add_op("print", [view], [], phase=Phase.FORWARD)
-    assert to_text(graph) == "forward 0: print(Transpose:0: float32[3, 2])"
+    assert to_text(graph) == "forward 0: print(Transpose:0: float32[3, 2] in x[1, 3])"
 
 
 def test_writing_changes_nothing():
@@ -91,3 +92,56 @@ def test_writing_changes_nothing():
     graph.add_op("copy", [x], [value(graph)], phase=Phase.FORWARD)
     assert to_text(graph) == to_text(graph)
     assert len(graph.tensors) == 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset", "where"),
+    [
+        ((2, 3), (3, 1), 0, "x"),
+        ((6,), (1,), 0, "x"),
+        ((3,), (1,), 3, "x+3"),
+        ((2,), (3,), 1, "x+1[3]"),
+        ((2, 3, 4), (3, 1, 0), 0, "x[3, 1, 0]"),
+    ],
+)
+def test_a_view_says_where_it_lies(shape, strides, offset, where):
+    graph, x, _ = make_graph()
+    view = graph.add_view(x, shape, strides, offset)
+    graph.add_op("print", [view], [], phase=Phase.FORWARD)
+    assert to_text(graph).endswith(f" in {where})")
+
+
+def test_an_op_says_where_it_comes_from_if_asked():
+    graph, x, _ = make_graph()
+    origin = Origin(scope="layer1/0", source="net.py:12")
+    graph.add_op("print", [x], [], phase=Phase.FORWARD, origin=origin)
+    graph.add_op("print", [x], [], phase=Phase.FORWARD)
+    first, second = to_text(graph, origins=True).splitlines()
+    assert first == f"{second}  # layer1/0, net.py:12"
+    assert to_text(graph).splitlines() == [second, second]
+
+
+def test_a_program_says_what_it_is_given_and_what_comes_back():
+    program = Program()
+    graph = program.graph
+    x = graph.add_tensor(TensorKind.INPUT, torch.float32, (2,), name="input", role=Role.INPUT)
+    w = graph.add_tensor(TensorKind.VARIABLE, torch.float32, (2,), name="w", role=Role.PARAMETER)
+    graph.add_tensor(TensorKind.CONSTANT, torch.int64, (2,), value=torch.tensor([3, 4]))
+    graph.add_tensor(TensorKind.CONSTANT, torch.int64, (20,), value=torch.arange(20))
+    y = value(graph, (2,))
+    graph.add_op("copy", [x], [y], phase=Phase.FORWARD)
+    graph.set_name(w, "again")
+    program.outputs = [y.id]
+    program.changed_inputs = {0: w.id}
+    assert program_text(program).splitlines() == [
+        "input input: float32[2]",
+        "parameter w: float32[2]",
+        "constant %2: int64[2] = [3, 4]",
+        "constant %3: int64[20]",
+        "",
+        f"forward 0: %{y.id}: float32[2] = copy(input: float32[2])",
+        "",
+        f"output %{y.id}: float32[2]",
+        "input 0 becomes w: float32[2]",
+        "also again: w",
+    ]

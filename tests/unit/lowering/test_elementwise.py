@@ -107,7 +107,7 @@ def run(function, *inputs):
     options.showCompilationProgressBar(False)
     model = poptorch.inferenceModel(Function(function), options)
     result = model(*inputs)
-    kinds = [op.kind for op in model._compiled.program.graph.ops if op.kind != "anchor"]
+    kinds = [op.kind for op in model.compiled.host_program.graph.ops if op.kind != "anchor"]
     return result, kinds
 
 

@@ -55,7 +55,7 @@ def all_names(x):
 
 def anchored_ops(model):
     """How many ops copy an anchor's tensor, the model's output left out."""
-    graph = model._compiled.program.graph
+    graph = model.compiled.host_program.graph
     return sum(op.kind == "anchor" for op in graph.ops) - 1
 
 

@@ -33,7 +33,7 @@ def compile_function(function, *inputs):
 
 def op_kinds(model):
     """Return the kinds of the program's ops but those that copy to the host."""
-    return [op.kind for op in model._compiled.program.graph.ops if op.kind != "anchor"]
+    return [op.kind for op in model.compiled.host_program.graph.ops if op.kind != "anchor"]
 
 
 def nodes_of(function, *inputs):

@@ -23,14 +23,14 @@ def make_options(d=1, ga=1):
 def infer(net, *inputs, options=None):
     model = poptorch.inferenceModel(net, options or make_options())
     model.compile(*inputs)
-    return model._compiled.executable.plan
+    return model.compiled.executable.plan
 
 
 def train(net, *inputs, options=None, kind=poptorch.optim.SGD):
     optimizer = kind(net.parameters(), lr=0.1)
     model = poptorch.trainingModel(net, options or make_options(), optimizer)
     model.compile(*inputs)
-    return model._compiled.executable.plan
+    return model.compiled.executable.plan
 
 
 def align(count):
@@ -189,8 +189,11 @@ def test_gradients_that_plain_sgd_takes_from_a_small_batch_do_not_exist():
 @pytest.mark.parametrize("name", CASES)
 def test_updating_all_weights_at_once_takes_no_more(name, monkeypatch):
     sizes = []
-    for passes in (pipeline.PASSES, [p for p in pipeline.PASSES if p is not group_updates]):
-        monkeypatch.setattr(pipeline, "PASSES", passes)
+    for passes in (
+        pipeline.HOST_PASSES,
+        [p for p in pipeline.HOST_PASSES if p is not group_updates],
+    ):
+        monkeypatch.setattr(pipeline, "HOST_PASSES", passes)
         net, inputs, options = make_case(name)
         program = train(net, *inputs, options=options, kind=poptorch.optim.Adam)
         sizes.append((program.arena_bytes, program.peak_live_bytes, program.persistent_bytes))

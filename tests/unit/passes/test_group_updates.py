@@ -210,7 +210,7 @@ def train(make, loop, dtype, *, anchored):
             model.setOptimizer(optimizer)
     values += [parameter.detach().clone() for parameter in net.parameters()]
     values += [value for _, value in sorted(model._state.read_state().items())]
-    kinds = [op.kind for op in model._compiled.program.graph.ops if op.phase == Phase.UPDATE]
+    kinds = [op.kind for op in model.compiled.host_program.graph.ops if op.phase == Phase.UPDATE]
     return values, [kind for kind in kinds if kind.endswith("_update")]
 
 
@@ -221,8 +221,8 @@ def train(make, loop, dtype, *, anchored):
 def test_training_keeps_its_bits(make, loop, dtype, anchored, monkeypatch) -> None:
     values, kinds = train(make, loop, dtype, anchored=anchored)
     assert len(kinds) == 1
-    passes = tuple(each for each in pipeline.PASSES if each is not group_updates)
-    monkeypatch.setattr(pipeline, "PASSES", passes)
+    passes = tuple(each for each in pipeline.HOST_PASSES if each is not group_updates)
+    monkeypatch.setattr(pipeline, "HOST_PASSES", passes)
     expected, kinds = train(make, loop, dtype, anchored=anchored)
     assert len(kinds) == len(PARAMETERS)
     assert len(values) == len(expected)

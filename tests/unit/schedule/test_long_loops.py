@@ -76,7 +76,7 @@ def test_every_micro_batch_of_a_long_loop_runs_once(stages):
     model = poptorch.inferenceModel(net, options)
     x = torch.randn(count, 2)
     out, _ = model(x)
-    assert "(" in model._compiled.executable.actions()
+    assert "(" in model.compiled.executable.actions()
     torch.testing.assert_close(out, net(x)[0])
 
 
@@ -86,7 +86,7 @@ def test_a_long_accumulation_is_the_mean_of_its_micro_batches(stages):
     x = torch.randn(count, 2)
     model = make_model(stages, True, count)
     model(x)
-    assert "(" in model._compiled.executable.actions()
+    assert "(" in model.compiled.executable.actions()
     net = Net()
     net(x)[1].backward()
     for name, trained in model.model.named_parameters():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from popsim_torch.trace.functionalise import functionalise, is_mutating
+from popsim_torch.trace.functionalise import functionalise_graph, is_mutating
 
 aten = torch.ops.aten
 
@@ -109,28 +109,28 @@ def x():
 
 @pytest.mark.parametrize("function", PURE, ids=lambda f: f.__name__)
 def test_values_are_unchanged(function, x):
-    module, _ = functionalise(graph_of(function, x), [])
+    module, _ = functionalise_graph(graph_of(function, x), [])
     actual, expected = module(x.clone()), function(x.clone())
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("function", PURE, ids=lambda f: f.__name__)
 def test_no_operator_changes_a_tensor(function, x):
-    module, _ = functionalise(graph_of(function, x), [])
+    module, _ = functionalise_graph(graph_of(function, x), [])
     assert mutations(module) == []
 
 
 @pytest.mark.parametrize("function", PURE, ids=lambda f: f.__name__)
 def test_a_second_run_changes_nothing(function, x):
-    once, _ = functionalise(graph_of(function, x), [])
-    twice, _ = functionalise(once, [])
+    once, _ = functionalise_graph(graph_of(function, x), [])
+    twice, _ = functionalise_graph(once, [])
     assert twice is once
 
 
 def test_a_graph_without_mutation_is_returned_as_it_is(x):
     module = graph_of(lambda x: torch.tanh(x) * 2, x)
     nodes = calls(module)
-    same, became = functionalise(module, nodes)
+    same, became = functionalise_graph(module, nodes)
     assert same is module
     assert became == {node: node for node in nodes}
 
@@ -141,7 +141,7 @@ def test_a_changed_input_has_one_copy_behind_everything(x):
         x.mul_(2)
         return x + y
 
-    module, _ = functionalise(graph_of(function, x, x), [])
+    module, _ = functionalise_graph(graph_of(function, x, x), [])
     (write,) = mutations(module)
     assert write.target is aten.copy_.default
     first_input = next(n for n in module.graph.nodes if n.op == "placeholder")
@@ -155,7 +155,7 @@ def test_a_changed_input_gets_the_eager_value(x):
         y.relu_()
         return (x * y).sum()
 
-    module, _ = functionalise(graph_of(function, x, x), [])
+    module, _ = functionalise_graph(graph_of(function, x, x), [])
     ours, theirs = [[x.clone(), x.clone() - 0.5] for _ in range(2)]
     torch.testing.assert_close(module(*ours), function(*theirs), rtol=0, atol=0)
     for actual, expected in zip(ours, theirs, strict=True):
@@ -168,7 +168,7 @@ def test_two_changed_inputs_have_a_copy_each(x):
         y.add_(x)
         return x
 
-    module, _ = functionalise(graph_of(function, x, x), [])
+    module, _ = functionalise_graph(graph_of(function, x, x), [])
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     assert {write.args[0] for write in mutations(module)} == set(inputs)
 
@@ -179,7 +179,7 @@ def test_an_input_read_before_and_after_its_change(x):
         x.add_(1)
         return before, x * 1
 
-    module, _ = functionalise(graph_of(function, x), [])
+    module, _ = functionalise_graph(graph_of(function, x), [])
     before, after = module(x.clone())
     assert torch.equal(before, x)
     assert torch.equal(after, x + 1)
@@ -196,7 +196,7 @@ def test_watched_nodes_are_followed(x):
     module = graph_of(function, x)
     tanh = next(n for n in calls(module) if n.target is aten.tanh.default)
     clone = next(n for n in calls(module) if n.target is aten.clone.default)
-    new, became = functionalise(module, [tanh, clone])
+    new, became = functionalise_graph(module, [tanh, clone])
     assert became[tanh].target is aten.tanh.default
     assert became[tanh] in new.graph.nodes
     assert became[clone].target is aten.clone.default
@@ -209,7 +209,7 @@ def test_a_watched_node_that_changes_its_argument(x):
 
     module = graph_of(function, x)
     relu = next(n for n in calls(module) if n.target is aten.relu_.default)
-    _, became = functionalise(module, [relu])
+    _, became = functionalise_graph(module, [relu])
     assert became[relu].target is aten.relu.default
 
 
@@ -217,7 +217,7 @@ def test_metadata_is_kept(x):
     module = graph_of(write_a_slice, x)
     for node in calls(module):
         node.meta["custom"] = {"note": "kept"}
-    new, _ = functionalise(module, [])
+    new, _ = functionalise_graph(module, [])
     inner = [n for n in calls(new) if n.target is not aten.copy_.default]
     assert inner
     assert all(node.meta.get("custom") == {"note": "kept"} for node in inner)
@@ -225,7 +225,7 @@ def test_metadata_is_kept(x):
 
 def test_shapes_and_types_are_kept(x):
     module = graph_of(masked, x)
-    new, _ = functionalise(module, [])
+    new, _ = functionalise_graph(module, [])
     for node in calls(new):
         assert isinstance(node.meta["val"], torch.Tensor)
     given, made = (list(m.graph.nodes)[-1].args[0].meta["val"] for m in (module, new))
@@ -235,7 +235,7 @@ def test_shapes_and_types_are_kept(x):
 def test_the_given_graph_is_left_alone(x):
     module = graph_of(chain, x)
     before = str(module.graph)
-    functionalise(module, [])
+    functionalise_graph(module, [])
     assert str(module.graph) == before
 
 

@@ -1,14 +1,12 @@
-"""A lowered model: the ir and what the executor needs to know about its tensors."""
+"""A whole program: its graph, and what its tensors are to the executor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from popsim_torch.anchors import AnchorRequest
-from popsim_torch.enums import OutputMode
-from popsim_torch.ir import Graph
+from popsim_torch.ir.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -25,32 +23,17 @@ class LoopCounts:
 
 
 @dataclass(frozen=True)
-class AnchorTarget:
-    """An anchor request whose name was found.
-
-    Attributes:
-        request: The user's request, its mode resolved.
-        name: The tensor's name in this graph.
-    """
-
-    request: AnchorRequest
-    name: str
-
-
-@dataclass(frozen=True)
 class Return:
     """A tensor that comes back from a run.
 
     Attributes:
         shape: Of all entries together, what the user gets.
         dtype: What the user gets.
-        mode: Which micro-batches come back.
         keep: Kept on the device until asked for (anchors), instead of returned by the run.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    mode: OutputMode
     keep: bool
 
 
@@ -98,30 +81,32 @@ class Program:
     """A lowered model.
 
     Attributes:
-        graph: The ir.
-        inputs: Tensor ids of the inputs, in flattened order.
+        graph: The ops and tensors.
         parameters: Tensor ids by parameter name, of the parameters that the program uses.
         buffers: Tensor ids by buffer name, of the floating-point buffers that it uses.
         changed_buffers: Names of the buffers that forward changes.
         states: Tensor ids of optimizer states and accumulators, by name.
         scalars: Tensor ids of hyper-parameters, by name.
-        returns: What comes back: outputs, changed inputs, then anchors.
-        num_outputs: How many of ``returns`` are outputs.
-        changed_inputs: Positions of the inputs that forward changes, in the order of the returns
-            behind the outputs.
+        outputs: Tensor ids of what forward returns.
+        changed_inputs: Tensor id of the new value of each input that forward changes, by the
+            input's position.
+        checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
+        returns: What comes back from a run: outputs, changed inputs, then anchors.
         anchors: Where to find an anchored tensor, by the anchor's short name.
-        num_stages: Number of pipeline stages.
     """
 
-    graph: Graph
-    inputs: list[int] = field(default_factory=list)
+    graph: Graph = field(default_factory=Graph)
     parameters: dict[str, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
     changed_buffers: list[str] = field(default_factory=list)
     states: dict[str, int] = field(default_factory=dict)
     scalars: dict[str, int] = field(default_factory=dict)
+    outputs: list[int] = field(default_factory=list)
+    changed_inputs: dict[int, int] = field(default_factory=dict)
+    checkpoints: set[int] = field(default_factory=set)
     returns: list[Return] = field(default_factory=list)
-    num_outputs: int = 0
-    changed_inputs: list[int] = field(default_factory=list)
     anchors: dict[str, AnchorView] = field(default_factory=dict)
-    num_stages: int = 1
+
+    def copy(self) -> Program:
+        """Return a program whose graph can be changed without changing this one's."""
+        return replace(self, graph=self.graph.copy())

@@ -4,39 +4,85 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from popsim_torch.anchors import check_return_mode, num_returned
+from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.enums import OutputMode
-from popsim_torch.ir import Attribute, Graph, Op, Phase, Tensor, TensorKind, contiguous_strides
-from popsim_torch.lowering.program import (
-    AnchorTarget,
+from popsim_torch.errors import Error, closest_names
+from popsim_torch.ir import (
+    NOWHERE,
     AnchorView,
+    Attribute,
+    Graph,
     LoopCounts,
+    Op,
+    Phase,
     Program,
     Return,
+    Role,
+    Tensor,
+    TensorKind,
+    contiguous_strides,
+    names,
 )
+
+
+@dataclass(frozen=True)
+class ReturnRequest:
+    """What a run is to bring back.
+
+    Attributes:
+        loop: How often a call runs the model.
+        output_mode: Which outputs come back; not ``Default``.
+        output_period: For ``EveryN``.
+        anchors: Anchor requests with resolved modes.
+        pipelined: Several micro-batches are in flight at a time.
+    """
+
+    loop: LoopCounts
+    output_mode: OutputMode
+    output_period: int
+    anchors: Sequence[AnchorRequest]
+    pipelined: bool
+
+
+def add_returns(program: Program, request: ReturnRequest) -> None:
+    """Let outputs, changed inputs and anchored tensors come back, in place.
+
+    Args:
+        program: Without returns.
+        request: What comes back.
+
+    Raises:
+        Error: An anchor of an unknown name, or a return period that does not fit.
+    """
+    tensors, returns = program.graph.tensors, _Returns(program, request)
+    for tensor_id in program.outputs:
+        returns.add_output(tensors[tensor_id], request.output_mode, request.output_period)
+    for tensor_id in program.changed_inputs.values():
+        returns.add_output(tensors[tensor_id], OutputMode.All, 1)
+    for anchor in request.anchors:
+        returns.add_anchor(anchor)
+    returns.finish()
+
 
 _WRITERS_IF_IT_STAYS = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
 
 
-class ReturnLowering:
+class _Returns:
     """Adds the ops that copy tensors to the host.
 
     Each is put right behind the op that computes its tensor, so that the tensor's memory is free
     again as early as it can be.
-
-    Args:
-        program: Gets the returns.
-        loop: How often a call runs the model.
-        pipelined: Several micro-batches are in flight at a time.
     """
 
-    def __init__(self, program: Program, loop: LoopCounts, *, pipelined: bool) -> None:
+    def __init__(self, program: Program, request: ReturnRequest) -> None:
         self._program = program
         self._graph: Graph = program.graph
-        self._loop = loop
-        self._pipelined = pipelined
+        self._loop = request.loop
+        self._pipelined = request.pipelined
         self._behind: dict[int, list[Op]] = defaultdict(list)
         # Position of the return that an anchor's copy goes to.
         self._kept: dict[tuple[int, tuple[int, Phase, int], OutputMode, int], int] = {}
@@ -58,13 +104,15 @@ class ReturnLowering:
         """Return a tensor from every run, as forward left it."""
         self._add(tensor, mode, period, self._in_forward(tensor), False, "Options.outputMode")
 
-    def add_anchor(self, tensor: Tensor, target: AnchorTarget) -> None:
+    def add_anchor(self, request: AnchorRequest) -> None:
         """Keep a tensor's values of each run until they are asked for."""
-        request, graph = target.request, self._graph
+        graph, name = self._graph, self._anchored_name(request)
+        tensor = graph.tensors[graph.names[name]]
         mode, period = request.output_mode, request.period
         where = f"Options.anchorTensor('{request.short_name}')"
-        place = self._complete(tensor) if self._is_state(target.name) else self._in_forward(tensor)
-        if target.name.startswith("Accum___") and request.output_mode == OutputMode.Final:
+        is_state = tensor.role == Role.UPDATED or self._is_state(name)
+        place = self._complete(tensor) if is_state else self._in_forward(tensor)
+        if tensor.role == Role.ACCUMULATOR and request.output_mode == OutputMode.Final:
             place = self._after_update(tensor, place)
         count = self._count(mode, period, where)
         root = graph.root(tensor)
@@ -89,6 +137,20 @@ class ReturnLowering:
         ) and strides == contiguous_strides(tensor.shape)
         self._program.anchors[request.short_name] = AnchorView(
             kept, root.id, shape, count, tensor.shape, strides, offset, is_whole
+        )
+
+    def _anchored_name(self, anchor: AnchorRequest) -> str:
+        known = self._graph.names
+        for candidate in names.spellings(anchor.long_name):
+            if candidate in known:
+                return candidate
+        closest = closest_names(anchor.long_name, known)
+        raise Error(
+            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the {len(known)} "
+            f"tensors of this graph (Anchor tensor not in Ir Tensors)."
+            f"{names.why_missing(anchor.long_name)} "
+            + (f"Closest names: {', '.join(map(repr, closest))}. " if closest else "")
+            + "Compile without the anchor and call model.getTensorNames() to list them all."
         )
 
     def _stays(self, root: Tensor, mode: OutputMode) -> bool:
@@ -120,10 +182,10 @@ class ReturnLowering:
         self._graph.ops = ops
 
     def _is_state(self, name: str) -> bool:
-        """Whether a name stands for what is kept between runs, as the latest op left it."""
+        """Whether a name is that of what is kept between runs, as the latest op left it."""
         program = self._program
         kept = (program.parameters, program.buffers, program.states, program.scalars)
-        return name.startswith("UpdatedVar___") or any(name in names for names in kept)
+        return any(name in known for known in kept)
 
     def _add(
         self,
@@ -152,9 +214,10 @@ class ReturnLowering:
                 phase,
                 stage,
                 tensor.name,
+                self._graph.ops[position].origin if position >= 0 else NOWHERE,
             )
         )
-        self._program.returns.append(Return(_returned_shape(tensor, count), dtype, mode, keep))
+        self._program.returns.append(Return(_returned_shape(tensor, count), dtype, keep))
 
     def _count(self, mode: OutputMode, period: int, where: str) -> int:
         """Return how many entries come back."""

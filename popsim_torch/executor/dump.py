@@ -1,0 +1,64 @@
+"""``POPSIM_DUMP=folder``: the program as text after each step of a compilation."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+from popsim_torch.errors import Error
+
+VARIABLE = "POPSIM_DUMP"
+
+
+class Dump:
+    """Writes one file for each step, ``03_lower.txt``, into a new folder for each compilation.
+
+    Args:
+        folder: Where the folder of the compilation is made; None: nothing is written.
+        name: Of the compilation, such as ``Net_training``.
+
+    Raises:
+        Error: The folder cannot be made.
+    """
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self._numbers = itertools.count()
+        self._folder = None if folder is None else _new_folder(folder, name)
+
+    @classmethod
+    def from_environment(cls, name: str) -> Dump:
+        """Return the dump that the environment variable ``POPSIM_DUMP`` asks for."""
+        folder = os.environ.get(VARIABLE)
+        return cls(Path(folder) if folder else None, name)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is written; texts need not be made otherwise."""
+        return self._folder is not None
+
+    def write(self, step: str, text: str) -> None:
+        """Write what a step has made."""
+        if self._folder is not None:
+            path = self._folder / f"{next(self._numbers):02}_{step}.txt"
+            path.write_text(text, encoding="utf-8")
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    plain = re.sub(r"\W", "_", name)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = parent / f"{number:03}_{plain}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise Error(
+            f"{VARIABLE}={parent}: no folder can be made there ({error}). Name a folder that can "
+            "be written to, or unset the variable."
+        ) from error
+    raise AssertionError("unreachable")
