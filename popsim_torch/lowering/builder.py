@@ -26,6 +26,11 @@ class Place:
     name: str
     origin: Origin = NOWHERE
 
+    @property
+    def shown(self) -> str:
+        """What a message calls it: the name, and the line of the user's code if it is known."""
+        return f"'{self.name}'" + (f" ({self.origin.source})" if self.origin.source else "")
+
 
 @dataclass(frozen=True)
 class HalfPartials:
@@ -168,7 +173,7 @@ class Builder:
                 stage = min(stage, written[1])
             elif phase == Phase.FORWARD and written[1] > stage:
                 raise Error(
-                    f"Pipeline stages must not decrease along the data flow: '{place.name}' on "
+                    f"Pipeline stages must not decrease along the data flow: {place.shown} on "
                     f"stage {stage} reads '{tensor.name or 'a tensor'}' of stage {written[1]}. "
                     "Assign it to the same or a later stage."
                 )

@@ -90,7 +90,7 @@ class _Lowering:
             return self._builder.constant(self._named.traced.constants[index])
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Error(
-                f"Unsupported ops found in compiled model: [{node.target}] in '{place.name}' is "
+                f"Unsupported ops found in compiled model: [{node.target}] in {place.shown} is "
                 "not an ATen operator."
             )
         if is_mutating(node):

@@ -126,7 +126,7 @@ def check_results(node: torch.fx.Node, place: Place) -> None:
             operator: Any = node.target
             raise Error(
                 f"Unsupported ops found in compiled model: [{operator._schema.name}] in "
-                f"'{place.name}' gives {getattr(result, 'dtype', type(result).__name__)}, which "
+                f"{place.shown} gives {getattr(result, 'dtype', type(result).__name__)}, which "
                 "the device does not know."
             )
 
@@ -179,7 +179,7 @@ class _Boxer:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         raise Error(
-            f"Unsupported ops found in compiled model: '{self._place.name}' has an argument of "
+            f"Unsupported ops found in compiled model: {self._place.shown} has an argument of "
             f"type {type(value).__name__} ({value!r}), which the device does not know."
         )
 

@@ -82,7 +82,7 @@ def _random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     replacement = _WITH_GENERATOR.get(target, target)
     if not any(argument.name == "generator" for argument in replacement._schema.arguments):
         raise Error(
-            f"Unsupported ops found in compiled model: [{target._schema.name}] in '{place.name}' "
+            f"Unsupported ops found in compiled model: [{target._schema.name}] in {place.shown} "
             "draws random numbers that cannot be reproduced. Use torch.rand, torch.randn or "
             "torch.bernoulli and compute from them."
         )

@@ -40,7 +40,7 @@ def _with_float_partials(builder: Builder, node: torch.fx.Node, place: Place) ->
     half = getattr(builder.half_partials, _WITHOUT_HALF_PARTIALS[operator])
     if half and any(tensor.dtype == torch.float16 for tensor in operands(node)):
         raise Error(
-            f"[{operator._schema.name}] in '{place.name}' has no implementation with half partials "
+            f"[{operator._schema.name}] in {place.shown} has no implementation with half partials "
             "(Options.Precision.setPartialsType(torch.half)). Use torch.matmul, torch.bmm or a "
             "convolution of torch.nn instead, or convert its operands to float32."
         )
