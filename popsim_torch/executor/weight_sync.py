@@ -1,0 +1,107 @@
+"""Which side has the newer weights: the host, the device, or another executor's device."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+
+from torch import nn
+
+from popsim_torch.executor.device_state import DeviceState
+
+_logger = logging.getLogger("poptorch::python")
+_versions = itertools.count(1)
+# Those of training executors: others may have to wait for their weights.
+_trainers: weakref.WeakSet[WeightSync] = weakref.WeakSet()
+
+
+class WeightSync:
+    """One executor's view of who has the newer weights.
+
+    Args:
+        module: Has the executor's parameters.
+
+    Attributes:
+        ahead: The device has changed weights since they were copied.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._state: DeviceState | None = None
+        self.ahead = False
+        self._host_version = 0
+        self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()
+
+    def announce(self) -> None:
+        """Let other executors know that this one trains."""
+        _trainers.add(self)
+
+    def attach(self, state: DeviceState) -> None:
+        """Take note of a device that has the host's weights."""
+        self._state, self.ahead = state, False
+
+    def detach(self) -> None:
+        """Let go of the device; nobody waits for its weights any more."""
+        self._state = None
+        _trainers.discard(self)
+
+    def upload(self) -> None:
+        """Copy the host's weights to the device."""
+        assert self._state is not None
+        self._state.upload_weights()
+        self.ahead = False
+
+    def download(self, *, what_fits: bool = False) -> None:
+        """Copy the device's weights to the host.
+
+        Args:
+            what_fits: Leave out those whose host tensors have changed their shape.
+        """
+        assert self._state is not None
+        was_ahead, self.ahead = self.ahead, False
+        try:
+            self._state.download_weights(what_fits=what_fits)
+        except BaseException:
+            self.ahead = was_ahead
+            raise
+        self._host_version = next(_versions)
+
+    def fetch(self, *, what_fits: bool = False) -> bool:
+        """Copy the weights to the host if the device has newer ones; return whether it did."""
+        if not self.ahead or self._state is None:
+            return False
+        _logger.debug("Implicit copyWeightsToHost()")
+        self.download(what_fits=what_fits)
+        return True
+
+    def pull(self) -> None:
+        """Upload weights that a training executor of the same parameters has changed."""
+        if not _trainers:
+            return
+        newer = False
+        for trainer in list(_trainers):
+            version = self._seen.get(trainer, 0)
+            # Most calls end here; whose weights these are takes a walk through the modules.
+            if not trainer.ahead and version == trainer._host_version:
+                continue
+            if trainer._state is None or not self._shares_weights_with(trainer):
+                continue
+            trainer.fetch()
+            if version != trainer._host_version:
+                self._seen[trainer] = trainer._host_version
+                newer = True
+        if newer:
+            _logger.debug("Implicit copyWeightsToDevice()")
+            self.upload()
+
+    def let_trainers_catch_up(self) -> None:
+        """Bring what training executors of the same parameters have changed to the host."""
+        for trainer in list(_trainers):
+            if trainer is not self and self._shares_weights_with(trainer):
+                trainer.fetch()
+                self._seen[trainer] = trainer._host_version
+
+    def _shares_weights_with(self, trainer: WeightSync) -> bool:
+        own = {id(parameter) for parameter in self._module.parameters()}
+        return any(id(parameter) in own for parameter in trainer._module.parameters())
