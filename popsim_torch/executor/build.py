@@ -9,26 +9,10 @@ from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import (
     Graph,
     LoopCounts,
-    Phase,
     Program,
     TensorArgument,
-    TensorKind,
     TensorListArgument,
 )
-
-_KINDS = {
-    TensorKind.INPUT: _native.TensorKind.INPUT,
-    TensorKind.CONSTANT: _native.TensorKind.CONSTANT,
-    TensorKind.VARIABLE: _native.TensorKind.VARIABLE,
-    TensorKind.VALUE: _native.TensorKind.VALUE,
-    TensorKind.VIEW: _native.TensorKind.VIEW,
-}
-_PHASES = {
-    Phase.SETUP: _native.Phase.SETUP,
-    Phase.FORWARD: _native.Phase.FORWARD,
-    Phase.BACKWARD: _native.Phase.BACKWARD,
-    Phase.UPDATE: _native.Phase.UPDATE,
-}
 
 
 def _argument(value: Any) -> Any:
@@ -56,7 +40,7 @@ def to_native(graph: Graph) -> _native.Graph:
     for tensor in graph.tensors:
         native.add_tensor(
             _text(tensor.name),
-            _KINDS[tensor.kind],
+            getattr(_native.TensorKind, tensor.kind.name),
             dtype_name(tensor.dtype),
             list(tensor.shape),
             list(tensor.strides),
@@ -70,7 +54,7 @@ def to_native(graph: Graph) -> _native.Graph:
             op.inputs,
             op.outputs,
             {key: _attribute(key, value) for key, value in op.attributes.items()},
-            _PHASES[op.phase],
+            getattr(_native.Phase, op.phase.name),
             op.stage,
             op.origin.source,
         )

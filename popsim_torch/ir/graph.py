@@ -132,6 +132,23 @@ class Tensor:
         """How many elements it has."""
         return math.prod(self.shape)
 
+    @property
+    def memory_order(self) -> tuple[int, ...] | None:
+        """The axes from the outermost in memory to the innermost, if its elements fill a stretch.
+
+        None for a tensor with gaps or repeated elements.
+        """
+        if self.is_contiguous:
+            return tuple(range(len(self.shape)))
+        axes = range(len(self.shape))
+        order = tuple(sorted(axes, key=lambda axis: (-self.strides[axis], axis)))
+        expected = 1
+        for axis in reversed(order):
+            if self.shape[axis] != 1 and self.strides[axis] != expected:
+                return None
+            expected *= self.shape[axis]
+        return order
+
     def covers(self, root: Tensor) -> bool:
         """Whether the tensor is all of its memory, element by element, perhaps in another shape.
 

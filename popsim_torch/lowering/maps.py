@@ -54,23 +54,9 @@ def _order_of(builder: Builder, sized: Sequence[Tensor], rank: int) -> tuple[int
     """Return the axes from the outermost in memory to the innermost."""
     if _has_image(builder, sized):
         return (0, 2, 3, 1)
-    orders = {_dense_order(tensor) for tensor in sized}
+    orders = {tensor.memory_order for tensor in sized}
     order = orders.pop() if len(orders) == 1 else None
     return tuple(range(rank)) if order is None else order
-
-
-def _dense_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the order of a tensor's axes in which it is contiguous, if there is one."""
-    if tensor.is_contiguous:
-        return tuple(range(len(tensor.shape)))
-    axes = range(len(tensor.shape))
-    order = tuple(sorted(axes, key=lambda axis: (-tensor.strides[axis], axis)))
-    expected = 1
-    for axis in reversed(order):
-        if tensor.shape[axis] != 1 and tensor.strides[axis] != expected:
-            return None
-        expected *= tensor.shape[axis]
-    return order
 
 
 def _with_order(

@@ -1,1 +1,1 @@
-"""Steps that rewrite the traced graph; each takes a graph and gives the same kind of graph."""
+"""Steps that rewrite a program in place; ``pipeline`` says which and in which order."""

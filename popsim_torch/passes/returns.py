@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,6 @@ from popsim_torch.errors import Error, closest_names
 from popsim_torch.ir import (
     NOWHERE,
     AnchorView,
-    Attribute,
     Graph,
     LoopCounts,
     Op,
@@ -24,9 +22,11 @@ from popsim_torch.ir import (
     Role,
     Tensor,
     TensorKind,
+    Uses,
     contiguous_strides,
     names,
 )
+from popsim_torch.ir.map_code import MapCode
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,8 @@ class _Returns:
         self._kept: dict[tuple[int, tuple[int, Phase, int], OutputMode, int], int] = {}
         # Tensors that are read from their own memory.
         self._staying: set[int] = set()
-        self._num_writers: Counter[int] = Counter()
-        self._writer: dict[int, int] = {}  # of a tensor's memory, the last one
-        self._producer: dict[int, int] = {}  # of the tensor itself
+        self._uses = Uses(self._graph)
         self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
-        for position, op in enumerate(self._graph.ops):
-            for tensor_id in op.outputs:
-                if tensor_id >= 0:
-                    self._producer[tensor_id] = position
-                    root = self._graph.root(self._graph.tensors[tensor_id])
-                    self._writer[root.id] = position
-                    self._num_writers[root.id] += 1
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
         """Return a tensor from every run, as forward left it."""
@@ -124,7 +115,7 @@ class _Returns:
         else:
             # Views that only rearrange a tensor are read from the tensor's copy, which takes as
             # long as that of one of them.
-            shared = is_rearrangement(tensor, root)
+            shared = _is_rearrangement(tensor, root)
             source, offset = (root if shared else tensor), 0
             strides = tensor.strides if shared else contiguous_strides(tensor.shape)
             key = (source.id, place, mode, period)
@@ -132,9 +123,8 @@ class _Returns:
                 self._kept[key] = len(self._program.returns)
                 self._add(source, mode, period, place, True, where)
             kept = self._kept[key]
-        is_whole = math.prod(tensor.shape) == math.prod(
-            source.shape
-        ) and strides == contiguous_strides(tensor.shape)
+        contiguous = strides == contiguous_strides(tensor.shape)
+        is_whole = contiguous and tensor.numel == source.numel
         self._program.anchors[request.short_name] = AnchorView(
             kept, root.id, shape, count, tensor.shape, strides, offset, is_whole
         )
@@ -161,7 +151,7 @@ class _Returns:
         """
         loop = self._loop
         return (
-            self._num_writers[root.id] == _WRITERS_IF_IT_STAYS.get(root.kind)
+            len(self._uses.writers(root.id)) == _WRITERS_IF_IT_STAYS.get(root.kind)
             and not self._pipelined
             and returned_dtype(root.dtype, mode) == root.dtype
             and (
@@ -231,14 +221,12 @@ class _Returns:
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return where forward sees a tensor: a variable before anything changes it."""
-        if tensor.id in self._producer:
-            producer = self._producer[tensor.id]
-            op = self._graph.ops[producer]
-            if op.phase != Phase.SETUP:
-                return producer, op.phase, op.stage
+        writers = self._uses.writers(tensor.id)
+        producer = next((op for op in reversed(writers) if tensor.id in op.outputs), None)
+        if producer is not None and producer.phase != Phase.SETUP:
+            return self._uses.position(producer), producer.phase, producer.stage
         position, phase, stage = self._complete(tensor)
-        root = self._graph.root(tensor)
-        if root.kind != TensorKind.VARIABLE or root.id not in self._writer:
+        if self._graph.root(tensor).kind != TensorKind.VARIABLE or not writers:
             return position, phase, stage
         if phase != Phase.FORWARD:
             return self._last_setup(), Phase.FORWARD, 0
@@ -246,11 +234,11 @@ class _Returns:
 
     def _complete(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return behind which op, in which phase and stage a tensor is complete."""
-        position = self._writer.get(self._graph.root(tensor).id, -1)
-        if position < 0 or self._graph.ops[position].phase == Phase.SETUP:
+        writers = self._uses.writers(tensor.id)
+        if not writers or writers[-1].phase == Phase.SETUP:
             return self._last_setup(), Phase.FORWARD, 0
-        op = self._graph.ops[position]
-        return position, op.phase, op.stage
+        last = writers[-1]
+        return self._uses.position(last), last.phase, last.stage
 
     def _last_setup(self) -> int:
         return self._num_setup - 1
@@ -263,32 +251,22 @@ class _Returns:
         One that keeps the running mean keeps it; ``place`` is where that is complete.
         """
         root = self._graph.root(accumulator)
-        if self._graph.ops[self._writer[root.id]].attributes.get("running"):
+        if self._uses.writers(root.id)[-1].attributes.get("running"):
             return place
         whole = self._graph.add_view(root, root.shape, root.strides, 0)
-        clear: dict[str, Attribute] = {
-            "code": [],
-            "constants": [0.0],
-            "results": [0],
-            "dtypes": [dtype_name(root.dtype)],
-            "shape": list(root.shape),
-        }
+        zero = MapCode()
+        zero.results = [zero.value(0.0)]
+        clear = zero.attributes()
+        clear |= {"dtypes": [dtype_name(root.dtype)], "shape": list(root.shape)}
         op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")
         self._graph.ops.append(op)
         return len(self._graph.ops) - 1, Phase.UPDATE, 0
 
 
-def is_rearrangement(view: Tensor, root: Tensor) -> bool:
+def _is_rearrangement(view: Tensor, root: Tensor) -> bool:
     """Return whether a tensor has every element of the memory it lies in exactly once."""
-    if view.offset != 0 or view.dtype != root.dtype:
-        return False
-    expected = 1
-    for stride, size in sorted(zip(view.strides, view.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return expected == math.prod(root.shape)
+    filled = view.offset == 0 and view.memory_order is not None
+    return filled and view.dtype == root.dtype and view.numel == root.numel
 
 
 def _returned_shape(tensor: Tensor, count: int) -> tuple[int, ...]:
