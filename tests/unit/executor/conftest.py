@@ -1,0 +1,16 @@
+"""What the log says of copies between host and device."""
+
+import logging
+
+import pytest
+
+
+@pytest.fixture
+def implicit_copies(caplog):
+    """Count the copies that nobody asked for, by their log line."""
+    caplog.set_level(logging.DEBUG, logger="poptorch::python")
+
+    def count(direction="Host"):
+        return sum(f"Implicit copyWeightsTo{direction}()" in r.message for r in caplog.records)
+
+    return count

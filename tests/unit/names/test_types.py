@@ -1,0 +1,151 @@
+"""The type of an operation in its results' names."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import popsim_torch as poptorch
+from tests.unit.names.common import Function, inference_names_of, make_options, names_of
+
+TYPES = {
+    "Add:0": lambda x: x + x,
+    "Sub:0": lambda x: x - x,
+    "Mul:0": lambda x: x * x,
+    "Div:0": lambda x: x / x,
+    "Pow:0": lambda x: x**2,
+    "Neg:0": lambda x: -x,
+    "Exp:0": lambda x: x.exp(),
+    "Log:0": lambda x: x.log(),
+    "Sqrt:0": lambda x: x.sqrt(),
+    "Tanh:0": lambda x: x.tanh(),
+    "Sigmoid:0": lambda x: x.sigmoid(),
+    "Abs:0": lambda x: x.abs(),
+    "Clip:0": lambda x: x.clamp(0, 1),
+    "MatMul:0": lambda x: x @ x.t(),
+    "Relu:0": lambda x: x.relu(),
+    "Gelu:0": lambda x: F.gelu(x),
+    "LeakyRelu:0": lambda x: F.leaky_relu(x),
+    "Softmax:0": lambda x: x.softmax(1),
+    "LogSoftmax:0": lambda x: x.log_softmax(1),
+    "Reshape:0": lambda x: x.reshape(-1),
+    "Transpose:0": lambda x: x.permute(1, 0),
+    "Concat:0": lambda x: torch.cat([x, x]),
+    "Split:0": lambda x: x.split(1)[0],
+    "Slice:0": lambda x: x[:1],
+    "Expand:0": lambda x: x[:, :1].expand(2, 5),
+    "Gather:0": lambda x: x.index_select(0, torch.tensor([1])),
+    "ReduceSum:0": lambda x: x.sum(),
+    "ReduceMean:0": lambda x: x.mean(),
+    "ReduceMax:0": lambda x: x.amax(1),
+    "ArgMax:0": lambda x: x.argmax(1),
+    "TopK:0": lambda x: x.topk(1)[0],
+    "Cast:0": lambda x: x.half(),
+    "Where:0": lambda x: torch.where(x > 0, x, x),
+    "Equal:0": lambda x: x == x,
+    "Less:0": lambda x: x < x,
+    "Greater:0": lambda x: x > x,
+    "PrintTensor:0": lambda x: poptorch.ipu_print_tensor(x),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_op_types_are_the_back_ends(name):
+    assert name in inference_names_of(Function(TYPES[name]), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    "kind, shape, name",
+    [
+        (lambda: nn.ConvTranspose2d(1, 1, 3), (1, 1, 5, 5), "ConvTranspose:0"),
+        (lambda: nn.Conv1d(1, 1, 3), (1, 1, 5), "Conv:0"),
+        (lambda: nn.AvgPool2d(2), (1, 1, 4, 4), "AveragePool:0"),
+        (lambda: nn.MaxPool2d(2), (1, 1, 4, 4), "MaxPool:0"),
+        (lambda: nn.LayerNorm(4), (2, 4), "GroupNormalization:0"),
+        (lambda: nn.GroupNorm(1, 2), (1, 2, 4), "GroupNormalization:0"),
+        (lambda: nn.BatchNorm1d(4), (2, 4), "BatchNormalization:0"),
+        (lambda: nn.Linear(4, 2), (2, 4), "Gemm:0"),
+        (lambda: nn.Linear(4, 2, bias=False), (2, 4), "MatMul:0"),
+    ],
+)
+def test_layer_types(kind, shape, name):
+    net = nn.Module()
+    net.layer = kind()
+    net.forward = lambda x: net.layer(x)
+    assert f"layer/{name}" in inference_names_of(net, torch.randn(shape))
+
+
+def test_embedding_is_a_gather():
+    class Embeds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(5, 3)
+
+        def forward(self, x):
+            return self.table(x)
+
+    names = inference_names_of(Embeds(), torch.tensor([1, 2]))
+    assert {"table.weight", "table/Gather:0"} <= set(names)
+
+
+def test_identity_loss():
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            with poptorch.NameScope("end"):
+                return poptorch.identity_loss(self.w * x, "mean")
+
+    names = names_of(Loss(), torch.ones(1, 2))
+    assert "end/IdentityLoss:0" in names
+    assert "Gradient___end/IdentityLoss:0" in names
+
+
+def test_inputs_in_flattened_order():
+    class Nested(nn.Module):
+        def forward(self, first, pair, mapping, flag=True):
+            return first + pair[0] + pair[1] + mapping["k"]
+
+    options = make_options()
+    for position, name in enumerate(["input", "input/1", "input/2", "input/3"]):
+        options.anchorTensor(str(position), name)
+    model = poptorch.inferenceModel(Nested(), options)
+    values = [torch.full((2,), float(i)) for i in range(4)]
+    model(values[0], (values[1], values[2]), {"k": values[3]})
+    assert [n for n in model.getTensorNames() if n.startswith("input")] == [
+        "input",
+        "input/1",
+        "input/2",
+        "input/3",
+    ]
+    for position in range(4):
+        assert torch.equal(model.getAnchoredTensor(str(position)), values[position])
+
+
+def test_an_unused_input_has_a_name():
+    class Ignores(nn.Module):
+        def forward(self, x, y):
+            return x + 1
+
+    assert "input/1" in inference_names_of(Ignores(), torch.ones(2), torch.ones(2))
+
+
+def test_a_parameter_called_input():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.input = nn.Parameter(torch.full((2,), 7.0))
+
+        def forward(self, a, b):
+            return a + b + self.input
+
+    inputs = torch.full((2,), 1.0), torch.full((2,), 2.0)
+    names = [n for n in inference_names_of(Odd(), *inputs) if n.startswith("input")]
+    options = make_options()
+    for name in names:
+        options.anchorTensor(name, name)
+    model = poptorch.inferenceModel(Odd(), options)
+    model(*inputs)
+    assert {float(model.getAnchoredTensor(name)[0]) for name in names} == {7.0, 1.0, 2.0}
