@@ -139,11 +139,6 @@ class VectorMatmul final : public Matmul {
 
   void run(const MatmulOperands& operands) override {
     float* c = operands.c_floats();
-    if (spec_.bias) {
-      for (int64_t row = 0; row < spec_.m; ++row) {
-        std::copy_n(operands.bias, spec_.n, c + row * spec_.n);
-      }
-    }
     const bool a_row_major = is_row_major(spec_.a, spec_.k);
     const bool b_row_major = is_row_major(spec_.b, spec_.n);
     const ThreadScope scope(num_threads_);
@@ -151,10 +146,15 @@ class VectorMatmul final : public Matmul {
         a_row_major ? 'N' : 'T', b_row_major ? 'N' : 'T', spec_.m, spec_.n,
         spec_.k, spec_.alpha, operands.a_floats(),
         a_row_major ? spec_.a.row : spec_.a.column, operands.b_floats(),
-        b_row_major ? spec_.b.row : spec_.b.column,
-        spec_.bias ? 1.0f : spec_.beta, c, spec_.n);
+        b_row_major ? spec_.b.row : spec_.b.column, spec_.beta, c, spec_.n);
     check_internal(status == dnnl_success, "oneDNN failed with status ",
                    status);
+    // Behind the product, as an addition of its own would be.
+    if (!spec_.bias) return;
+    for (int64_t row = 0; row < spec_.m; ++row) {
+      float* out = c + row * spec_.n;
+      for (int64_t i = 0; i < spec_.n; ++i) out[i] += operands.bias[i];
+    }
   }
 
  private:

@@ -17,7 +17,8 @@ class OneOp:
     Args:
         kind: Name in the op registry.
         inputs: None for one that is left out.
-        outputs: Element type and shape; None for a result that nobody reads.
+        outputs: Element type and shape; None for a result that nobody reads; the position of the
+            input that it overwrites.
         attributes: Of the op.
     """
 
@@ -25,15 +26,14 @@ class OneOp:
         self,
         kind: str,
         inputs: Sequence[torch.Tensor | None],
-        outputs: Sequence[Type | None],
+        outputs: Sequence[Type | int | None],
         attributes: Mapping[str, Any],
     ) -> None:
         self._graph = ir.Graph()
         self._memory: list[tuple[ir.Tensor, torch.Tensor]] = []
         operands = [None if value is None else self._variable(value) for value in inputs]
         self._outputs = [
-            None if out is None else self._graph.add_tensor(ir.TensorKind.VARIABLE, *out)
-            for out in outputs
+            operands[out] if isinstance(out, int) else out and self._result(*out) for out in outputs
         ]
         self._graph.add_op(
             kind, operands, self._outputs, attributes, phase=ir.Phase.FORWARD, name="it"
@@ -51,6 +51,9 @@ class OneOp:
         self._memory.append((base, value.as_strided((count,), (1,), 0)))
         return self._graph.add_view(base, value.shape, value.stride(), value.storage_offset())
 
+    def _result(self, dtype: torch.dtype, shape: Sequence[int]) -> ir.Tensor:
+        return self._graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape)
+
     def run(self) -> list[torch.Tensor]:
         """Run the op once more and return its outputs, those that are there."""
         with _native.translated_errors():
@@ -61,7 +64,7 @@ class OneOp:
 def run_op(
     kind: str,
     inputs: Sequence[torch.Tensor | None],
-    outputs: Sequence[Type | None],
+    outputs: Sequence[Type | int | None],
     **attributes: Any,
 ) -> list[torch.Tensor]:
     """Return the outputs of one run of an op."""

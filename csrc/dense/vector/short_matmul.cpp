@@ -395,8 +395,8 @@ std::unique_ptr<Matmul> create_short_matmul(const MatmulSpec& spec) {
                       (spec.beta == 0.0F || spec.beta == 1.0F);
   if (!simple) return nullptr;
   const bool row_major = spec.b.column == 1 && spec.b.row >= spec.n;
-  // An update has no other implementation.
-  const bool pays = spec.update || (spec.m > 1 && spec.n >= kMinLanes);
+  // What rides on the product has no say: it must not change the sums' bits.
+  const bool pays = spec.m > 1 && spec.n >= kMinLanes;
   if (row_major && pays && std::min(spec.m, spec.k) <= kMaxShort) {
     return std::make_unique<RowMajorShort>(spec);
   }
