@@ -65,6 +65,9 @@ def vector_flags(march: str) -> list[str]:
 def extension() -> CppExtension:
     """Describe the one extension module."""
     compile_args = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden"]
+    # Two kernels that compute the same must round alike. Which products are added without being
+    # rounded is written in the source (std::fma, at::vec::fmadd), not left to how a loop compiles.
+    compile_args.append("-ffp-contract=off")
     # GCC 12 sees uninitialised values in its own AVX-512 headers; torch's have pragmas for clang.
     compile_args += ["-Wall", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"]
     compile_args += vector_flags(os.environ.get("POPSIM_MARCH", "native"))

@@ -132,19 +132,22 @@ class PartMoments {
   void add(const float* x, const ChannelBlock& block) {
     const auto channels = static_cast<int64_t>(block_means_.size());
     const auto size = static_cast<double>(block.rows * block.width / channels);
-    column_sums<1>(block.rows, block.width, {columns_.data()},
-                   [x](int64_t, int64_t offset, int64_t lanes) {
-                     return std::array{Vec::loadu(x + offset, lanes)};
-                   });
+    column_sums<1>(
+        block.rows, block.width, {columns_.data()},
+        [x](int64_t, int64_t offset, int64_t lanes, std::array<Vec, 1>& sums) {
+          sums[0] = sums[0] + Vec::loadu(x + offset, lanes);
+        });
     fold(columns_, block.width, block_means_);
     for (float& value : block_means_) value /= static_cast<float>(size);
     repeat(block_means_.data(), channels, means_);
     column_sums<2>(
         block.rows, block.width, {columns_.data(), square_columns_.data()},
-        [x, this](int64_t column, int64_t offset, int64_t lanes) {
+        [x, this](int64_t column, int64_t offset, int64_t lanes,
+                  std::array<Vec, 2>& sums) {
           const Vec deviation = Vec::loadu(x + offset, lanes) -
                                 Vec::loadu(means_.data() + column, lanes);
-          return std::array{deviation, deviation * deviation};
+          sums[0] = sums[0] + deviation;
+          sums[1] = at::vec::fmadd(deviation, deviation, sums[1]);
         });
     fold(columns_, block.width, block_rests_);
     fold(square_columns_, block.width, block_squares_);
@@ -299,11 +302,13 @@ struct PartSums {
   void add(const float* grad_y, const float* x, const ChannelBlock& block) {
     column_sums<2>(
         block.rows, block.width, {columns_grad.data(), columns_product.data()},
-        [=, this](int64_t column, int64_t offset, int64_t lanes) {
+        [=, this](int64_t column, int64_t offset, int64_t lanes,
+                  std::array<Vec, 2>& sums) {
           const Vec gradient = Vec::loadu(grad_y + offset, lanes);
           const Vec deviation = Vec::loadu(x + offset, lanes) -
                                 Vec::loadu(means.data() + column, lanes);
-          return std::array{gradient, gradient * deviation};
+          sums[0] = sums[0] + gradient;
+          sums[1] = at::vec::fmadd(gradient, deviation, sums[1]);
         });
     add_folded(columns_grad, block, grad);
     add_folded(columns_product, block, product);

@@ -180,11 +180,14 @@ class GroupNormGrad final : public Kernel {
   void sum_channel(const float* gradient, const float* x,
                    const Moments& moments, size_t at) {
     const Vec mean(moments.mean);
-    sums_[at] = sum_over(
-        of_.pixels, [&](int64_t i, auto n) { return load(gradient + i, n); });
+    sums_[at] = sum_over(of_.pixels, [&](const Vec& before, int64_t i, auto n) {
+      return before + load(gradient + i, n);
+    });
     projections_[at] =
-        moments.rstd * sum_over(of_.pixels, [&](int64_t i, auto n) {
-          return load(gradient + i, n) * (load(x + i, n) - mean);
+        moments.rstd *
+        sum_over(of_.pixels, [&](const Vec& before, int64_t i, auto n) {
+          return at::vec::fmadd(load(gradient + i, n), load(x + i, n) - mean,
+                                before);
         });
   }
 
@@ -194,12 +197,12 @@ class GroupNormGrad final : public Kernel {
     const Vec mean(moments.mean);
     const Vec rstd(moments.rstd);
     const Vec sum(moments.sum / count);
-    const Vec projection(moments.projection / count);
+    const Vec projection(-moments.projection / count);
     const Vec scale(weight);
     for_each_vector(of_.pixels, [&](int64_t i, auto n) {
       const Vec y = (load(x + i, n) - mean) * rstd;
       const Vec g = load(gradient + i, n) * scale;
-      store((g - sum - y * projection) * rstd, out + i, n);
+      store(at::vec::fmadd(y, projection, g - sum) * rstd, out + i, n);
     });
   }
 

@@ -206,12 +206,12 @@ class LayerNormGrad final : public Kernel {
     const Vec mean(row.mean);
     const Vec rstd(row.rstd);
     const Vec sum(row.sum / count);
-    const Vec projection(row.projection / count);
+    const Vec projection(-row.projection / count);
     for_each_vector(width_, [&](int64_t i, auto n) {
       Vec g = load(row.gradient + i, n);
       if (weight != nullptr) g = g * load(weight + i, n);
       const Vec y = (load(row.x + i, n) - mean) * rstd;
-      store((g - sum - y * projection) * rstd, out + i, n);
+      store(at::vec::fmadd(y, projection, g - sum) * rstd, out + i, n);
     });
   }
 

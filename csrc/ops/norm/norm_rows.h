@@ -24,9 +24,10 @@ namespace popsim::ops {
   return RowOutput(op, output, width);
 }
 
-// Sum over a row of what function(i, lanes) gives, in four partial sums.
-template <typename Function>
-[[nodiscard]] float sum_over(int64_t count, const Function& function) {
+// Sum over a row, in four partial sums: add(sum, i, lanes) gives the sum with
+// the terms of a vector added.
+template <typename Add>
+[[nodiscard]] float sum_over(int64_t count, const Add& add) {
   constexpr int64_t kStep = 4 * kLanes;
   constexpr std::integral_constant<int64_t, kLanes> kWhole;
   Vec a(0.0f);
@@ -35,13 +36,13 @@ template <typename Function>
   Vec d(0.0f);
   int64_t i = 0;
   for (; i + kStep <= count; i += kStep) {
-    a = a + function(i, kWhole);
-    b = b + function(i + kLanes, kWhole);
-    c = c + function(i + 2 * kLanes, kWhole);
-    d = d + function(i + 3 * kLanes, kWhole);
+    a = add(a, i, kWhole);
+    b = add(b, i + kLanes, kWhole);
+    c = add(c, i + 2 * kLanes, kWhole);
+    d = add(d, i + 3 * kLanes, kWhole);
   }
-  for (; i + kLanes <= count; i += kLanes) a = a + function(i, kWhole);
-  if (i < count) b = b + keep(function(i, count - i), Vec(0.0f), count - i);
+  for (; i + kLanes <= count; i += kLanes) a = add(a, i, kWhole);
+  if (i < count) b = keep(add(b, i, count - i), b, count - i);
   return sum_across((a + b) + (c + d));
 }
 
@@ -50,17 +51,17 @@ template <typename Function>
                                                          int64_t width,
                                                          float epsilon) {
   const auto count = static_cast<float>(width);
-  const float mean =
-      sum_over(width, [&](int64_t i, auto n) { return load(x + i, n); }) /
-      count;
+  const float sum = sum_over(width, [&](const Vec& before, int64_t i, auto n) {
+    return before + load(x + i, n);
+  });
+  const float mean = sum / count;
   const Vec center(mean);
-  const float variance = sum_over(width,
-                                  [&](int64_t i, auto n) {
-                                    const Vec d = load(x + i, n) - center;
-                                    return d * d;
-                                  }) /
-                         count;
-  return {mean, 1.0f / std::sqrt(variance + epsilon)};
+  const float squares =
+      sum_over(width, [&](const Vec& before, int64_t i, auto n) {
+        const Vec deviation = load(x + i, n) - center;
+        return at::vec::fmadd(deviation, deviation, before);
+      });
+  return {mean, 1.0f / std::sqrt(squares / count + epsilon)};
 }
 
 // The types that the lowering gave the outputs.

@@ -11,6 +11,7 @@
 #include <numbers>
 #include <optional>
 
+#include "base/numbers.h"
 #include "ops/operands/floats.h"
 #include "ops/random/philox.h"
 
@@ -56,7 +57,8 @@ void draw_bernoulli(const Words& words, const Floats& p, Floats& out) {
 
 void draw_uniform(const Words& words, const RandomSpec& spec, Floats& out) {
   for (size_t i = 0; i < out.size(); ++i) {
-    const float value = spec.first + unit_interval(words[i]) * spec.second;
+    const float value =
+        multiply_add(unit_interval(words[i]), spec.second, spec.first);
     out[i] = std::min(value, spec.limit);
   }
 }
@@ -80,8 +82,8 @@ void draw_normal(const Words& words, const RandomSpec& spec, Floats& out) {
       const Vec log = Vec::loadu(&uniform[i]).log();
       const Vec radius = (log * Vec(-2.0f)).sqrt() * std;
       const Vec angle = Vec::loadu(&uniform[i + kLanes]) * full_turn;
-      (mean + radius * angle.cos()).store(&out[i]);
-      (mean + radius * angle.sin()).store(&out[i + kLanes]);
+      at::vec::fmadd(radius, angle.cos(), mean).store(&out[i]);
+      at::vec::fmadd(radius, angle.sin(), mean).store(&out[i + kLanes]);
     }
   }
 }

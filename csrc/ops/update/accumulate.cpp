@@ -32,7 +32,9 @@ class Accumulate final : public Kernel {
       float* acc =
           accumulator_.load(context, begin, size, accumulator_scratch.data());
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) acc[i] = keep * acc[i] + add * g[i];
+      for (int64_t i = 0; i < size; ++i) {
+        acc[i] = multiply_add(add, g[i], keep * acc[i]);
+      }
       accumulator_.store(context, begin, size, acc);
     });
   }

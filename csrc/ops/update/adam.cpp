@@ -45,7 +45,9 @@ class AdamPart {
     update::AdamOperands::update_term(factors, decay, w, m, v, term.data(),
                                       size);
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) w[i] -= factors.learning_rate * term[i];
+    for (int64_t i = 0; i < size; ++i) {
+      w[i] = multiply_add(-factors.learning_rate, term[i], w[i]);
+    }
     operands_.weight.store(context, begin, size, w);
   }
 

@@ -103,9 +103,9 @@ class AdamOperands {
     const float beta2 = factors.beta2;
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      const float grad = scale * g[i] + decay * w[i];
-      new_m[i] = beta1 * m[i] + (1.0F - beta1) * grad;
-      new_v[i] = beta2 * v[i] + (1.0F - beta2) * grad * grad;
+      const float grad = multiply_add(decay, w[i], scale * g[i]);
+      new_m[i] = multiply_add(beta1, m[i], (1.0F - beta1) * grad);
+      new_v[i] = multiply_add(beta2, v[i], (1.0F - beta2) * grad * grad);
     }
   }
 
@@ -117,9 +117,9 @@ class AdamOperands {
     square_roots(term, size);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      term[i] = factors.scales.first * m[i] /
-                    (factors.scales.second * term[i] + factors.eps) +
-                decay * w[i];
+      const float root =
+          multiply_add(factors.scales.second, term[i], factors.eps);
+      term[i] = multiply_add(decay, w[i], factors.scales.first * m[i] / root);
     }
   }
 

@@ -19,11 +19,11 @@ double sum_of_squares(const float* values, int64_t size) {
   const float* end = values + size;
   for (; end - values >= int64_t{kLanes}; values += kLanes) {
     for (size_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += values[lane] * values[lane];
+      lanes[lane] = multiply_add(values[lane], values[lane], lanes[lane]);
     }
   }
   for (size_t lane = 0; values < end; ++values, ++lane) {
-    lanes[lane] += *values * *values;
+    lanes[lane] = multiply_add(*values, *values, lanes[lane]);
   }
   double sum = 0.0;
   for (const float lane : lanes) sum += lane;

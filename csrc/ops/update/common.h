@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/numbers.h"
 #include "ops/operands/floats.h"
 
 namespace popsim::ops::update {

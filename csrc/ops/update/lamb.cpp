@@ -48,7 +48,9 @@ class LambPart {
     const float rate = rate_;
     block.compute_term(factors, block.m, block.v);
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) block.w[i] -= rate * block.term[i];
+    for (int64_t i = 0; i < size; ++i) {
+      block.w[i] = multiply_add(-rate, block.term[i], block.w[i]);
+    }
     operands_.first.store(context, begin, size, block.m);
     operands_.second.store(context, begin, size, block.v);
     operands_.weight.store(context, begin, size, block.w);

@@ -58,7 +58,8 @@ class RmspropPart {
     const float* g = gradient_.read(context, begin, size, grad.data());
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      grad[i] = factors.gradient_scale * g[i] + factors.weight_decay * w[i];
+      grad[i] = multiply_add(factors.weight_decay, w[i],
+                             factors.gradient_scale * g[i]);
     }
     mean_squares(context, factors, grad.data(), begin, size, step.data());
     const float scale = tf_variant_ ? factors.learning_rate : 1.0F;
@@ -74,7 +75,9 @@ class RmspropPart {
     }
     if (buffer_) add_momentum(context, factors, begin, size, step.data());
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) w[i] -= rate * step[i];
+    for (int64_t i = 0; i < size; ++i) {
+      w[i] = multiply_add(-rate, step[i], w[i]);
+    }
     weight_.store(context, begin, size, w);
   }
 
@@ -97,7 +100,7 @@ class RmspropPart {
     float* a = mean_square_.load(context, begin, size, scratch.data());
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      a[i] = alpha * a[i] + (1.0F - alpha) * grad[i] * grad[i];
+      a[i] = multiply_add(alpha, a[i], (1.0F - alpha) * grad[i] * grad[i]);
     }
     mean_square_.store(context, begin, size, a);
     std::copy_n(a, size, square);
@@ -105,13 +108,13 @@ class RmspropPart {
     float* c = mean_->load(context, begin, size, scratch.data());
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      c[i] = alpha * c[i] + (1.0F - alpha) * grad[i];
+      c[i] = multiply_add(alpha, c[i], (1.0F - alpha) * grad[i]);
     }
     mean_->store(context, begin, size, c);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
       // Rounding can take the variance below 0.
-      const float variance = square[i] - c[i] * c[i];
+      const float variance = multiply_add(-c[i], c[i], square[i]);
       square[i] = variance < 0.0F ? 0.0F : variance;
     }
   }
@@ -122,7 +125,9 @@ class RmspropPart {
     Scratch scratch;
     float* b = buffer_->load(context, begin, size, scratch.data());
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) b[i] = factors.momentum * b[i] + step[i];
+    for (int64_t i = 0; i < size; ++i) {
+      b[i] = multiply_add(factors.momentum, b[i], step[i]);
+    }
     buffer_->store(context, begin, size, b);
     std::copy_n(b, size, step);
   }

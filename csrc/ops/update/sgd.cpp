@@ -103,17 +103,21 @@ class SgdMomentumPart {
     float* v = velocity_.load(context, begin, size, velocity_scratch.data());
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      v[i] = f.momentum * v[i] + f.dampening * g[i] + f.decay * w[i];
+      const float before = multiply_add(f.decay, w[i], f.momentum * v[i]);
+      v[i] = multiply_add(f.dampening, g[i], before);
     }
     velocity_.store(context, begin, size, v);
     if (nesterov_) {
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) {
-        w[i] -= f.rate * (f.of_g * g[i] + f.of_w * w[i] + f.of_v * v[i]);
+        const float before = multiply_add(f.of_w, w[i], f.of_g * g[i]);
+        w[i] = multiply_add(-f.rate, multiply_add(f.of_v, v[i], before), w[i]);
       }
     } else {
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) w[i] -= f.rate * v[i];
+      for (int64_t i = 0; i < size; ++i) {
+        w[i] = multiply_add(-f.rate, v[i], w[i]);
+      }
     }
     weight_.store(context, begin, size, w);
   }

@@ -92,12 +92,14 @@ class SgdCombinedPart {
       step_with_gradient(factors, w, g, v, size);
     } else {
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) w[i] -= factors.rate * v[i];
+      for (int64_t i = 0; i < size; ++i) {
+        w[i] = multiply_add(-factors.rate, v[i], w[i]);
+      }
     }
     weight_.store(context, begin, size, w);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      v[i] = factors.momentum * v[i] + factors.decay * w[i];
+      v[i] = multiply_add(factors.decay, w[i], factors.momentum * v[i]);
     }
     velocity_.store(context, begin, size, v);
   }
@@ -136,9 +138,10 @@ class SgdCombinedPart {
                                  const float* g, float* v, int64_t size) {
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      v[i] = factors.keep * v[i] + factors.dampening * g[i];
-      w[i] -= factors.rate *
-              (factors.of_g * g[i] + factors.of_w * w[i] + factors.of_v * v[i]);
+      v[i] = multiply_add(factors.dampening, g[i], factors.keep * v[i]);
+      const float step = multiply_add(factors.of_w, w[i], factors.of_g * g[i]);
+      w[i] = multiply_add(-factors.rate, multiply_add(factors.of_v, v[i], step),
+                          w[i]);
     }
   }
 
