@@ -5,6 +5,7 @@
 #include "bindings/runtime.h"
 #include "dense/available.h"
 #include "dense/matmul.h"
+#include "dense/tile/units.h"
 #include "graph/graph.h"
 #include "ops/op_def.h"
 #include "schedule/action.h"
@@ -103,6 +104,8 @@ void bind_ops(py::module_& m) {
     return table;
   });
   m.def("has_onednn", &dense::available);
+  m.def("has_tile_units", &dense::has_tile_units);
+  m.def("emulate_tile_units", &dense::emulate_tile_units, py::arg("on"));
   m.def(
       "product_takes_in",
       [](const std::string& what, const std::string& dtype, const Shape& a,

@@ -16,8 +16,14 @@ inline constexpr int64_t kStepDepth = 32;
 inline constexpr int64_t kBlock = 2 * kTileRows;
 inline constexpr int64_t kBlockNumbers = kBlock * kBlock;
 
-// The processor has the units and the process may use them.
+// The processor has the units and the process may use them, or they are
+// emulated.
 [[nodiscard]] bool has_tile_units();
+
+// For tests: what is created from here on, in the whole process, computes with
+// units in software, slow but to the same bits (emulated_units.h). Returns
+// whether it did before.
+bool emulate_tile_units(bool on);
 
 // Which products of parts are added up.
 enum class PartProducts : int8_t {
