@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,32 @@ def mnist_root() -> Path:
     if not (root / "MNIST" / "raw" / "train-images-idx3-ubyte").is_file():
         pytest.skip(f"no MNIST in {root}; POPSIM_MNIST_ROOT names another folder")
     return root
+
+
+@pytest.fixture(params=["processor", "emulated"])
+def tile_units(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test as it is on this processor, and with software for matrix units."""
+    if request.param == "processor":
+        yield request.param
+        return
+    import torch
+
+    from popsim_torch import _native
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # what pays depends on it
+    before = _native.emulate_tile_units(True)
+    yield request.param
+    _native.emulate_tile_units(before)
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def used_tile_units(tile_units: str) -> Iterator[None]:
+    """Check that the test has used the matrix units, where that can be seen."""
+    from popsim_torch import _native
+
+    num_products = _native.num_emulated_products()
+    yield
+    if tile_units == "emulated":
+        assert _native.num_emulated_products() > num_products, "nothing ran on the units"

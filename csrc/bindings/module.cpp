@@ -106,6 +106,7 @@ void bind_ops(py::module_& m) {
   m.def("has_onednn", &dense::available);
   m.def("has_tile_units", &dense::has_tile_units);
   m.def("emulate_tile_units", &dense::emulate_tile_units, py::arg("on"));
+  m.def("num_emulated_products", &dense::num_emulated_products);
   m.def(
       "product_takes_in",
       [](const std::string& what, const std::string& dtype, const Shape& a,

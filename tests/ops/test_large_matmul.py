@@ -1,19 +1,22 @@
-"""Matrix products that are large enough for a processor's matrix units, where it has some.
+"""Matrix products that are large enough for a processor's matrix units.
 
-Those compute in parts of bfloat16. What has to hold on any processor: errors as small as those of
-eager PyTorch's float32, and the right infinities and NaN.
+Those compute in parts of bfloat16. What has to hold on any processor, and with software for the
+units: errors as small as those of eager PyTorch's float32, and the right infinities and NaN.
 """
 
 import pytest
 import torch
 
+from popsim_torch import _native
 from tests.ops.one_op import run_op, transposed
 
+pytestmark = pytest.mark.usefixtures("tile_units")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Rounding once to the type of the result, as a share of the largest value.
 ROUNDING = {torch.float32: 0.0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
-# Rows, depth, columns: whole blocks, edges on all axes, several stretches of the depth, few rows.
-SIZES = [(128, 512, 512), (257, 519, 271), (130, 2085, 163), (1040, 1021, 1037), (65, 1001, 1023)]
+# Rows, depth, columns: whole blocks, edges on all axes, several stretches of the depth, several
+# chunks of the smaller operand, few rows.
+SIZES = [(128, 512, 512), (257, 519, 271), (130, 2085, 163), (739, 264, 701), (65, 1001, 1023)]
 
 
 def product(a, b, *rest, **attributes):
@@ -30,6 +33,7 @@ def assert_accurate(actual, expected, a, b):
     assert error <= 2.5 * eager.abs().max() + rounding * 1.01
 
 
+@pytest.mark.usefixtures("used_tile_units")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("of_a", [torch.Tensor.contiguous, transposed], ids=["a", "a.t"])
@@ -40,11 +44,14 @@ def test_accuracy(of_a, of_b, size, dtype):
     assert_accurate(product(a, b), a.double() @ b.double(), a, b)
 
 
+@pytest.mark.usefixtures("used_tile_units")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("repeated", [False, True])
 def test_batches(repeated, dtype):
-    a = torch.randn(5, 130, 200).to(dtype)
-    b = torch.randn(1 if repeated else 5, 200, 310).to(dtype)
+    # Float32 has to be as large as the pieces that such products are cut into.
+    m, k, n = (128, 128, 2048) if dtype == torch.float32 else (130, 200, 310)
+    a = torch.randn(5, m, k).to(dtype)
+    b = torch.randn(1 if repeated else 5, k, n).to(dtype)
     assert_accurate(product(a, b), a.double() @ b.double(), a, b)
 
 
@@ -151,3 +158,17 @@ def test_a_product_of_part_of_a_larger_matrix():
     a, b = wide[3:303, 5:518], torch.randn(513, 333)
     a.copy_(torch.randn(a.shape))
     assert_accurate(product(a, b), a.double() @ b.double(), a, b)
+
+
+@pytest.mark.skipif(not _native.has_tile_units(), reason="needs a processor with matrix units")
+def test_software_and_units_compute_the_same_bits():
+    operands = [
+        (torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype))
+        for dtype in DTYPES
+        for m, k, n in SIZES
+    ]
+    results = {}
+    for emulated in (True, False):
+        _native.emulate_tile_units(emulated)
+        results[emulated] = [product(a, b) for a, b in operands]
+    assert all(map(torch.equal, results[True], results[False]))

@@ -18,18 +18,12 @@ struct Pair {
 // Small products come early, and from one pair to the next one operand stays in
 // its tiles where possible. Left out is what is below the rounding of the
 // numbers.
-template <int kParts, PartProducts kProducts>
+template <int kParts>
 constexpr auto pairs_of_parts() {
-  constexpr bool kFollowing = kProducts == PartProducts::kFollowing;
-  if constexpr (kParts == 1 || kProducts == PartProducts::kFirst) {
-    return std::array<Pair, kFollowing ? 0 : 1>{};
-  } else if constexpr (kParts == 2 && kFollowing) {
-    return std::array{Pair{1, 0}, Pair{0, 1}};
+  if constexpr (kParts == 1) {
+    return std::array{Pair{0, 0}};
   } else if constexpr (kParts == 2) {
     return std::array{Pair{1, 0}, Pair{0, 0}, Pair{0, 1}};
-  } else if constexpr (kFollowing) {
-    return std::array{Pair{2, 0}, Pair{1, 0}, Pair{1, 1}, Pair{0, 1},
-                      Pair{0, 2}};
   } else {
     return std::array{Pair{2, 0}, Pair{1, 0}, Pair{1, 1},
                       Pair{0, 1}, Pair{0, 2}, Pair{0, 0}};
@@ -85,7 +79,7 @@ class BlockTiles {
   Units units_;
 };
 
-template <int kParts, PartProducts kProducts, typename Tiles>
+template <int kParts, typename Tiles>
 class BlockKernel {
  public:
   static void run(const BlockProduct& block) {
@@ -99,7 +93,7 @@ class BlockKernel {
   }
 
  private:
-  static constexpr auto kPairs = pairs_of_parts<kParts, kProducts>();
+  static constexpr auto kPairs = pairs_of_parts<kParts>();
 
   template <size_t i>
   static void multiply_pair(Tiles& tiles, const TileWalk& a, const TileWalk& b,
@@ -122,41 +116,28 @@ class BlockKernel {
   }
 };
 
-template <int kParts, PartProducts kProducts, typename Units>
+template <int kParts, typename Units>
 void multiply_block(const BlockProduct& block) {
   if (block.two_row_tiles && block.two_column_tiles) {
-    BlockKernel<kParts, kProducts, BlockTiles<true, true, Units>>::run(block);
+    BlockKernel<kParts, BlockTiles<true, true, Units>>::run(block);
   } else if (block.two_row_tiles) {
-    BlockKernel<kParts, kProducts, BlockTiles<true, false, Units>>::run(block);
+    BlockKernel<kParts, BlockTiles<true, false, Units>>::run(block);
   } else if (block.two_column_tiles) {
-    BlockKernel<kParts, kProducts, BlockTiles<false, true, Units>>::run(block);
+    BlockKernel<kParts, BlockTiles<false, true, Units>>::run(block);
   } else {
-    BlockKernel<kParts, kProducts, BlockTiles<false, false, Units>>::run(block);
+    BlockKernel<kParts, BlockTiles<false, false, Units>>::run(block);
   }
-}
-
-template <int kParts, typename Units>
-BlockFunction block_function_of(PartProducts products) {
-  switch (products) {
-    case PartProducts::kAll:
-      return multiply_block<kParts, PartProducts::kAll, Units>;
-    case PartProducts::kFirst:
-      return multiply_block<kParts, PartProducts::kFirst, Units>;
-    case PartProducts::kFollowing:
-      return multiply_block<kParts, PartProducts::kFollowing, Units>;
-  }
-  return nullptr;
 }
 
 template <typename Units>
-BlockFunction block_function_of(int num_parts, PartProducts products) {
+BlockFunction block_function_of(int num_parts) {
   switch (num_parts) {
     case 1:
-      return block_function_of<1, Units>(products);
+      return multiply_block<1, Units>;
     case 2:
-      return block_function_of<2, Units>(products);
+      return multiply_block<2, Units>;
     case 3:
-      return block_function_of<3, Units>(products);
+      return multiply_block<3, Units>;
     default:
       return nullptr;
   }

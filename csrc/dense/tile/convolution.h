@@ -2,7 +2,7 @@
 // that are channels last.
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <memory>
 
@@ -11,17 +11,12 @@
 
 namespace popsim::dense {
 
-// Parts of the numbers of images. At least two: a single one is not looked at
-// for infinities and NaN, which must not meet the zeros of the padding.
-[[nodiscard]] constexpr int num_image_parts(const ConvolutionSpec& spec) {
-  return std::max(2, num_parts_of(spec.significant_bits));
-}
-
 // What the estimates of cycles() are made of, measured on an Emerald Rapids
 // processor: a step of two tiles, and packing a row of one.
 [[nodiscard]] constexpr double step_cycles(int num_parts) {
   constexpr double kTileProduct = 20;
-  return kTileProduct * (num_parts == 3 ? 6 : 3);
+  constexpr std::array<int, 4> kProducts{0, 1, 3, 6};
+  return kTileProduct * kProducts.at(static_cast<size_t>(num_parts));
 }
 inline constexpr double kPackedRowCycles = 20;
 

@@ -11,6 +11,7 @@
 #include <immintrin.h>
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -24,7 +25,13 @@ class EmulatedUnits {
   EmulatedUnits() : before_(_mm_getcsr()) { set_control(kControl); }
   EmulatedUnits(const EmulatedUnits&) = delete;
   EmulatedUnits& operator=(const EmulatedUnits&) = delete;
-  ~EmulatedUnits() { set_control(before_); }
+  ~EmulatedUnits() {
+    set_control(before_);
+    all_products_ += products_;
+  }
+
+  // Of all objects that are gone.
+  static int64_t num_products() { return all_products_; }
 
   template <int kTile>
   void zero() {
@@ -51,6 +58,7 @@ class EmulatedUnits {
   // Adds the product of tiles of bfloat16 numbers to one of float32.
   template <int kSum, int kA, int kB>
   void multiply() {
+    ++products_;
     multiply(tiles_[kSum], tiles_[kA], tiles_[kB]);
   }
 
@@ -103,7 +111,10 @@ class EmulatedUnits {
     }
   }
 
+  static inline std::atomic<int64_t> all_products_ = 0;
+
   uint32_t before_;
+  int64_t products_ = 0;
   alignas(64) std::array<Tile, 8> tiles_;
 };
 

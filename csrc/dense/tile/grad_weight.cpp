@@ -32,9 +32,9 @@ class TileGradWeight final : public TileConvolution {
   explicit TileGradWeight(const ConvolutionSpec& spec)
       : spec_(spec),
         input_(forward_products(spec)),
-        num_parts_(num_image_parts(spec)),
+        num_parts_(num_parts_of(spec.significant_bits)),
         pack_row_(pack_row_function(num_parts_)),
-        multiply_(block_function(num_parts_, PartProducts::kAll)),
+        multiply_(block_function(num_parts_)),
         num_threads_(at::get_num_threads()) {
     plan_bands();
     input_contents_ = contents(spec.in_channels, input_.source);
@@ -206,11 +206,11 @@ class TileGradWeight final : public TileConvolution {
         tensors.input + image * product(input_.source.size) * spec_.in_channels;
     const float* output =
         tensors.output + image * product(output_.size) * spec_.out_channels;
-    const uint32_t of_input =
+    const float of_input =
         pack_image(input_.source, input_contents_, pack_row_, num_parts_, input,
                    band, area.input + i * input_numbers());
-    const uint32_t of_output = pack_image(output_, output_contents_, pack_row_,
-                                          num_parts_, output, band, area.rows);
+    const float of_output = pack_image(output_, output_contents_, pack_row_,
+                                       num_parts_, output, band, area.rows);
     uint16_t* to = area.output + i * output_numbers();
     const int64_t num_planes = output_contents_.num_groups() * num_parts_;
     for (int64_t plane = 0; plane < num_planes; ++plane) {
@@ -223,7 +223,7 @@ class TileGradWeight final : public TileConvolution {
       auto* scratch = reinterpret_cast<float*>(area.rows);
       add_bias(output, band, scratch, area.bias);
     }
-    return are_ordinary(of_input, of_output);
+    return are_ordinary(of_input, of_output, spec_.batch * num_bands_);
   }
 
   // Adds a band's sums, made in `scratch`, to those of the thread.
@@ -292,7 +292,7 @@ class TileGradWeight final : public TileConvolution {
       }
       for (int64_t j = 0; j < count; ++j) {
         weight[(first + j) * num_taps + columns.tap] =
-            sums[static_cast<size_t>(j)];
+            sum_scale(num_parts_) * sums[static_cast<size_t>(j)];
       }
     }
     if (!spec_.bias) return;

@@ -159,13 +159,13 @@ ImageProducts grad_input_products(const ConvolutionSpec& spec) {
   return products;
 }
 
-uint32_t pack_image(const PackedImage& image, const RowContents& contents,
-                    PackRowFunction pack_row, int num_parts, const float* data,
-                    int64_t band, uint16_t* out) {
+float pack_image(const PackedImage& image, const RowContents& contents,
+                 PackRowFunction pack_row, int num_parts, const float* data,
+                 int64_t band, uint16_t* out) {
   const int64_t plane = image.plane();
   const int64_t num_groups = contents.num_groups();
   const bool shifted = contents.group == kTileRows;
-  uint32_t largest = 0;
+  float squares = 0.0F;
   // Position 0 of a row of a phase, or of what is to be side by side with it.
   const auto row_at = [&](const Point& start, int64_t channel) {
     PositionRow row{
@@ -199,13 +199,12 @@ uint32_t pack_image(const PackedImage& image, const RowContents& contents,
       }
       for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t channel = group * contents.group;
-        const uint32_t size =
+        squares +=
             pack_row(row_at(start, channel),
                      shifted ? row_at(beside, channel)
                              : row_at(start, channel + kTileRows),
                      image.extent[2],
                      out + group * num_parts * plane + to * kStepDepth, plane);
-        largest = std::max(largest, size);
       }
       to += image.extent[2];
     });
@@ -213,7 +212,7 @@ uint32_t pack_image(const PackedImage& image, const RowContents& contents,
   for (int64_t i = 0; i < num_groups * num_parts; ++i) {
     std::fill_n(out + i * plane + to * kStepDepth, kTileNumbers, uint16_t{0});
   }
-  return largest;
+  return squares;
 }
 
 }  // namespace popsim::dense

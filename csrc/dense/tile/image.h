@@ -106,11 +106,10 @@ struct RowContents {
 
 // Packs a band of an image that is channels last. `out` has a plane for each
 // part of each group of channels. `band`: the first position of the output on
-// the band's axis. Returns the largest magnitude, as PackRowFunction does.
-[[nodiscard]] uint32_t pack_image(const PackedImage& image,
-                                  const RowContents& contents,
-                                  PackRowFunction pack_row, int num_parts,
-                                  const float* data, int64_t band,
-                                  uint16_t* out);
+// the band's axis. Returns the sum of squares, as PackRowFunction does.
+[[nodiscard]] float pack_image(const PackedImage& image,
+                               const RowContents& contents,
+                               PackRowFunction pack_row, int num_parts,
+                               const float* data, int64_t band, uint16_t* out);
 
 }  // namespace popsim::dense

@@ -48,9 +48,9 @@ class ImageConvolution final : public TileConvolution {
         bias_(spec.bias && forward_),
         products_(forward_ ? forward_products(spec)
                            : grad_input_products(spec)),
-        num_parts_(num_image_parts(spec)),
+        num_parts_(num_parts_of(spec.significant_bits)),
         pack_row_(pack_row_function(num_parts_)),
-        multiply_(block_function(num_parts_, PartProducts::kAll)),
+        multiply_(block_function(num_parts_)),
         num_threads_(at::get_num_threads()),
         columns_(forward_ ? spec.out_channels : spec.in_channels),
         num_blocks_(ceil_div(columns_, kBlock)),
@@ -105,7 +105,7 @@ class ImageConvolution final : public TileConvolution {
                     .bias = bias_ ? tensors.bias : nullptr,
                     .result = forward_ ? tensors.output : tensors.input,
                     .workspace = static_cast<char*>(workspace)};
-    const uint32_t largest = pack_weights(call);
+    const float of_weights = pack_weights(call);
     std::atomic<bool> ordinary = true;
     const int64_t num_units = ceil_div(batch_, images_) * num_bands_;
     const int64_t num_tasks = std::min(num_threads_, num_units);
@@ -115,7 +115,8 @@ class ImageConvolution final : public TileConvolution {
         auto* images = reinterpret_cast<uint16_t*>(thread_area(call, task));
         const int64_t last = num_units * (task + 1) / num_tasks;
         for (int64_t i = num_units * task / num_tasks; i < last; ++i) {
-          if (!are_ordinary(pack_unit(call, unit_at(i), images), largest)) {
+          const float of_images = pack_unit(call, unit_at(i), images);
+          if (!are_ordinary(of_images, of_weights, /*num_sums=*/1)) {
             ordinary = false;
             return;
           }
@@ -235,9 +236,9 @@ class ImageConvolution final : public TileConvolution {
            block * part.weights.block_size();
   }
 
-  // Returns the largest magnitude.
-  [[nodiscard]] uint32_t pack_weights(const Call& call) const {
-    LargestMagnitude largest;
+  // Returns the largest sum of squares of a block.
+  [[nodiscard]] float pack_weights(const Call& call) const {
+    Largest largest;
     const int64_t count = static_cast<int64_t>(parts_.size()) * num_blocks_;
     const int64_t num_tasks = std::min(num_threads_, count);
     at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) {
@@ -254,19 +255,16 @@ class ImageConvolution final : public TileConvolution {
     return largest.value();
   }
 
-  // Returns the largest magnitude.
-  uint32_t pack_unit(const Call& call, const Unit& unit,
-                     uint16_t* images) const {
+  // Returns the sum of squares of all of the unit.
+  float pack_unit(const Call& call, const Unit& unit, uint16_t* images) const {
     const int64_t numbers = product(products_.source.size) * contents_.channels;
-    uint32_t largest = 0;
+    float squares = 0.0F;
     for (int64_t i = 0; i < unit.num_images; ++i) {
       const float* image = call.source + (unit.first_image + i) * numbers;
-      largest =
-          std::max(largest, pack_image(products_.source, contents_, pack_row_,
-                                       num_parts_, image, unit.band,
-                                       images + i * image_numbers()));
+      squares += pack_image(products_.source, contents_, pack_row_, num_parts_,
+                            image, unit.band, images + i * image_numbers());
     }
-    return largest;
+    return squares;
   }
 
   void compute(const Call& call, const Unit& unit, const Part& part,
@@ -337,12 +335,13 @@ class ImageConvolution final : public TileConvolution {
     }
   }
 
-  static void write(const float* sums, const float* bias, int64_t count,
-                    float* out) {
+  void write(const float* sums, const float* bias, int64_t count,
+             float* out) const {
     using Vec = at::vec::Vectorized<float>;
+    const Vec scale(sum_scale(num_parts_));
     for (int64_t i = 0; i < count; i += Vec::size()) {
       const int64_t lanes = std::min<int64_t>(count - i, Vec::size());
-      Vec value = Vec::loadu(sums + i);
+      Vec value = Vec::loadu(sums + i) * scale;
       if (lanes == Vec::size()) {
         if (bias != nullptr) value = value + Vec::loadu(bias + i);
         value.store(out + i);

@@ -1,17 +1,16 @@
 #include "dense/tile/matmul.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/cpu/vec/vec.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <vector>
 
 #include "base/check.h"
 #include "base/numbers.h"
-#include "dense/product_row.h"
+#include "dense/tile/block_writer.h"
 #include "dense/tile/parts.h"
+#include "dense/tile/plain_block.h"
 #include "dense/tile/units.h"
 
 namespace popsim::dense {
@@ -28,52 +27,10 @@ constexpr int64_t kMaxOwnBytes = 1 << 20;
 constexpr int64_t kMinTaskSteps = 512;
 constexpr int64_t kMinPackSteps = 64;
 
-// Rows of an output of any type.
-class BlockWriter {
- public:
-  explicit BlockWriter(const MatmulSpec& spec) : spec_(spec), row_(spec) {}
-
-  // The sums are the result.
-  [[nodiscard]] bool plain() const {
-    return row_.plain() && spec_.result_type == DType::kFloat32;
-  }
-
-  // `offset`: of the first element in c; `column`: of the first element.
-  void write(const MatmulOperands& operands, const float* sums, int64_t rows,
-             int64_t columns, int64_t offset, int64_t column) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      const float* from = sums + i * kBlock;
-      const int64_t at = offset + i * spec_.n;
-      if (spec_.result_type == DType::kFloat32) {
-        row_.finish(operands, from, columns, at, column,
-                    operands.c_floats() + at);
-        continue;
-      }
-      alignas(64) std::array<float, static_cast<size_t>(kBlock)> wide;
-      row_.finish(operands, from, columns, at, column, wide.data());
-      if (spec_.result_type == DType::kFloat16) {
-        narrow<at::Half>(wide.data(), operands.c, at, columns);
-      } else {
-        narrow<at::BFloat16>(wide.data(), operands.c, at, columns);
-      }
-    }
-  }
-
- private:
-  template <typename Narrow>
-  static void narrow(const float* from, void* c, int64_t at, int64_t count) {
-    at::vec::convert(from, static_cast<Narrow*>(c) + at, count);
-  }
-
-  const MatmulSpec& spec_;
-  ProductRow row_;
-};
-
 // One operand in blocks.
 struct Operand {
   int64_t num_blocks = 0;
   PackFunction pack = nullptr;
-  PackFunction pack_bounded = nullptr;
 };
 
 // A stretch of the depth.
@@ -109,9 +66,7 @@ class TileMatmul final : public Matmul {
         own_(spec.batch >= num_threads_ &&
              (a_.num_blocks + b_.num_blocks) * block_bytes() <= kMaxOwnBytes),
         num_tasks_(own_ ? 1 : num_tasks()),
-        all_(block_function(num_parts_, PartProducts::kAll)),
-        first_(block_function(num_parts_, PartProducts::kFirst)),
-        following_(block_function(num_parts_, PartProducts::kFollowing)),
+        multiply_(block_function(num_parts_)),
         writer_(spec_) {
     for (int64_t step = 0; step < panel_steps_; ++step) {
       steps_.push_back(step * num_parts_ * 2 * kTileNumbers);
@@ -144,10 +99,8 @@ class TileMatmul final : public Matmul {
   }
 
   [[nodiscard]] Operand operand(int64_t rows, TileOrder order) const {
-    const DType dtype = spec_.operand_type;
     return {ceil_div(rows, kBlock),
-            pack_function(dtype, num_parts_, order, /*bounded=*/false),
-            pack_function(dtype, num_parts_, order, /*bounded=*/true)};
+            pack_function(spec_.operand_type, num_parts_, order)};
   }
 
   [[nodiscard]] int64_t step_bytes() const {
@@ -168,10 +121,18 @@ class TileMatmul final : public Matmul {
         std::min(steps / kMinTaskSteps, streamed_.num_blocks), 1, num_threads_);
   }
 
-  // The chunk, a block for each task, the sums of all blocks between panels.
+  // The chunk, a block for each task, the sums of squares, the sums of all
+  // blocks between panels.
   [[nodiscard]] int64_t chunk_bytes() const { return chunk_ * block_bytes(); }
   [[nodiscard]] int64_t packed_bytes() const {
-    return chunk_bytes() + num_tasks_ * block_bytes();
+    return chunk_bytes() + num_tasks_ * block_bytes() +
+           ceil_div(chunk_, kTileRows) * kTileRows *
+               static_cast<int64_t>(sizeof(float));
+  }
+  // Of each block of the chunk.
+  [[nodiscard]] float* squares(char* workspace) const {
+    return reinterpret_cast<float*>(workspace + chunk_bytes() +
+                                    num_tasks_ * block_bytes());
   }
   [[nodiscard]] int64_t item_bytes() const {
     const int64_t blocks = a_.num_blocks * b_.num_blocks;
@@ -193,7 +154,21 @@ class TileMatmul final : public Matmul {
     return one;
   }
 
+  // One matrix of the batch.
+  struct Call {
+    const MatmulOperands& operands;
+    PartSource a;
+    PartSource b;
+    char* workspace;
+  };
+
   void multiply(const MatmulOperands& operands, char* workspace) const {
+    const Call call{.operands = operands,
+                    .a = {operands.a, spec_.operand_type, spec_.m, spec_.k,
+                          spec_.a.row, spec_.a.column},
+                    .b = {operands.b, spec_.operand_type, spec_.n, spec_.k,
+                          spec_.b.column, spec_.b.row},
+                    .workspace = workspace};
     for (int64_t i = 0; i < num_panels_; ++i) {
       const int64_t first = i * panel_steps_;
       const Panel panel{.first_step = first,
@@ -201,69 +176,59 @@ class TileMatmul final : public Matmul {
                         .first = i == 0,
                         .last = i + 1 == num_panels_};
       for (int64_t chunk = 0; chunk < resident_.num_blocks; chunk += chunk_) {
-        multiply_chunk(operands, panel, chunk, workspace);
+        multiply_chunk(call, panel, chunk);
       }
     }
   }
 
-  void multiply_chunk(const MatmulOperands& operands, const Panel& panel,
-                      int64_t first, char* workspace) const {
-    const PartSource a{operands.a, spec_.operand_type, spec_.m,
-                       spec_.k,    spec_.a.row,        spec_.a.column};
-    const PartSource b{operands.b, spec_.operand_type, spec_.n,
-                       spec_.k,    spec_.b.column,     spec_.b.row};
+  void multiply_chunk(const Call& call, const Panel& panel,
+                      int64_t first) const {
+    const PartSource& resident_source = b_resident_ ? call.b : call.a;
+    const PartSource& streamed_source = b_resident_ ? call.a : call.b;
     const int64_t last = std::min(first + chunk_, resident_.num_blocks);
-    const uint32_t largest =
-        pack_chunk(b_resident_ ? b : a, panel, first, last, workspace);
+    pack_chunk(resident_source, panel, first, last, call.workspace);
+    const float* squares = this->squares(call.workspace);
     for_each_task(num_tasks_, [&](int64_t task) {
       const TileScope tiles;
-      auto* block = reinterpret_cast<uint16_t*>(workspace + chunk_bytes() +
+      auto* block = reinterpret_cast<uint16_t*>(call.workspace + chunk_bytes() +
                                                 task * block_bytes());
       const int64_t end = streamed_.num_blocks * (task + 1) / num_tasks_;
       for (int64_t i = streamed_.num_blocks * task / num_tasks_; i < end; ++i) {
-        const uint32_t size =
-            pack_block(streamed_, b_resident_ ? a : b, panel, i, block);
-        const bool ordinary = are_ordinary(size, largest);
+        const float of_block =
+            pack_block(streamed_, streamed_source, panel, i, block);
         for (int64_t j = first; j < last; ++j) {
+          const bool ordinary =
+              are_ordinary(of_block, squares[j - first], /*num_sums=*/1);
           const auto* resident = reinterpret_cast<const uint16_t*>(
-              workspace + (j - first) * block_bytes());
-          if (b_resident_) {
-            compute(operands, panel, ordinary, {i, j, block, resident},
-                    workspace);
-          } else {
-            compute(operands, panel, ordinary, {j, i, resident, block},
-                    workspace);
-          }
+              call.workspace + (j - first) * block_bytes());
+          compute(call, panel,
+                  b_resident_ ? Block{i, j, block, resident, ordinary}
+                              : Block{j, i, resident, block, ordinary});
         }
       }
     });
   }
 
-  // Returns the largest magnitude, as pack_block does.
-  uint32_t pack_chunk(const PartSource& source, const Panel& panel,
-                      int64_t first, int64_t last, char* workspace) const {
-    LargestMagnitude largest;
+  void pack_chunk(const PartSource& source, const Panel& panel, int64_t first,
+                  int64_t last, char* workspace) const {
     const int64_t grain = std::max<int64_t>(1, kMinPackSteps / panel.num_steps);
     at::parallel_for(first, last, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         auto* out = reinterpret_cast<uint16_t*>(workspace +
                                                 (i - first) * block_bytes());
-        largest.add(pack_block(resident_, source, panel, i, out));
+        squares(workspace)[i - first] =
+            pack_block(resident_, source, panel, i, out);
       }
     });
-    return largest.value();
   }
 
-  // Returns the largest magnitude of the block as the bits of a float32.
-  static uint32_t pack_block(const Operand& operand, const PartSource& source,
-                             const Panel& panel, int64_t i, uint16_t* out) {
-    const PartBlock block{.first_row = i * kBlock,
-                          .first_depth = panel.first_step * kStepDepth,
-                          .num_steps = panel.num_steps,
-                          .out = out};
-    const uint32_t largest = operand.pack(source, block);
-    if (largest >= kTooLarge) operand.pack_bounded(source, block);
-    return largest;
+  // Returns the sum of squares, as PackFunction does.
+  static float pack_block(const Operand& operand, const PartSource& source,
+                          const Panel& panel, int64_t i, uint16_t* out) {
+    return operand.pack(source, {.first_row = i * kBlock,
+                                 .first_depth = panel.first_step * kStepDepth,
+                                 .num_steps = panel.num_steps,
+                                 .out = out});
   }
 
   // A block of the output and its packed operands.
@@ -272,6 +237,7 @@ class TileMatmul final : public Matmul {
     int64_t column;
     const uint16_t* a;
     const uint16_t* b;
+    bool ordinary;
   };
 
   [[nodiscard]] TileWalk walk(const uint16_t* packed) const {
@@ -281,81 +247,88 @@ class TileMatmul final : public Matmul {
             .steps = steps_.data()};
   }
 
-  // What earlier panels gave for a block, or where this one's sums go.
-  struct Kept {
-    float* sums;
+  // Sums of a block that are in memory.
+  struct Sums {
+    float* data;
     int64_t stride;  // from row to row
   };
-  [[nodiscard]] Kept kept(const MatmulOperands& operands, const Block& block,
-                          char* workspace) const {
+
+  // What earlier panels gave for a block, or where this one's sums go.
+  [[nodiscard]] Sums kept(const Call& call, const Block& block) const {
     if (keeps_in_c_) {
-      return {operands.c_floats() + block.row * kBlock * spec_.n +
-                  block.column * kBlock,
-              spec_.n};
+      return {call.operands.c_floats() + offset(block), spec_.n};
     }
-    return {reinterpret_cast<float*>(workspace + packed_bytes()) +
+    return {reinterpret_cast<float*>(call.workspace + packed_bytes()) +
                 (block.row * b_.num_blocks + block.column) * kBlockNumbers,
             kBlock};
   }
 
-  void compute(const MatmulOperands& operands, const Panel& panel,
-               bool ordinary, const Block& block, char* workspace) const {
+  // Of the first element in c.
+  [[nodiscard]] int64_t offset(const Block& block) const {
+    return block.row * kBlock * spec_.n + block.column * kBlock;
+  }
+
+  void compute(const Call& call, const Panel& panel, const Block& block) const {
     alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
     const int64_t rows = std::min(kBlock, spec_.m - block.row * kBlock);
     const int64_t columns = std::min(kBlock, spec_.n - block.column * kBlock);
-    const int64_t offset = block.row * kBlock * spec_.n + block.column * kBlock;
     const bool whole = rows == kBlock && columns == kBlock;
-    BlockProduct product{.a = walk(block.a),
-                         .b = walk(block.b),
-                         .num_steps = panel.num_steps,
-                         .two_row_tiles = rows > kTileRows,
-                         .two_column_tiles = columns > kTileRows,
-                         .sums = sums.data(),
-                         .sum_stride = kBlock};
-    if (panel.first && ordinary && whole && keeps_in_c_ &&
+    if (panel.first && whole && keeps_in_c_ &&
         (!panel.last || writer_.plain())) {
-      product.sums = operands.c_floats() + offset;
-      product.sum_stride = spec_.n;
-      all_(product);
+      multiply_block(call, panel, block, kept(call, block));
       return;
     }
-    if (ordinary) {
-      all_(product);
-    } else {
-      add_carefully(product);
-    }
-    const Kept kept = this->kept(operands, block, workspace);
+    multiply_block(call, panel, block, {sums.data(), kBlock});
+    const Sums kept = this->kept(call, block);
     for (int64_t i = 0; i < rows && !panel.first; ++i) {
-      const float* from = kept.sums + i * kept.stride;
+      const float* from = kept.data + i * kept.stride;
       for (int64_t j = 0; j < columns; ++j) {
         sums[static_cast<size_t>(i * kBlock + j)] += from[j];
       }
     }
     if (panel.last) {
-      writer_.write(operands, sums.data(), rows, columns, offset,
+      writer_.write(call.operands, sums.data(), rows, columns, offset(block),
                     block.column * kBlock);
       return;
     }
     for (int64_t i = 0; i < rows; ++i) {
       std::copy_n(sums.data() + i * kBlock, columns,
-                  kept.sums + i * kept.stride);
+                  kept.data + i * kept.stride);
     }
   }
 
-  // What follows the product of the first parts counts only where that is
-  // finite: infinities and NaN are right already.
-  void add_carefully(const BlockProduct& product) const {
-    first_(product);
-    if (num_parts_ == 1) return;
-    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> following;
-    following.fill(0.0F);
-    BlockProduct rest = product;
-    rest.sums = following.data();
-    following_(rest);
-    for (size_t i = 0; i < following.size(); ++i) {
-      float& sum = product.sums[i];
-      if (std::isfinite(sum)) sum += following[i];
+  // Writes the panel's sums for a block.
+  void multiply_block(const Call& call, const Panel& panel, const Block& block,
+                      const Sums& to) const {
+    if (!block.ordinary) {
+      const int64_t depth = panel.first_step * kStepDepth;
+      multiply_plain_block({.a = call.a,
+                            .b = call.b,
+                            .row = block.row * kBlock,
+                            .column = block.column * kBlock,
+                            .first_depth = depth,
+                            .last_depth = std::min(
+                                depth + panel.num_steps * kStepDepth, spec_.k)},
+                           to.data, to.stride);
+      return;
     }
+    BlockProduct product{
+        .a = walk(block.a),
+        .b = walk(block.b),
+        .num_steps = panel.num_steps,
+        .two_row_tiles = spec_.m - block.row * kBlock > kTileRows,
+        .two_column_tiles = spec_.n - block.column * kBlock > kTileRows,
+        .sums = to.data,
+        .sum_stride = to.stride};
+    // What is scaled stays in the first-level cache, which c's rows may not.
+    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
+    const float scale = sum_scale(num_parts_);
+    if (scale != 1.0F && to.stride != kBlock) {
+      product.sums = sums.data();
+      product.sum_stride = kBlock;
+    }
+    multiply_(product);
+    if (scale != 1.0F) scale_sums(product, scale, to.data, to.stride);
   }
 
   MatmulSpec spec_;
@@ -373,9 +346,7 @@ class TileMatmul final : public Matmul {
   int64_t num_threads_;
   bool own_;  // a thread has matrices of the batch for itself
   int64_t num_tasks_;
-  BlockFunction all_;
-  BlockFunction first_;
-  BlockFunction following_;
+  BlockFunction multiply_;
   BlockWriter writer_;
   std::vector<int64_t> steps_;  // where a packed block's steps are
 };

@@ -65,15 +65,22 @@ bool emulate_tile_units([[maybe_unused]] bool on) {
 #endif
 }
 
-BlockFunction block_function(int num_parts, PartProducts products) {
+int64_t num_emulated_products() {
+#if defined(__x86_64__)
+  return EmulatedUnits::num_products();
+#else
+  return 0;
+#endif
+}
+
+BlockFunction block_function(int num_parts) {
   BlockFunction function = nullptr;
 #if defined(__x86_64__)
-  if (emulated)
-    function = block_function_of<EmulatedUnits>(num_parts, products);
+  if (emulated) function = block_function_of<EmulatedUnits>(num_parts);
 #endif
 #if defined(POPSIM_PROCESSOR_UNITS)
   if (!emulated) {
-    function = block_function_of<ProcessorUnits>(num_parts, products);
+    function = block_function_of<ProcessorUnits>(num_parts);
   }
 #endif
   check_internal(function != nullptr, "block_function: no units for ",

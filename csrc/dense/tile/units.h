@@ -25,12 +25,8 @@ inline constexpr int64_t kBlockNumbers = kBlock * kBlock;
 // whether it did before.
 bool emulate_tile_units(bool on);
 
-// Which products of parts are added up.
-enum class PartProducts : int8_t {
-  kAll,
-  kFirst,     // of the first parts
-  kFollowing  // all but those
-};
+// How many products of tiles they have computed so far.
+[[nodiscard]] int64_t num_emulated_products();
 
 // Where the tiles of an operand are, counted in numbers. A tile is 16 rows of
 // 32 numbers without gaps, each at a multiple of 64 bytes.
@@ -59,8 +55,7 @@ inline void add_block(const float* from, float* to) {
 }
 
 // For operands of 1, 2 or 3 parts each.
-[[nodiscard]] BlockFunction block_function(int num_parts,
-                                           PartProducts products);
+[[nodiscard]] BlockFunction block_function(int num_parts);
 
 // Sets this thread's units up for the length of a scope.
 class TileScope {

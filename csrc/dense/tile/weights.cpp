@@ -60,16 +60,15 @@ TileWeights::TileWeights(const Lattice& lattice, const RowContents& contents,
       strides_(strides),
       num_columns_(num_columns),
       num_parts_(num_parts),
-      pack_(pack_function(DType::kFloat32, num_parts, TileOrder::kPairs,
-                          /*bounded=*/false)),
+      pack_(pack_function(DType::kFloat32, num_parts, TileOrder::kPairs)),
       depth_(std::move(depth)) {
   for (int64_t step = 0; step < num_steps(); ++step) {
     offsets_.push_back(step * num_parts_ * 2 * kTileNumbers);
   }
 }
 
-uint32_t TileWeights::pack(const float* weight, int64_t block, float* rows,
-                           uint16_t* out) const {
+float TileWeights::pack(const float* weight, int64_t block, float* rows,
+                        uint16_t* out) const {
   const int64_t depth = num_steps() * kStepDepth;
   const int64_t first = block * kBlock;
   const int64_t count = std::min(kBlock, num_columns_ - first);

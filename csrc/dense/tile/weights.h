@@ -49,9 +49,9 @@ class TileWeights {
     return 4 * kBlock * kStepDepth * num_steps();
   }
 
-  // Returns the largest magnitude, as PackFunction does.
-  uint32_t pack(const float* weight, int64_t block, float* rows,
-                uint16_t* out) const;
+  // Returns the sum of squares, as PackFunction does.
+  float pack(const float* weight, int64_t block, float* rows,
+             uint16_t* out) const;
   // A packed block.
   [[nodiscard]] TileWalk walk(const uint16_t* block) const {
     return {.data = block,

@@ -1,0 +1,66 @@
+"""A convolution of images with their channels last, with its gradients, beside eager PyTorch's."""
+
+import torch
+
+from tests.ops.images import convolution_attributes, run_image_op, with_channels_last
+
+CONVOLUTIONS = {
+    1: torch.nn.functional.conv1d,
+    2: torch.nn.functional.conv2d,
+    3: torch.nn.functional.conv3d,
+}
+
+
+class ConvolutionProblem:
+    """A convolution's operands, and what its passes compute from them.
+
+    Args:
+        case: Shapes of the image and the weight, stride, padding, dilation.
+        dtype: Of all of them.
+    """
+
+    def __init__(self, case, dtype=torch.float32):
+        x_shape, weight_shape, *geometry = case
+        rank = len(x_shape) - 2
+        geometry = [[v] * rank if isinstance(v, int) else list(v) for v in geometry]
+        self.convolve = lambda x, w, b: CONVOLUTIONS[rank](x, w, b, *geometry)
+        self.x = with_channels_last(torch.randn(x_shape).to(dtype))
+        self.weight = torch.randn(weight_shape).to(dtype)
+        self.bias = torch.randn(weight_shape[0]).to(dtype)
+        shape = self.convolve(*(v.to("meta") for v in self.operands)).shape
+        self.grad_y = with_channels_last(torch.randn(shape).to(dtype))
+        self.attributes = convolution_attributes(*geometry)
+
+    @property
+    def operands(self):
+        return self.x, self.weight, self.bias
+
+    def forward(self):
+        return self._run("convolution", self.operands, [self.grad_y])[0]
+
+    def grad_x(self):
+        shape = {"input_shape": list(self.x.shape)}
+        operands = [self.grad_y, self.weight]
+        return self._run("convolution_grad_input", operands, [self.x], **shape)[0]
+
+    def grad_weight_and_bias(self):
+        results = [self.weight, self.bias]
+        return self._run(
+            "convolution_grad_weight",
+            [self.grad_y, self.x],
+            results,
+            channels_last=False,
+            weight_shape=list(self.weight.shape),
+            bias=True,
+        )
+
+    def _run(self, kind, operands, results, channels_last=True, **attributes):
+        outputs = [(v.dtype, v.shape) for v in results]
+        attributes = self.attributes | attributes
+        return run_image_op(kind, operands, outputs, attributes, channels_last=channels_last)
+
+    def eager(self, dtype):
+        """Return y and the gradients of x, weight and bias, computed in `dtype`."""
+        leaves = [v.to(dtype).requires_grad_() for v in self.operands]
+        y = self.convolve(*leaves)
+        return [y.detach(), *torch.autograd.grad(y, leaves, self.grad_y.to(dtype))]
