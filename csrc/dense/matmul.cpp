@@ -65,16 +65,6 @@ dnnl::matmul::primitive_desc describe(const MatmulSpec& spec) {
           allow_empty};
 }
 
-bool is_row_major(const MatrixStrides& strides, int64_t columns) {
-  return strides.column == 1 && strides.row >= columns;
-}
-
-// One axis has stride 1 and the other steps over it.
-bool is_plain(const MatrixStrides& strides, int64_t rows, int64_t columns) {
-  return is_row_major(strides, columns) ||
-         (strides.row == 1 && strides.column >= rows);
-}
-
 double num_flops(const MatmulSpec& spec) {
   return 2.0 * static_cast<double>(spec.batch) * static_cast<double>(spec.m) *
          static_cast<double>(spec.n) * static_cast<double>(spec.k);
@@ -139,8 +129,8 @@ class VectorMatmul final : public Matmul {
 
   void run(const MatmulOperands& operands) override {
     float* c = operands.c_floats();
-    const bool a_row_major = is_row_major(spec_.a, spec_.k);
-    const bool b_row_major = is_row_major(spec_.b, spec_.n);
+    const bool a_row_major = spec_.a.row_major(spec_.k);
+    const bool b_row_major = spec_.b.row_major(spec_.n);
     const ThreadScope scope(num_threads_);
     const dnnl_status_t status = dnnl_sgemm(
         a_row_major ? 'N' : 'T', b_row_major ? 'N' : 'T', spec_.m, spec_.n,
@@ -199,8 +189,8 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   if (auto matmul = create_short_matmul(spec)) return matmul;
 #if defined(POPSIM_HAVE_ONEDNN)
   if (!available() || spec.alpha == 0.0f || spec.relu || spec.mask ||
-      spec.update || !is_plain(spec.a, spec.m, spec.k) ||
-      !is_plain(spec.b, spec.k, spec.n)) {
+      spec.update || !spec.a.plain(spec.m, spec.k) ||
+      !spec.b.plain(spec.k, spec.n)) {
     return nullptr;
   }
   try {

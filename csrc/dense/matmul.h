@@ -14,12 +14,25 @@ struct MatrixStrides {
   int64_t batch = 0;  // 0: the same matrix for the whole batch
   int64_t row = 0;
   int64_t column = 0;
+
+  // Elements of a row follow each other; rows do not overlap.
+  [[nodiscard]] bool row_major(int64_t columns) const {
+    return column == 1 && row >= columns;
+  }
+  // Likewise for columns.
+  [[nodiscard]] bool column_major(int64_t rows) const {
+    return row == 1 && column >= rows;
+  }
+  // The matrix lies row by row or column by column.
+  [[nodiscard]] bool plain(int64_t rows, int64_t columns) const {
+    return row_major(columns) || column_major(rows);
+  }
 };
 
 // c[batch, m, n] = alpha * (a[batch, m, k] @ b[batch, k, n]) + bias[n]
 //                  + beta * c, where c is contiguous.
-// Then, for short products and those of the matrix units only (short_matmul.h,
-// tile_matmul.h), one of:
+// Then, for short products and those of the matrix units only
+// (vector/short_matmul.h, tile/matmul.h), one of:
 //   relu    max(c, 0)
 //   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
 //           of relu
@@ -35,12 +48,12 @@ struct MatmulSpec {
   bool bias = false;  // only with the default alpha and beta
   float alpha = 1.0f;
   float beta = 0.0f;
-  // Of the memory of a and b, and of c. Others than float32 are for some
-  // products only (tile_matmul.h).
+  // What lies in the memory of a and b, and of c. Others than float32 are for
+  // some products only (tile/matmul.h).
   DType operand_type = DType::kFloat32;
   DType result_type = DType::kFloat32;
-  // Of the numbers in a and b: float16 and bfloat16 numbers, widened to
-  // float32, have 11 and 8.
+  // How many the numbers in a and b have: float16 and bfloat16 numbers,
+  // widened to float32, have 11 and 8.
   int significant_bits = 24;
   // Partial sums are float16, as panels.h says. Any strides of which one is 1.
   bool half_partials = false;

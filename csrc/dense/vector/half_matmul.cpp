@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/numbers.h"
 #include "dense/vector/panels.h"
+#include "dense/vector/transpose.h"
 
 namespace popsim::dense {
 namespace {
@@ -33,15 +34,7 @@ void transpose_rows(const float* a, int64_t column, int64_t first, int64_t rows,
     const int64_t depth = std::min<int64_t>(kBlock, columns - k);
     const float* block = a + k * column + first;
     float* to = out + first * columns + k;
-    if (count == kBlock && depth == kBlock) {
-      at::vec::transpose_mxn<float, kBlock, kBlock>(block, column, to, columns);
-      continue;
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t j = 0; j < depth; ++j) {
-        to[i * columns + j] = block[j * column + i];
-      }
-    }
+    transpose_block<kBlock>(block, column, to, columns, depth, count);
   }
 }
 

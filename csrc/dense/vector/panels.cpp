@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/numbers.h"
+#include "dense/vector/transpose.h"
 
 namespace popsim::dense {
 namespace {
@@ -94,20 +95,6 @@ void multiply_rows(const BlocksByRows& blocks, int64_t width,
   }
 }
 
-// `rows` rows of `columns` elements become the first columns of as many rows,
-// with zeros behind; neither is more than kLanes.
-void transpose(const float* from, int64_t ld_from, float* to, int64_t ld_to,
-               int64_t rows, int64_t columns) {
-  if (rows == kLanes && columns == kLanes) {
-    at::vec::transpose_mxn<float, kLanes, kLanes>(from, ld_from, to, ld_to);
-    return;
-  }
-  for (int64_t k = 0; k < columns; ++k, to += ld_to) {
-    for (int64_t row = 0; row < rows; ++row) to[row] = from[row * ld_from + k];
-    std::fill(to + rows, to + kLanes, 0.0f);
-  }
-}
-
 }  // namespace
 
 void multiply_passes(const float* panel, int64_t vectors, const float* a,
@@ -155,8 +142,8 @@ void Panels::pack_transposed(const float* weight, int64_t stride, Range panels,
         weight + (gate_of(i % vectors_) * hidden_ + unit) * stride;
     float* to = packed + i / vectors_ * panel_floats() + i % vectors_ * kLanes;
     for (int64_t k = 0; k < depth_; k += kLanes) {
-      transpose(from + k, stride, to + k * width(), width(), count,
-                std::min(kLanes, depth_ - k));
+      transpose_padded<kLanes>(from + k, stride, to + k * width(), width(),
+                               count, std::min(kLanes, depth_ - k));
     }
   }
 }

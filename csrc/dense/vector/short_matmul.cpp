@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dense/product_row.h"
+#include "dense/vector/transpose.h"
 
 namespace popsim::dense {
 namespace {
@@ -345,20 +346,19 @@ class ColumnMajorShort final : public Matmul {
       for (int64_t d = 0; d < spec_.k; d += kBlock) {
         const float* block = a + i * stride.row + d * stride.column;
         float* out = columns + d * width_ + i;
-        if (stride.column == 1 && i + kBlock <= spec_.m &&
-            d + kBlock <= spec_.k) {
-          at::vec::transpose_mxn<float, kBlock, kBlock>(block, stride.row, out,
-                                                        width_);
+        const int64_t rows = std::min<int64_t>(kBlock, spec_.m - i);
+        const int64_t depth = std::min<int64_t>(kBlock, spec_.k - d);
+        if (stride.column == 1) {
+          transpose_padded<kBlock>(block, stride.row, out, width_, rows, depth);
         } else {
-          transpose_edge(block, std::min<int64_t>(kBlock, spec_.m - i),
-                         std::min<int64_t>(kBlock, spec_.k - d), out);
+          copy_block(block, rows, depth, out);
         }
       }
     }
   }
 
-  void transpose_edge(const float* block, int64_t rows, int64_t depth,
-                      float* out) const {
+  void copy_block(const float* block, int64_t rows, int64_t depth,
+                  float* out) const {
     for (int64_t d = 0; d < depth; ++d) {
       for (int64_t i = 0; i < rows; ++i) {
         out[d * width_ + i] = block[i * spec_.a.row + d * spec_.a.column];
@@ -394,14 +394,14 @@ std::unique_ptr<Matmul> create_short_matmul(const MatmulSpec& spec) {
                       spec.alpha == 1.0F &&
                       (spec.beta == 0.0F || spec.beta == 1.0F);
   if (!simple) return nullptr;
-  const bool row_major = spec.b.column == 1 && spec.b.row >= spec.n;
+  const bool row_major = spec.b.row_major(spec.n);
   // What rides on the product has no say: it must not change the sums' bits.
   const bool pays = spec.m > 1 && spec.n >= kMinLanes;
   if (row_major && pays && std::min(spec.m, spec.k) <= kMaxShort) {
     return std::make_unique<RowMajorShort>(spec);
   }
   if (spec.mask || spec.update) return nullptr;
-  const bool column_major = spec.b.row == 1 && spec.b.column >= spec.k;
+  const bool column_major = spec.b.column_major(spec.k);
   if (column_major && spec.m >= kMinTransposed && spec.m <= kMaxShort) {
     return std::make_unique<ColumnMajorShort>(spec);
   }

@@ -3,9 +3,11 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
-#include "ops/math/vec_math.h"
+#include "dense/vector/transpose.h"
+#include "ops/operands/strided_walk.h"
 #include "ops/tasks.h"
 
 namespace popsim::ops {
@@ -18,26 +20,15 @@ constexpr int64_t kUnitElements = 4096;
 // Merged where both tensors allow it, the target's innermost axis last.
 std::vector<CopyAxis> merged_axes(const graph::Tensor& from,
                                   const graph::Tensor& to) {
+  const MergedAxes merged =
+      merge_axes(to.shape, std::array{from.strides, to.strides}, to.strides);
   std::vector<CopyAxis> axes;
-  for (size_t i = 0; i < to.shape.size(); ++i) {
-    if (to.shape[i] == 1) continue;
-    axes.push_back({to.shape[i], from.strides[i], to.strides[i]});
+  for (size_t i = 0; i < merged.sizes.size(); ++i) {
+    if (merged.sizes[i] == 1) continue;
+    axes.push_back(
+        {merged.sizes[i], merged.strides[0][i], merged.strides[1][i]});
   }
-  std::stable_sort(
-      axes.begin(), axes.end(),
-      [](const CopyAxis& a, const CopyAxis& b) { return a.to > b.to; });
-  std::vector<CopyAxis> merged;
-  for (const CopyAxis& axis : axes) {
-    const bool merges = !merged.empty() &&
-                        merged.back().from == axis.from * axis.size &&
-                        merged.back().to == axis.to * axis.size;
-    if (merges) {
-      merged.back() = {merged.back().size * axis.size, axis.from, axis.to};
-    } else {
-      merged.push_back(axis);
-    }
-  }
-  return merged;
+  return axes;
 }
 
 CopyAxis take(std::vector<CopyAxis>& axes, size_t index) {
@@ -52,24 +43,6 @@ template <typename T>
 void prefetch_tile(const T* tile, int64_t stride) {
   for (int64_t k = kTile; k < 2 * kTile; ++k) {
     __builtin_prefetch(tile + k * stride);
-  }
-}
-
-template <typename T>
-void transpose_tile(const T* from, int64_t from_stride, T* to,
-                    int64_t to_stride) {
-  if constexpr (std::is_same_v<T, float>) {
-    at::vec::transpose_mxn<float, kTile, kTile>(from, from_stride, to,
-                                                to_stride);
-  } else if constexpr (std::is_same_v<T, at::Half>) {
-    at::vec::transpose_mxn<at::Half, kTile, kTile>(from, from_stride, to,
-                                                   to_stride);
-  } else {
-    for (int64_t i = 0; i < kTile; ++i) {
-      for (int64_t k = 0; k < kTile; ++k) {
-        to[i * to_stride + k] = from[i + k * from_stride];
-      }
-    }
   }
 }
 
@@ -186,7 +159,7 @@ void LayoutCopy::transpose(const T* from, T* to, int64_t rows) const {
       T* target = to + r * to_stride + c;
       if (c + kTile < columns) prefetch_tile(source, from_stride);
       if (width == kTile && height == kTile) {
-        transpose_tile(source, from_stride, target, to_stride);
+        dense::transpose_square<kTile>(source, from_stride, target, to_stride);
         continue;
       }
       for (int64_t i = 0; i < height; ++i) {

@@ -39,12 +39,11 @@ inline void normalise(Matrices& m) {
 }
 
 [[nodiscard]] inline bool is_row_major(const Matrices& m) {
-  return m.strides.column == 1 && m.strides.row >= m.columns;
+  return m.strides.row_major(m.columns);
 }
 
-// One axis has stride 1 and the other steps over it.
 [[nodiscard]] inline bool is_plain(const Matrices& m) {
-  return is_row_major(m) || (m.strides.row == 1 && m.strides.column >= m.rows);
+  return m.strides.plain(m.rows, m.columns);
 }
 
 }  // namespace popsim::ops

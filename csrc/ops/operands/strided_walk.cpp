@@ -1,5 +1,6 @@
 #include "ops/operands/strided_walk.h"
 
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -49,6 +50,22 @@ MergedAxes merge_axes(const Shape& shape, std::span<const Strides> strides) {
     for (Strides& set : axes.strides) set.push_back(0);
   }
   return axes;
+}
+
+MergedAxes merge_axes(const Shape& shape, std::span<const Strides> strides,
+                      const Strides& keys) {
+  std::vector<size_t> order(shape.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return keys[a] > keys[b]; });
+  const auto in_order = [&](const auto& values) {
+    std::vector<int64_t> sorted;
+    for (const size_t axis : order) sorted.push_back(values[axis]);
+    return sorted;
+  };
+  std::vector<Strides> sorted;
+  for (const Strides& set : strides) sorted.push_back(in_order(set));
+  return merge_axes(in_order(shape), sorted);
 }
 
 StridedWalk::StridedWalk(const Shape& shape, const Strides& strides) {

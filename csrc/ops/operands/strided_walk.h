@@ -25,6 +25,10 @@ struct MergedAxes {
 };
 [[nodiscard]] MergedAxes merge_axes(const Shape& shape,
                                     std::span<const Strides> strides);
+// The same with the axes in the order of their keys, the largest outermost.
+[[nodiscard]] MergedAxes merge_axes(const Shape& shape,
+                                    std::span<const Strides> strides,
+                                    const Strides& keys);
 
 class StridedWalk {
  public:

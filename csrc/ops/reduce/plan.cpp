@@ -1,6 +1,7 @@
 #include "ops/reduce/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 namespace popsim::ops {
@@ -9,61 +10,49 @@ namespace {
 struct Axis {
   int64_t size;
   int64_t stride;
-  int64_t out_stride;  // kept axes only
-  bool reduced;
+  int64_t out_stride;  // 0: the axis is reduced
 };
 
-// Outermost first. Repeated elements come last of all to mind, so their axes
-// are the outermost.
-int64_t order_of(const Axis& axis) {
-  return axis.stride == 0 ? std::numeric_limits<int64_t>::max() : axis.stride;
+// Strides of the contiguous result, 0 along reduced axes.
+Strides result_strides(const Shape& shape,
+                       const std::vector<int64_t>& reduced) {
+  Strides strides(shape.size(), 0);
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (std::find(reduced.begin(), reduced.end(), static_cast<int64_t>(i)) !=
+        reduced.end()) {
+      continue;
+    }
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  return strides;
 }
 
-std::vector<Axis> axes_by_stride(const graph::Tensor& input,
-                                 const std::vector<int64_t>& reduced) {
+// Merged, by their strides in the input. The same element read again costs
+// nothing, so axes of stride 0 are the outermost.
+std::vector<Axis> merged_axes(const graph::Tensor& input,
+                              const std::vector<int64_t>& reduced) {
+  Strides keys = input.strides;
+  std::replace(keys.begin(), keys.end(), int64_t{0},
+               std::numeric_limits<int64_t>::max());
+  const MergedAxes merged = merge_axes(
+      input.shape,
+      std::array{input.strides, result_strides(input.shape, reduced)}, keys);
   std::vector<Axis> axes;
-  int64_t out_stride = 1;
-  for (size_t i = input.shape.size(); i-- > 0;) {
-    const bool is_reduced = std::find(reduced.begin(), reduced.end(),
-                                      static_cast<int64_t>(i)) != reduced.end();
-    const int64_t size = input.shape[i];
-    if (size != 1) {
-      axes.push_back(
-          {size, input.strides[i], is_reduced ? 0 : out_stride, is_reduced});
-    }
-    if (!is_reduced) out_stride *= size;
+  for (size_t i = 0; i < merged.sizes.size(); ++i) {
+    axes.push_back(
+        {merged.sizes[i], merged.strides[0][i], merged.strides[1][i]});
   }
-  std::reverse(axes.begin(), axes.end());
-  std::stable_sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) {
-    return order_of(a) > order_of(b);
-  });
+  if (axes.back().size == 1) axes.back().stride = 1;  // there is one element
   return axes;
-}
-
-std::vector<Axis> merged(const std::vector<Axis>& axes) {
-  std::vector<Axis> result;
-  for (const Axis& axis : axes) {
-    if (!result.empty()) {
-      Axis& last = result.back();
-      if (last.reduced == axis.reduced &&
-          last.stride == axis.stride * axis.size &&
-          last.out_stride == axis.out_stride * axis.size) {
-        last = {last.size * axis.size, axis.stride, axis.out_stride,
-                axis.reduced};
-        continue;
-      }
-    }
-    result.push_back(axis);
-  }
-  return result;
 }
 
 }  // namespace
 
 ReducePlan plan_reduce(const graph::Tensor& input,
                        const std::vector<int64_t>& axes) {
-  std::vector<Axis> order = merged(axes_by_stride(input, axes));
-  if (order.empty()) order.push_back({1, 1, 0, true});
+  std::vector<Axis> order = merged_axes(input, axes);
   const Axis inner = order.back();
   order.pop_back();
   Shape kept;
@@ -72,7 +61,7 @@ ReducePlan plan_reduce(const graph::Tensor& input,
   Strides kept_out;
   Strides reduced_in;
   for (const Axis& axis : order) {
-    if (axis.reduced) {
+    if (axis.out_stride == 0) {
       reduced.push_back(axis.size);
       reduced_in.push_back(axis.stride);
     } else {
@@ -86,7 +75,7 @@ ReducePlan plan_reduce(const graph::Tensor& input,
       (reduced.empty() || (reduced.size() == 1 && reduced_in[0] == inner.size));
   return {.width = inner.size,
           .stride = inner.stride,
-          .keeps_width = !inner.reduced,
+          .keeps_width = inner.out_stride != 0,
           .result_stride = inner.out_stride,
           .num_results = num_elements(kept),
           .rows_per_result = num_elements(reduced),
