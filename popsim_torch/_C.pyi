@@ -119,8 +119,15 @@ def has_onednn() -> bool: ...
 def has_tile_units() -> bool: ...
 def emulate_tile_units(on: bool) -> bool: ...
 def num_emulated_products() -> int: ...
-def product_takes_in(
-    what: str,
+def min_cut_work() -> int: ...
+
+class Fusion:
+    RELU: ClassVar[Fusion]
+    MASK: ClassVar[Fusion]
+    UPDATE: ClassVar[Fusion]
+
+def product_can_fuse(
+    what: Fusion,
     dtype: str,
     a: Sequence[int],
     a_strides: Sequence[int],

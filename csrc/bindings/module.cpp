@@ -6,6 +6,7 @@
 #include "dense/available.h"
 #include "dense/matmul.h"
 #include "dense/tile/units.h"
+#include "dense/vector/piece_matmul.h"
 #include "graph/graph.h"
 #include "ops/op_def.h"
 #include "schedule/action.h"
@@ -95,6 +96,9 @@ void bind_schedule(py::module_& m) {
       py::arg("training"));
 }
 
+// What may become part of a product; see dense::MatmulSpec.
+enum class Fusion { kRelu, kMask, kUpdate };
+
 void bind_ops(py::module_& m) {
   m.def("op_table", [] {
     std::vector<std::pair<std::string, std::string>> table;
@@ -107,12 +111,17 @@ void bind_ops(py::module_& m) {
   m.def("has_tile_units", &dense::has_tile_units);
   m.def("emulate_tile_units", &dense::emulate_tile_units, py::arg("on"));
   m.def("num_emulated_products", &dense::num_emulated_products);
+  m.def("min_cut_work", [] { return dense::kMinCutWork; });
+  py::enum_<Fusion>(m, "Fusion")
+      .value("RELU", Fusion::kRelu)
+      .value("MASK", Fusion::kMask)
+      .value("UPDATE", Fusion::kUpdate);
   m.def(
-      "product_takes_in",
-      [](const std::string& what, const std::string& dtype, const Shape& a,
+      "product_can_fuse",
+      [](Fusion what, const std::string& dtype, const Shape& a,
          const Strides& a_strides, const Shape& b, const Strides& b_strides) {
         const DType type = dtype_from_name(dtype);
-        return dense::Matmul::takes_in(
+        return dense::Matmul::can_fuse(
             {.m = a.at(0),
              .n = b.at(1),
              .k = a.at(1),
@@ -120,9 +129,9 @@ void bind_ops(py::module_& m) {
              .b = {0, b_strides.at(0), b_strides.at(1)},
              .operand_type = type,
              .result_type = type,
-             .relu = what == "relu",
-             .mask = what == "mask",
-             .update = what == "update"});
+             .relu = what == Fusion::kRelu,
+             .mask = what == Fusion::kMask,
+             .update = what == Fusion::kUpdate});
       },
       py::arg("what"), py::arg("dtype"), py::arg("a"), py::arg("a_strides"),
       py::arg("b"), py::arg("b_strides"));

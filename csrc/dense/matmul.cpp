@@ -203,7 +203,7 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
 #endif
 }
 
-bool Matmul::takes_in(const MatmulSpec& spec) {
+bool Matmul::can_fuse(const MatmulSpec& spec) {
   return create(spec) != nullptr;
 }
 

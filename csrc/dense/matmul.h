@@ -91,7 +91,7 @@ class Matmul {
   // without oneDNN.
   [[nodiscard]] static std::unique_ptr<Matmul> create(const MatmulSpec& spec);
   // Whether the product itself does what `spec` says of relu, mask and update.
-  [[nodiscard]] static bool takes_in(const MatmulSpec& spec);
+  [[nodiscard]] static bool can_fuse(const MatmulSpec& spec);
 
   Matmul() = default;
   Matmul(const Matmul&) = delete;

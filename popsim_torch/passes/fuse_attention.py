@@ -19,14 +19,10 @@ from typing import Any
 
 import torch
 
-from popsim_torch._native import has_onednn
+from popsim_torch._native import has_onednn, min_cut_work
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.map_code import MapCode
-
-_MIN_WORK = 1 << 18
-"""Fewest multiplications of a matrix of a batch that ``csrc/dense/vector/piece_matmul.cpp``
-computes by itself. Smaller ones, in batches, have other sums."""
 
 _MAX_KEPT = 1 << 20
 """Most probabilities, of all heads, that are kept for the gradient. Computing them again costs up
@@ -166,7 +162,8 @@ class _AttentionFusion:
         self._require_together([maker, scaling, softmax, product], softmax.phase)
         depth = self._tensor(maker.inputs[0]).shape[-1]
         width = self._tensor(product.inputs[1]).shape[-1]
-        _require(scores.rows * scores.columns * min(depth, width) >= _MIN_WORK)
+        # Smaller ones, in batches, have other sums.
+        _require(scores.rows * scores.columns * min(depth, width) >= min_cut_work())
         return _Forward(maker, scaling, softmax, product)
 
     def _match_backward(self, forward: _Forward, scores: _Scores) -> _Backward:

@@ -11,11 +11,9 @@ graph.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
-from popsim_torch._native import product_takes_in
+from popsim_torch._native import Fusion, product_can_fuse
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Graph, Op, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
@@ -112,7 +110,7 @@ class _ProductFusion:
         return code.computes(_masked, result, other) and self._with_mask(product, other)
 
     def _with_relu(self, product: Op) -> bool:
-        if not self._takes_in("relu", product):
+        if not self._can_fuse(Fusion.RELU, product):
             return False
         product.attributes["activation"] = "relu"
         return True
@@ -136,7 +134,7 @@ class _ProductFusion:
             mask.dtype != torch.float32
             or not mask.is_contiguous
             or mask.numel != out.numel
-            or not self._takes_in("mask", product)
+            or not self._can_fuse(Fusion.MASK, product)
         ):
             return False
         seen = self._graph.add_view(mask, out.shape, out.strides, mask.offset)
@@ -165,7 +163,7 @@ class _ProductFusion:
             or product.attributes
             or weight.shape != self._tensor(product.outputs[0]).shape
             or gradient.shape != weight.shape
-            or not self._takes_in("update", product)
+            or not self._can_fuse(Fusion.UPDATE, product)
             or not self._pays(product)
         ):
             return
@@ -177,14 +175,14 @@ class _ProductFusion:
         op.inputs = [weight_id, *product.inputs, *scalars]
         self._gone.add(id(product))
 
-    def _takes_in(self, what: Literal["relu", "mask", "update"], product: Op) -> bool:
+    def _can_fuse(self, what: Fusion, product: Op) -> bool:
         """Whether ``csrc/dense`` has code for the product together with what follows it."""
         a, b = (self._tensor(i) for i in product.inputs[:2])
         if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype not in _DTYPES:
             return False
-        if what != "relu" and a.dtype != torch.float32:
+        if what != Fusion.RELU and a.dtype != torch.float32:
             return False
-        return product_takes_in(what, dtype_name(a.dtype), a.shape, a.strides, b.shape, b.strides)
+        return product_can_fuse(what, dtype_name(a.dtype), a.shape, a.strides, b.shape, b.strides)
 
     def _pays(self, product: Op) -> bool:
         """Whether keeping the operands until the update takes less memory than the gradient."""

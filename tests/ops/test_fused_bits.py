@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 
-from popsim_torch._native import product_takes_in
+from popsim_torch._native import Fusion, product_can_fuse
 from tests.ops.one_op import run_op, transposed
 
 # Rows, depth, columns: one of each, less than a vector, whole ones and a bit, short in one axis,
@@ -32,9 +32,9 @@ def operands(size):
     return [(of_a(a), of_b(b)) for of_a, of_b in LAYOUTS]
 
 
-def takes_in(what, a, b) -> bool:
+def can_fuse(what, a, b) -> bool:
     dtype = str(a.dtype).removeprefix("torch.")
-    return product_takes_in(what, dtype, a.shape, a.stride(), b.shape, b.stride())
+    return product_can_fuse(what, dtype, a.shape, a.stride(), b.shape, b.stride())
 
 
 @pytest.mark.parametrize("size", SHORT + LONG, ids=str)
@@ -48,7 +48,7 @@ def test_bias(size):
 def test_relu(size):
     bias = torch.randn(size[2])
     for a, b in operands(size):
-        if takes_in("relu", a, b):
+        if can_fuse(Fusion.RELU, a, b):
             assert torch.equal(product(a, b, activation="relu"), product(a, b).relu())
             expected = product(a, b, bias).relu()
             assert torch.equal(product(a, b, bias, activation="relu"), expected)
@@ -59,7 +59,7 @@ def test_mask_of_relu(size):
     m, _, n = size
     mask = torch.randn(m, n)
     for a, b in operands(size):
-        if takes_in("mask", a, b):
+        if can_fuse(Fusion.MASK, a, b):
             expected = torch.where(mask <= 0, 0.0, product(a, b))
             assert torch.equal(product(a, b, None, mask), expected)
 
@@ -69,7 +69,7 @@ def test_update(size):
     m, _, n = size
     weight, scalars = torch.randn(m, n), [torch.tensor(0.97), torch.tensor(0.123)]
     for a, b in operands(size):
-        if takes_in("update", a, b):
+        if can_fuse(Fusion.UPDATE, a, b):
             gradient = product(a, b)
             (expected,) = run_op("sgd_update", [weight, gradient, *scalars], [0])
             (alone,) = run_op("sgd_product_update", [weight, a, b, *scalars], [0])
@@ -80,7 +80,7 @@ def test_update(size):
             assert torch.equal(kept, gradient)
 
 
-@pytest.mark.parametrize("what", ["relu", "mask", "update"])
-def test_products_take_something_in(what):
+@pytest.mark.parametrize("what", [Fusion.RELU, Fusion.MASK, Fusion.UPDATE], ids=str)
+def test_products_fuse_something(what):
     """The tests above compare more than nothing."""
-    assert any(takes_in(what, a, b) for size in SHORT for a, b in operands(size))
+    assert any(can_fuse(what, a, b) for size in SHORT for a, b in operands(size))

@@ -16,9 +16,6 @@ namespace {
 constexpr int64_t kMaxPiece = 128;
 constexpr int64_t kMaxSplitPiece = 256;
 constexpr int64_t kPieceUnit = 16;
-// Multiplications of one matrix product: starting one takes about as long as
-// 50,000 of them. Known to popsim_torch/passes/fuse_attention.py, too.
-constexpr int64_t kMinWork = 1 << 18;
 // Multiplications that are worth waking another thread for.
 constexpr int64_t kMinTaskWork = 1 << 18;
 constexpr size_t kAlignment = 64;
@@ -169,7 +166,7 @@ bool is_cut(const MatmulSpec& spec) {
                       spec.alpha == 1.0F &&
                       (spec.beta == 0.0F || spec.beta == 1.0F);
   return simple && spec.batch > 1 && spec.a.batch != 0 && spec.b.batch != 0 &&
-         work_of(spec) >= kMinWork;
+         work_of(spec) >= kMinCutWork;
 }
 
 std::unique_ptr<Matmul> create_batch_matmul(const MatmulSpec& spec) {

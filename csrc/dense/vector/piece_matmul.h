@@ -14,6 +14,10 @@
 
 namespace popsim::dense {
 
+// Fewest multiplications of a matrix of a batch that is cut: starting a product
+// takes about as long as 50,000 of them.
+inline constexpr int64_t kMinCutWork = 1 << 18;
+
 // An axis in pieces of one length; the last one may be shorter.
 class Cut {
  public:

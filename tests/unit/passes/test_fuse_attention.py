@@ -227,6 +227,14 @@ def test_small_matrices_stay() -> None:
     assert fuse_attention(Program(rows=86).graph) == 8
 
 
+def test_the_library_says_which_matrices_are_small(monkeypatch) -> None:
+    work = ROWS * COLUMNS * DEPTH
+    monkeypatch.setattr(module, "min_cut_work", lambda: work + 1)
+    assert fuse_attention(Program().graph) == 0
+    monkeypatch.setattr(module, "min_cut_work", lambda: work)
+    assert fuse_attention(Program().graph) > 0
+
+
 def test_operands_that_change_stay() -> None:
     program = Program()
     program.q.kind = TensorKind.VARIABLE
