@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bindings/signals.h"
 #include "runtime/executable.h"
 
 namespace py = pybind11;
@@ -34,6 +35,23 @@ std::vector<ArenaRange> arena_ranges(const Plan& plan) {
                       place.slot_bytes, place.num_slots});
   }
   return ranges;
+}
+
+// Calls what may run for long, without the interpreter's lock.
+template <typename Call>
+auto supervised(Call&& call) {
+  SignalOverseer overseer;
+  try {
+    auto result = [&] {
+      const py::gil_scoped_release unlocked;
+      return call(&overseer);
+    }();
+    overseer.rethrow();
+    return result;
+  } catch (const runtime::Stopped&) {
+    overseer.rethrow();
+    throw;
+  }
 }
 
 void bind_plan(py::module_& m) {
@@ -92,13 +110,40 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("plan", &Executable::plan,
                              py::return_value_policy::reference_internal)
       .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
-      .def("run",
-           py::overload_cast<const std::vector<at::Tensor>&>(&Executable::run),
-           py::arg("inputs"), py::call_guard<py::gil_scoped_release>())
-      .def("profile", &Executable::profile, py::arg("inputs"),
-           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
-      .def("write", &Executable::write, py::arg("tensor"), py::arg("value"))
-      .def("read", &Executable::read, py::arg("tensor"))
+      .def(
+          "run",
+          [](Executable& self, const std::vector<at::Tensor>& inputs) {
+            return supervised([&](SignalOverseer* overseer) {
+              return self.run(inputs, overseer);
+            });
+          },
+          py::arg("inputs"))
+      .def(
+          "profile",
+          [](Executable& self, const std::vector<at::Tensor>& inputs,
+             int64_t repeats) {
+            return supervised([&](SignalOverseer* overseer) {
+              return self.profile(inputs, repeats, overseer);
+            });
+          },
+          py::arg("inputs"), py::arg("repeats"))
+      .def("stop", &Executable::stop)
+      .def_property_readonly("num_runs", &Executable::num_runs)
+      .def(
+          "write",
+          [](Executable& self, TensorId id, const at::Tensor& value) {
+            self.write({{id, value}});
+          },
+          py::arg("tensor"), py::arg("value"))
+      .def("write_all", &Executable::write, py::arg("values"))
+      .def(
+          "read",
+          [](const Executable& self, TensorId id) {
+            return self.read({id}).front();
+          },
+          py::arg("tensor"))
+      .def("read_all", &Executable::read, py::arg("tensors"))
+      .def("read_into", &Executable::read_into, py::arg("targets"))
       .def("read_kept", &Executable::read_kept, py::arg("index"))
       .def_property("seed", &Executable::seed, &Executable::set_seed)
       .def_property("step", &Executable::step, &Executable::set_step)

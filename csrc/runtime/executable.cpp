@@ -10,27 +10,8 @@
 #include "ops/operands/aten_types.h"
 
 namespace popsim::runtime {
-namespace {
 
 using graph::TensorId;
-
-// Marks an executable as busy for the length of a scope.
-class Busy {
- public:
-  explicit Busy(std::atomic<bool>& flag) : flag_(flag) {
-    check_user(!flag_.exchange(true),
-               "this executable is already running on another thread; call it "
-               "from one thread at a time");
-  }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-  ~Busy() { flag_ = false; }
-
- private:
-  std::atomic<bool>& flag_;
-};
-
-}  // namespace
 
 Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
     : plan_(std::move(plan)), stage_(plan_), returns_(std::move(returns)) {
@@ -75,24 +56,38 @@ std::vector<at::Tensor> Executable::make_results() {
   return results;
 }
 
+void Executable::load() {
+  const Usage::Run run(usage_);
+  stage_.load();
+}
+
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
+                                        Overseer* overseer) {
+  const Usage::Run run(usage_);
+  return this->run(inputs, overseer, nullptr);
+}
+
+std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
+                                        Overseer* overseer,
                                         Listener* listener) {
-  const Busy busy(running_);
   check_inputs(inputs);
+  ++num_runs_;
   for (size_t i = 0; i < inputs.size(); ++i) {
     slices_[i].point_at(inputs[i].data_ptr());
   }
   std::vector<at::Tensor> results = make_results();
-  stage_.run({sources_, sinks_, seed_, listener});
+  stop_.begin_run(overseer);
+  stage_.run({sources_, sinks_, seed_, listener, stop_});
   return results;
 }
 
 std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,
-                                        int64_t repeats) {
+                                        int64_t repeats, Overseer* overseer) {
   check_user(repeats > 0, "profile: repeats must be at least 1, got ", repeats);
+  const Usage::Run run(usage_);
   Stopwatch stopwatch(plan_.graph());
   for (int64_t i = 0; i < repeats; ++i) {
-    run(inputs, &stopwatch);
+    this->run(inputs, overseer, &stopwatch);
     stopwatch.end_run();
   }
   return stopwatch.times();
@@ -104,21 +99,66 @@ at::Tensor Executable::memory_of(TensorId id) const {
                        ops::to_scalar_type(t.dtype));
 }
 
-void Executable::write(TensorId id, const at::Tensor& value) {
+void Executable::check_size(const char* what, TensorId id,
+                            const at::Tensor& other) const {
   const graph::Tensor& t = plan_.graph().tensor(id);
-  check_user(value.numel() == t.numel(), "write: '", t.name, "' has shape ",
-             to_string(t.shape), ", the value has ", value.numel(),
+  check_user(other.numel() == t.numel(), what, ": '", t.name, "' has shape ",
+             to_string(t.shape), ", the other tensor has ", other.numel(),
              " elements");
-  memory_of(id).copy_(value.reshape(t.shape));
 }
 
-at::Tensor Executable::read(TensorId id) const { return memory_of(id).clone(); }
+void Executable::write(const std::map<TensorId, at::Tensor>& values) {
+  const Usage::Copy copy(usage_, "write");
+  for (const auto& [id, value] : values) check_size("write", id, value);
+  for (const auto& [id, value] : values) {
+    memory_of(id).copy_(value.reshape(plan_.graph().tensor(id).shape));
+    stage_.note_written(id);
+  }
+}
+
+std::vector<at::Tensor> Executable::read(
+    const std::vector<TensorId>& ids) const {
+  const Usage::Copy copy(usage_, "read");
+  std::vector<at::Tensor> values;
+  for (const TensorId id : ids) values.push_back(memory_of(id).clone());
+  return values;
+}
+
+void Executable::read_into(
+    const std::map<TensorId, at::Tensor>& targets) const {
+  const Usage::Copy copy(usage_, "read");
+  for (const auto& [id, target] : targets) check_size("read", id, target);
+  for (const auto& [id, target] : targets) {
+    target.copy_(memory_of(id).reshape(target.sizes()));
+  }
+}
 
 at::Tensor Executable::read_kept(int64_t index) const {
+  const Usage::Copy copy(usage_, "read_kept");
   const at::Tensor& buffer = kept_.at(static_cast<size_t>(index));
   check_internal(buffer.defined(), "read_kept: return ", index,
                  " is not kept on the device");
   return buffer.clone();
+}
+
+void Executable::set_seed(uint64_t seed) {
+  const Usage::Copy copy(usage_, "seed");
+  seed_ = seed;
+}
+
+uint64_t Executable::seed() const {
+  const Usage::Copy copy(usage_, "seed");
+  return seed_;
+}
+
+void Executable::set_step(int64_t step) {
+  const Usage::Copy copy(usage_, "step");
+  stage_.set_step(step);
+}
+
+int64_t Executable::step() const {
+  const Usage::Copy copy(usage_, "step");
+  return stage_.step();
 }
 
 }  // namespace popsim::runtime

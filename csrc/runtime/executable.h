@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <map>
 #include <vector>
 
 #include "graph/graph.h"
@@ -11,7 +12,9 @@
 #include "runtime/plan.h"
 #include "runtime/source.h"
 #include "runtime/stage_run.h"
+#include "runtime/stop.h"
 #include "runtime/stopwatch.h"
+#include "runtime/usage.h"
 
 namespace popsim::runtime {
 
@@ -23,6 +26,8 @@ struct ReturnSpec {
   bool keep = false;
 };
 
+// Can be used by one thread at a time: a run or copy that finds another one
+// going on throws UserError.
 class Executable {
  public:
   // Prepares every kernel and allocates all memory. The setup ops run in
@@ -31,29 +36,36 @@ class Executable {
 
   // Computes what only depends on constants. To be called once, after the
   // constants are written.
-  void load() { stage_.load(); }
+  void load();
   // One call: all device iterations and micro-batches. `inputs` are contiguous
   // tensors of whole batches, in the order of the plan's inputs. Returns one
-  // tensor per ReturnSpec, undefined for kept ones.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
-    return run(inputs, nullptr);
-  }
-
+  // tensor per ReturnSpec, undefined for kept ones. Throws Stopped when the
+  // overseer, which may be null, or stop() ends it.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
+                              Overseer* overseer);
   // Runs `repeats` times and returns a time per op that runs, setup left out.
   // These are runs like any other: weights train, random numbers move on.
   std::vector<OpTime> profile(const std::vector<at::Tensor>& inputs,
-                              int64_t repeats);
+                              int64_t repeats, Overseer* overseer);
+  // Ends the run that is going on; from any thread. Returns whether there is
+  // one.
+  bool stop() { return usage_.stop(); }
+  // Runs begun so far.
+  [[nodiscard]] int64_t num_runs() const { return num_runs_; }
 
-  void write(graph::TensorId id, const at::Tensor& value);
-  [[nodiscard]] at::Tensor read(graph::TensorId id) const;
+  // Each copies all its tensors or none.
+  void write(const std::map<graph::TensorId, at::Tensor>& values);
+  [[nodiscard]] std::vector<at::Tensor> read(
+      const std::vector<graph::TensorId>& ids) const;
+  void read_into(const std::map<graph::TensorId, at::Tensor>& targets) const;
   // A copy of a kept return buffer as the last run left it.
   [[nodiscard]] at::Tensor read_kept(int64_t index) const;
 
-  void set_seed(uint64_t seed) { seed_ = seed; }
-  [[nodiscard]] uint64_t seed() const { return seed_; }
+  void set_seed(uint64_t seed);
+  [[nodiscard]] uint64_t seed() const;
   // Micro-batches begun so far; random numbers are keyed with it.
-  void set_step(int64_t step) { stage_.set_step(step); }
-  [[nodiscard]] int64_t step() const { return stage_.step(); }
+  void set_step(int64_t step);
+  [[nodiscard]] int64_t step() const;
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
 
@@ -62,9 +74,11 @@ class Executable {
   // Points the sinks at where the returns go: kept buffers and new tensors.
   std::vector<at::Tensor> make_results();
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
-  // The listener may be null.
+  void check_size(const char* what, graph::TensorId id,
+                  const at::Tensor& other) const;
+  // Overseer and listener may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              Listener* listener);
+                              Overseer* overseer, Listener* listener);
 
   Plan plan_;
   StageRun stage_;
@@ -75,7 +89,9 @@ class Executable {
   std::vector<Buffer> buffers_;    // by return
   std::vector<ops::Sink*> sinks_;  // the same
   uint64_t seed_ = 0;
-  std::atomic<bool> running_ = false;
+  std::atomic<int64_t> num_runs_ = 0;
+  mutable Usage usage_;
+  StopSign stop_{usage_};
 };
 
 }  // namespace popsim::runtime

@@ -19,10 +19,15 @@ UserError failure(const graph::Op& op, const char* reason) {
   return UserError(join("while running ", describe(op), ": ", reason));
 }
 
+Stopped stopped(int64_t num_iterations, const Plan& plan) {
+  return Stopped(join("run: stopped after ", num_iterations, " of ",
+                      plan.loop().device_iterations, " device iterations"));
+}
+
 }  // namespace
 
 StageRun::StageRun(const Plan& plan)
-    : plan_(plan), memory_(plan), context_(memory_) {
+    : plan_(plan), memory_(plan), context_(memory_), checkpoint_(plan) {
   context_.loop = plan.loop();
   prepare_kernels();
   build_blocks();
@@ -113,14 +118,36 @@ void StageRun::run(const Call& call) {
 
 void StageRun::run_iteration(const Call& call, int64_t iteration) {
   const int64_t first_step = step_;
+  num_finished_ = 0;
+  if (plan_.training()) checkpoint_.begin(memory_);
   for (const schedule::Stretch& stretch : plan_.schedule()) {
     for (int64_t time = 0; time < stretch.times; ++time) {
-      for (const Action& action : stretch.actions) {
-        run_action(call, schedule::further(action, time), iteration,
-                   first_step);
+      for (const Action& first : stretch.actions) {
+        const Action action = schedule::further(first, time);
+        if (call.stop.up() && end_before(action, iteration, first_step)) {
+          continue;
+        }
+        run_action(call, action, iteration, first_step);
       }
     }
   }
+}
+
+bool StageRun::end_before(const Action& action, int64_t iteration,
+                          int64_t first_step) {
+  const int64_t num_begun = step_ - first_step;
+  if (!plan_.training()) {
+    // Each micro-batch is a device iteration: those in flight are finished.
+    if (num_finished_ == num_begun) throw stopped(num_begun, plan_);
+    return action.micro_batch >= num_begun;
+  }
+  if (num_begun > 0) {
+    const bool nearly_over = action.kind == ActionKind::kUpdate;
+    if (nearly_over || !checkpoint_.complete()) return false;
+    checkpoint_.restore(memory_);
+    step_ = first_step;
+  }
+  throw stopped(iteration, plan_);
 }
 
 void StageRun::run_action(const Call& call, const Action& action,
@@ -137,6 +164,9 @@ void StageRun::run_action(const Call& call, const Action& action,
     step_ = std::max(step_, first_step + mb + 1);
   }
   execute(block(action), call.listener);
+  if (action.stage + 1 == plan_.graph().num_stages()) {
+    num_finished_ = action.micro_batch + 1;
+  }
 }
 
 void StageRun::bind_inputs(const Call& call, int64_t micro_batch) {

@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "ops/op_def.h"
+#include "runtime/checkpoint.h"
 #include "runtime/listener.h"
 #include "runtime/memory.h"
 #include "runtime/plan.h"
 #include "runtime/source.h"
+#include "runtime/stop.h"
 
 namespace popsim::runtime {
 
@@ -22,6 +24,7 @@ struct Call {
   std::span<ops::Sink* const> sinks;  // by return
   uint64_t seed = 0;
   Listener* listener = nullptr;  // may be null
+  StopSign& stop;
 };
 
 class StageRun {
@@ -31,12 +34,15 @@ class StageRun {
 
   // Runs the setup ops. To be called once, after the constants are written.
   void load();
-  // Runs all device iterations.
+  // Runs all device iterations. Throws Stopped when the sign is up; all that is
+  // kept between runs is then as whole device iterations left it.
   void run(const Call& call);
 
   [[nodiscard]] void* pointer(graph::TensorId id) const {
     return memory_.pointer(id);
   }
+  // The host has written to the tensor.
+  void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
   // Micro-batches begun since the program was loaded.
   [[nodiscard]] int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
@@ -66,6 +72,10 @@ class StageRun {
   void build_blocks();
   [[nodiscard]] const Block& block(const schedule::Action& action) const;
   void run_iteration(const Call& call, int64_t iteration);
+  // The sign is up in front of an action. Returns whether to leave it out;
+  // throws as soon as the run can end.
+  [[nodiscard]] bool end_before(const schedule::Action& action,
+                                int64_t iteration, int64_t first_step);
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
   void bind_inputs(const Call& call, int64_t micro_batch);
@@ -80,7 +90,9 @@ class StageRun {
   std::vector<Block> backward_;  // by stage
   Block update_;
   Context context_;
+  Checkpoint checkpoint_;
   int64_t step_ = 0;
+  int64_t num_finished_ = 0;  // micro-batches of this device iteration
 };
 
 }  // namespace popsim::runtime

@@ -30,6 +30,10 @@ class DeviceState:
         self._executable = compiled.executable
         self._program = compiled.program
         self._plan = compiled.plan
+        self._changes_weights = self._plan is not None or bool(self._program.changed_buffers)
+        # Runs that the weights have seen which host and device have in common. A run counts from
+        # its beginning: while it goes on, the device is ahead, and refuses to be copied.
+        self._runs_in_common = 0
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].shape for name, variable in self._variables.items()}
@@ -40,6 +44,11 @@ class DeviceState:
         """The optimizer's updates, with the values that the device has now."""
         return self._plan
 
+    @property
+    def ahead(self) -> bool:
+        """Whether a run has changed the weights since they were copied, or is doing so."""
+        return self._changes_weights and self._executable.num_runs != self._runs_in_common
+
     def upload_weights(self) -> None:
         """Copy parameters and floating-point buffers to the device.
 
@@ -47,9 +56,11 @@ class DeviceState:
             Error: They are not those that the model was compiled with; nothing is copied.
         """
         _logger.info("Writing weights from host to IPU memory")
+        num_runs = self._executable.num_runs
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
-            for name, host in self._host.find(self._variables).items():
-                self._executable.write(self._variables[name], host)
+            hosts = self._host.find(self._variables)
+            self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
+        self._runs_in_common = num_runs
 
     def download_weights(self, *, what_fits: bool = False) -> None:
         """Copy the parameters and buffers that the program changes into the host's tensors.
@@ -66,9 +77,11 @@ class DeviceState:
         _logger.info("Writing weights from IPU to host")
         updates = () if self._plan is None else self._plan.updates
         changed = [*(update.parameter for update in updates), *self._program.changed_buffers]
-        with host_weights.without_sync(), torch.no_grad():
-            for name, host in self._host.find(changed, what_fits=what_fits).items():
-                host.copy_(self._executable.read(self._variables[name]))
+        num_runs = self._executable.num_runs
+        with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
+            hosts = self._host.find(changed, what_fits=what_fits)
+            self._executable.read_into({self._variables[n]: host for n, host in hosts.items()})
+        self._runs_in_common = num_runs
 
     def check_weights(self, names: Iterable[str]) -> None:
         """Check that tensors of the model are those that it was compiled with.
@@ -104,11 +117,15 @@ class DeviceState:
         """
         assert self._plan is not None
         self._plan.check_replaceable(plan)
-        for name, ratio in self._plan.state_ratios(plan).items():
-            tensor = self._program.states[name]
-            self._executable.write(tensor, self._executable.read(tensor) * ratio)
-        for scalar in self._plan.changed_scalars(plan):
-            self._write_scalar(scalar.name, scalar.value)
+        ratios = self._plan.state_ratios(plan)
+        states = [self._program.states[name] for name in ratios]
+        with _native.translated_errors():
+            values = dict(zip(states, self._executable.read_all(states), strict=True))
+            for state, ratio in zip(states, ratios.values(), strict=True):
+                values[state] = values[state] * ratio
+            for scalar in self._plan.changed_scalars(plan):
+                values[self._program.scalars[scalar.name]] = torch.tensor(scalar.value)
+            self._executable.write_all(values)
         self._plan = plan
 
     # DeviceLink
@@ -116,19 +133,14 @@ class DeviceState:
     def read_state(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's saved states by name."""
         assert self._plan is not None
-        return {
-            name: self._executable.read(self._program.states[name])
-            for name in self._plan.saved_states()
-        }
+        return self._read({name: self._program.states[name] for name in self._plan.saved_states()})
 
     def read_parameters(self) -> dict[str, torch.Tensor]:
         """Return the variable hyper-parameters by name, in their derived form."""
         assert self._plan is not None
-        return {
-            name: self._executable.read(self._program.scalars[name])
-            for name in self._plan.variable_scalars()
-            if name in self._program.scalars
-        }
+        scalars = self._program.scalars
+        names = [name for name in self._plan.variable_scalars() if name in scalars]
+        return self._read({name: scalars[name] for name in names})
 
     def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take states and hyper-parameters over; names the program does not have are ignored."""
@@ -148,8 +160,12 @@ class DeviceState:
                     f"device's has {shape}. Load a state of an optimizer of this model."
                 )
         with _native.translated_errors():
-            for name, value in taken.items():
-                self._executable.write(known[name], value)
+            self._executable.write_all({known[name]: value for name, value in taken.items()})
+
+    def _read(self, tensors: dict[str, int]) -> dict[str, torch.Tensor]:
+        with _native.translated_errors():
+            values = self._executable.read_all(list(tensors.values()))
+        return dict(zip(tensors, values, strict=True))
 
     def _write_scalar(self, name: str, value: float) -> None:
         self._executable.write(self._program.scalars[name], torch.tensor(value))

@@ -69,7 +69,7 @@ class PoplarExecutor:
         """Set the attributes that belong to the device, and that no copy takes along."""
         self._compiled: CompiledModel | None = None
         self._state: DeviceState | None = None
-        self._has_run = False
+        self._last_complete_run = 0  # of the executable's runs, counted from 1
         self._weights = WeightSync(self._traced_model)
         self._warned: set[str] = set()
         self._never_connects = self._options.connection_type == ConnectionType.Never
@@ -101,10 +101,12 @@ class PoplarExecutor:
         """The seed and the number of micro-batches run, which random numbers are keyed with.
 
         Raises:
-            Error: On reading and writing, when the model is not compiled.
+            Error: On reading and writing, when the model is not compiled, or runs in another
+                thread.
         """
         executable = self._require_compiled("rng_state").executable
-        return [executable.seed, executable.step]
+        with _native.translated_errors():
+            return [executable.seed, executable.step]
 
     @rng_state.setter
     def rng_state(self, state: list[int]) -> None:
@@ -118,7 +120,8 @@ class PoplarExecutor:
                 f"rng_state: needs [seed, step] as read from it, two ints from 0 to {_MAX_SEED} "
                 f"and {_MAX_STEP}; got {state!r}."
             )
-        executable.seed, executable.step = numbers
+        with _native.translated_errors():
+            executable.seed, executable.step = numbers
 
     def __getattr__(self, name: str) -> Any:
         # What Python asks of an object by itself, such as to copy it, is not the model's to answer.
@@ -177,7 +180,11 @@ class PoplarExecutor:
             keeps.
 
         Raises:
-            Error: The call differs from the one that compiled the model, or the device failed.
+            Error: The call differs from the one that compiled the model, or the device failed, or
+                another thread is using the executor.
+            KeyboardInterrupt: Ctrl-C ends the call within moments. Weights, optimizer state and
+                random numbers are then those behind a finished device iteration; anchors are not
+                to be read before the next call.
         """
         compiled, inputs = self._prepare_call(args, kwargs)
         return self._run(compiled, inputs)
@@ -230,7 +237,7 @@ class PoplarExecutor:
             self._optimizer._unlink()
         self._compiled = None
         self._state = None
-        self._has_run = False
+        self._last_complete_run = 0
         self._weights.detach()
         if self._optimizer is not None:
             host_weights.unwrap(self._user_model)
@@ -356,12 +363,18 @@ class PoplarExecutor:
             mode keeps.
 
         Raises:
-            UsageAssertionError: There is no such anchor, or the model has not run.
+            UsageAssertionError: There is no such anchor, or the model has not run, or its last call
+                was not completed.
         """
         compiled = self._compiled
-        if compiled is None or not self._has_run:
+        if compiled is None or compiled.executable.num_runs == 0:
             raise UsageAssertionError(
                 f"getAnchoredTensor: No tensor with name '{short_name}' yet: the model has not run."
+            )
+        if compiled.executable.num_runs != self._last_complete_run:
+            raise UsageAssertionError(
+                f"getAnchoredTensor: '{short_name}' is not complete: the last call was interrupted "
+                "or failed, or another thread is in it. Call the model again."
             )
         anchors = compiled.program.anchors
         if short_name not in anchors:
@@ -374,9 +387,10 @@ class PoplarExecutor:
             )
         anchor = anchors[short_name]
         executable = compiled.executable
-        if anchor.kept is None:
-            return anchor.of(executable.read(anchor.tensor))
-        return anchor.of(executable.read_kept(anchor.kept))
+        with _native.translated_errors():
+            if anchor.kept is None:
+                return anchor.of(executable.read(anchor.tensor))
+            return anchor.of(executable.read_kept(anchor.kept))
 
     # Looking inside
 
@@ -424,10 +438,9 @@ class PoplarExecutor:
         """
         compiled, given = self._prepare_call(args, kwargs)
         inputs = self._device_inputs(compiled, given)
-        self._before_run(compiled)
         with _native.translated_errors():
             measured = profile(compiled, inputs, repeats)
-        self._has_run = True
+        self._last_complete_run = compiled.executable.num_runs
         return measured
 
     # Internals
@@ -472,12 +485,11 @@ class PoplarExecutor:
         # What a call costs beyond the native program: nothing here may depend on the model's size.
         program, optimizer = compiled.program, self._optimizer
         device_inputs = self._device_inputs(compiled, inputs)
-        self._before_run(compiled)
         try:
             results = compiled.executable.run(device_inputs)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
-        self._has_run = True
+        self._last_complete_run = compiled.executable.num_runs
         if optimizer is not None:
             # Schedulers of torch warn when they believe that no update came before theirs.
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -496,10 +508,6 @@ class PoplarExecutor:
         return [
             tensor.to(dtype) for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
         ]
-
-    def _before_run(self, compiled: CompiledModel) -> None:
-        if self._optimizer is not None or compiled.program.changed_buffers:
-            self._weights.ahead = True
 
     def _require_compiled(self, what: str) -> CompiledModel:
         if self._compiled is None:

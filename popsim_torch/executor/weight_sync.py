@@ -21,17 +21,18 @@ class WeightSync:
 
     Args:
         module: Has the executor's parameters.
-
-    Attributes:
-        ahead: The device has changed weights since they were copied.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._state: DeviceState | None = None
-        self.ahead = False
         self._host_version = 0
         self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the device has changed weights since they were copied, or is changing them."""
+        return self._state is not None and self._state.ahead
 
     def announce(self) -> None:
         """Let other executors know that this one trains."""
@@ -39,7 +40,7 @@ class WeightSync:
 
     def attach(self, state: DeviceState) -> None:
         """Take note of a device that has the host's weights."""
-        self._state, self.ahead = state, False
+        self._state = state
 
     def detach(self) -> None:
         """Let go of the device; nobody waits for its weights any more."""
@@ -50,7 +51,6 @@ class WeightSync:
         """Copy the host's weights to the device."""
         assert self._state is not None
         self._state.upload_weights()
-        self.ahead = False
 
     def download(self, *, what_fits: bool = False) -> None:
         """Copy the device's weights to the host.
@@ -59,17 +59,12 @@ class WeightSync:
             what_fits: Leave out those whose host tensors have changed their shape.
         """
         assert self._state is not None
-        was_ahead, self.ahead = self.ahead, False
-        try:
-            self._state.download_weights(what_fits=what_fits)
-        except BaseException:
-            self.ahead = was_ahead
-            raise
+        self._state.download_weights(what_fits=what_fits)
         self._host_version = next(_versions)
 
     def fetch(self, *, what_fits: bool = False) -> bool:
         """Copy the weights to the host if the device has newer ones; return whether it did."""
-        if not self.ahead or self._state is None:
+        if not self.ahead:
             return False
         _logger.debug("Implicit copyWeightsToHost()")
         self.download(what_fits=what_fits)

@@ -1,0 +1,87 @@
+#include "bindings/signals.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+
+namespace py = pybind11;
+
+namespace popsim::bindings {
+namespace {
+
+// Python runs signal handlers on its main thread alone.
+bool on_main_thread() {
+  const auto threading = py::module_::import("threading");
+  return threading.attr("get_ident")().equal(
+      threading.attr("main_thread")().attr("ident"));
+}
+
+// Python writes a byte there when a signal comes; -1: nowhere. Returns where it
+// did before.
+int set_wakeup_fd(int descriptor) {
+  const auto signal = py::module_::import("signal");
+  return signal.attr("set_wakeup_fd")(descriptor).cast<int>();
+}
+
+// Both ends belong to this process alone and never make anybody wait.
+bool open_pipe(std::array<int, 2>& ends) {
+  if (pipe(ends.data()) != 0) return false;
+  for (const int end : ends) {
+    fcntl(end, F_SETFL, O_NONBLOCK);
+    fcntl(end, F_SETFD, FD_CLOEXEC);
+  }
+  return true;
+}
+
+}  // namespace
+
+SignalOverseer::~SignalOverseer() {
+  if (state_ == State::kNew) return;
+  try {
+    if (write_end_ >= 0) {
+      const int current = set_wakeup_fd(-1);
+      // A handler may have set another one meanwhile.
+      if (current != write_end_) set_wakeup_fd(current);
+    }
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the end of a run");
+  }
+  if (read_end_ >= 0) close(read_end_);
+  if (write_end_ >= 0) close(write_end_);
+}
+
+bool SignalOverseer::lets_it_go_on() {
+  if (state_ == State::kOff) return true;
+  if (state_ == State::kWaiting && !signal_came()) return true;
+  const py::gil_scoped_acquire lock;
+  if (state_ == State::kNew) state_ = begin();
+  if (state_ == State::kOff || PyErr_CheckSignals() == 0) return true;
+  error_.emplace();
+  state_ = State::kOff;
+  return false;
+}
+
+SignalOverseer::State SignalOverseer::begin() {
+  if (!on_main_thread()) return State::kOff;
+  std::array<int, 2> ends{};
+  if (!open_pipe(ends)) return State::kPolling;
+  const int before = set_wakeup_fd(ends[1]);
+  if (before >= 0) {
+    // An event loop waits for signals itself.
+    set_wakeup_fd(before);
+    close(ends[0]);
+    close(ends[1]);
+    return State::kPolling;
+  }
+  read_end_ = ends[0];
+  write_end_ = ends[1];
+  return State::kWaiting;
+}
+
+bool SignalOverseer::signal_came() const {
+  std::array<char, 64> bytes{};
+  return read(read_end_, bytes.data(), bytes.size()) > 0;
+}
+
+}  // namespace popsim::bindings

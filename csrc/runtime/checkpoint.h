@@ -1,0 +1,42 @@
+// What a device iteration changes before its update, as it was when it began.
+//
+// Weights change behind all micro-batches only. Buffers that forward changes
+// (running statistics) and velocities that gradients are added to change
+// earlier: a run that is to end in the middle of a long device iteration gives
+// it up and puts them back.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "runtime/memory.h"
+#include "runtime/plan.h"
+
+namespace popsim::runtime {
+
+class Checkpoint {
+ public:
+  explicit Checkpoint(const Plan& plan);
+
+  // The host gave the tensor a value, so it is more than a place for results.
+  void add_if_changed(graph::TensorId id);
+  // A device iteration begins. Copies are made only where iterations take long
+  // and for the first one, of which it is not known: in the others a run that
+  // is to end goes on to the end of the iteration.
+  void begin(const DeviceMemory& memory);
+  // Whether the iteration can be given up.
+  [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }
+  void restore(const DeviceMemory& memory) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const graph::Graph& graph_;
+  std::vector<bool> changed_;  // by TensorId
+  std::vector<graph::TensorId> tensors_;
+  std::unique_ptr<char[]> copy_;
+  Clock::time_point last_begin_;
+};
+
+}  // namespace popsim::runtime
