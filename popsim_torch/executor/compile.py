@@ -35,6 +35,7 @@ from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.stages.strategies import check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, trace
 from popsim_torch.trace.functionalise import functionalise
+from popsim_torch.trace.generated_source import forgotten_source
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import NamedGraph, name_nodes
 from popsim_torch.trace.text import trace_text
@@ -149,7 +150,8 @@ def compile_model(
     """
     start = time.perf_counter()
     training = optimizer is not None
-    with _one_at_a_time, _progress(bool(options.show_compilation_progress_bar)) as step:
+    progress = _progress(bool(options.show_compilation_progress_bar))
+    with _one_at_a_time, forgotten_source(), progress as step:
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
         )
