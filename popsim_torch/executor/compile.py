@@ -33,7 +33,7 @@ from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.stages.strategies import check_pipeline, count_stages
-from popsim_torch.trace import TraceRequest, TraceResult, trace
+from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.generated_source import forgotten_source
 from popsim_torch.trace.join_slices import join_slices
@@ -157,6 +157,7 @@ def compile_model(
         )
 
         # What the call looks like.
+        check_traceable(module)
         arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
         loop = loop_counts(options, training=training)
         inputs = _micro_batch_inputs(arguments, loop)

@@ -168,4 +168,4 @@ class DeviceState:
         return dict(zip(tensors, values, strict=True))
 
     def _write_scalar(self, name: str, value: float) -> None:
-        self._executable.write(self._program.scalars[name], torch.tensor(value))
+        self._executable.write(self._program.scalars[name], torch.tensor(value, device="cpu"))

@@ -448,9 +448,7 @@ class LAMB(_MomentOptimizer):
         term = first / (second.sqrt() + group["eps"]) + group["weight_decay"] * weight
         weight_norm = weight.norm().clamp(max=self.max_weight_norm)
         term_norm = term.norm()
-        ratio = torch.where(
-            (weight_norm > 0) & (term_norm > 0), weight_norm / term_norm, torch.ones(())
-        )
+        ratio = torch.where((weight_norm > 0) & (term_norm > 0), weight_norm / term_norm, 1.0)
         parameter.copy_(weight - group["lr"] * ratio * term)
 
 

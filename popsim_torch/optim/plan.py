@@ -121,7 +121,7 @@ class State:
             A new CPU tensor of the state's dtype, shaped like ``weight`` or ``(1,)``.
         """
         shape = weight.shape if self.per_element else (1,)
-        value = torch.full(shape, self.initial, dtype=torch.float32)
+        value = torch.full(shape, self.initial, dtype=torch.float32, device="cpu")
         if self.initial_per_weight:
             value += self.initial_per_weight * weight.detach().to("cpu", torch.float32)
         return value.to(self.dtype)

@@ -52,7 +52,7 @@ def on_cpu_zeros(function: Any, args: Any, kwargs: Any) -> Any:
 
     def zeros(value: Any) -> Any:
         if isinstance(value, FakeTensor):
-            return torch.zeros(value.shape, dtype=value.dtype)
+            return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
         return value
 
     with disable_proxy_modes_tracing(), unset_fake_temporarily():

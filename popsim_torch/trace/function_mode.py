@@ -8,67 +8,53 @@ every differentiable result to be named.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch._functorch.autograd_function import custom_function_call
+from torch._higher_order_ops.cond import cond_op
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.call_arguments import on_device, without_dropout
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
+from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
-from popsim_torch.trace.mixed_types import in_one_type
-from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
-
-_READS_VALUES = frozenset(
-    {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "is_nonzero"}
+from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.recurrent import recurrent_call
+from popsim_torch.trace.traced_tensors import (
+    host_computation,
+    in_transform,
+    is_functorch_wrapped_tensor,
+    is_host_tensor,
+    is_traced,
 )
+
 _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
-_DROPOUTS = frozenset(
-    {
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "dropout_",
-        "alpha_dropout",
-        "alpha_dropout_",
-        "feature_dropout",
-        "feature_dropout_",
-        "feature_alpha_dropout",
-        "feature_alpha_dropout_",
-    }
-)
-_RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
-# Where functions take class indices that must be 64 bits long.
-_INDEX_ARGUMENT = {
-    "cross_entropy_loss": 1,
-    "multi_margin_loss": 1,
-    "nll_loss": 1,
-    "nll_loss2d": 1,
-    "nll_loss_nd": 1,
-    "one_hot": 0,
-    "take": 1,
-    "take_along_dim": 1,
-}
-_FROM_HOST_DATA = frozenset({torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray})
+# Answered with the tensor's values, in ways that pass by the operators of PyTorch.
+_READS = _PRINTS | {"tolist"}
+_GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-class FunctionListener(Protocol):
+class FunctionListener(HostData, Protocol):
     """What the tracer does with what the mode sees."""
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
 
-    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a traced tensor for the data of a host tensor."""
+    def gradients_wanted(self) -> None:
+        """Take note that forward asks for gradients itself."""
 
     def before_call(self, function: Callable[..., Any]) -> None:
         """Take note that user code calls ``function``."""
@@ -78,6 +64,9 @@ class FunctionListener(Protocol):
 
     def mark_loss(self, loss: torch.Tensor) -> None:
         """Take note of the result of a loss function."""
+
+    def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take note of tensors whose gradients forward computes itself."""
 
 
 @contextlib.contextmanager
@@ -95,6 +84,15 @@ def _inner_calls_visible() -> Iterator[None]:
     finally:
         for name, check in saved.items():
             setattr(F, name, check)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value is a shape; mapped like other tuples, it would become a plain one."""
+    return isinstance(value, torch.Size)
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) and value == DEVICE
 
 
 def _is_cpu(value: Any) -> bool:
@@ -130,28 +128,33 @@ class FunctionMode(TorchFunctionMode):
         """Handle one call of a torch function."""
         name = getattr(func, "__name__", "")
         kwargs = dict(kwargs or {})
-        args, kwargs = tree_map(self._known, (args, kwargs))
+        if func is torch.device:
+            return self._known(func(*args, **kwargs))
+        if func is _SET_GRAD_ENABLED:
+            if args[0] and not self._training and not in_transform():
+                self._listener.gradients_wanted()
+            return func(*args)
+        args, kwargs = tree_map(self._known, (args, kwargs), is_leaf=_is_size)
+        if isinstance(func, HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             _refuse_new_data(func, name, args)
             return func(*args, **kwargs)
         if self._stays_on_host(func, args, kwargs):
             return _call_on_host(func, args, kwargs)
-        if name in _PRINTS:
-            return _placeholder(args[0])
+        if name in _READS:
+            return self._read(func, name, args, kwargs)
         _refuse_host(name, args, kwargs)
-        if func in _FROM_HOST_DATA:
-            kwargs.pop("device", None)
-            return self._listener.constant(_call_on_host(func, args, kwargs))
-        if name == "new_tensor":
-            data, dtype = args[1], kwargs.get("dtype") or args[0].dtype
-            return self._listener.constant(_call_on_host(torch.tensor, (data,), {"dtype": dtype}))
-        args, kwargs = tree_map(self._lifted, (args, kwargs))
-        args = _with_long_indices(name, args)
-        args, kwargs = in_one_type(name, args, kwargs)
+        if makes_tensor_of_data(func, name):
+            self._listener.before_call(func)
+            with self:
+                return tensor_of_data(self._listener, func, name, args, kwargs)
+        args, kwargs = tree_map(self._lifted, (args, kwargs), is_leaf=_is_size)
+        args, kwargs = on_device(func, args, kwargs)
         if func in _device_constructors():
             kwargs["device"] = DEVICE
         if not self._training:
-            args, kwargs, unchanged = _without_dropout(name, args, kwargs)
+            args, kwargs, unchanged = without_dropout(name, args, kwargs)
             if unchanged is not None:
                 return unchanged
         return self._call(func, name, args, kwargs)
@@ -164,7 +167,7 @@ class FunctionMode(TorchFunctionMode):
                 "model, or this one before, was traced; it has no values. Make it in __init__, or "
                 "anew in each forward, instead of keeping it."
             )
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        if is_host_tensor(value):
             return self._listener.known(value)
         if isinstance(value, torch.device) and value.type == "ipu":
             return DEVICE
@@ -173,7 +176,7 @@ class FunctionMode(TorchFunctionMode):
         return value
 
     def _lifted(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        if is_host_tensor(value):
             return self._listener.constant(value)
         return value
 
@@ -182,11 +185,26 @@ class FunctionMode(TorchFunctionMode):
     ) -> bool:
         """Whether a call only concerns host tensors: it is computed now, not traced."""
         values = tree_leaves((args, kwargs))
-        if any(isinstance(value, FakeTensor) or value == DEVICE for value in values):
+        if any(is_traced(value) or _is_device(value) for value in values):
             return False
         if func in _device_constructors():
             return _is_cpu(kwargs.get("device"))
         return any(isinstance(value, torch.Tensor) for value in values)
+
+    def _read(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a function that turns a tensor's values into something of Python's."""
+        value = self._listener.known_value(args[0])
+        if value is not None:
+            return _call_on_host(func, (value, *args[1:]), kwargs)
+        if name in _PRINTS:
+            return _placeholder(args[0])
+        raise reads_device()
 
     def _call(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -196,6 +214,8 @@ class FunctionMode(TorchFunctionMode):
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
                 result = body(*args, **kwargs)
+        elif func in _GRADIENTS:
+            result = self._differentiate(func, args, kwargs)
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
         elif (recurrent := recurrent_call(name, args, kwargs)) is not None:
@@ -209,6 +229,40 @@ class FunctionMode(TorchFunctionMode):
         if func in LOSS_FUNCTIONS:
             self._listener.mark_loss(result)
         return result
+
+    def _differentiate(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute gradients within forward."""
+        outputs = list(_tensors(args[0]))
+        if not self._training and not any(output.requires_grad for output in outputs):
+            raise Error(
+                f"forward{user_line(' at ')} computes gradients (torch.autograd.{func.__name__}) "
+                "of tensors that need none: an inference model runs like under torch.no_grad(). "
+                "Put what is differentiated under `with torch.enable_grad():`, or use "
+                "torch.func.grad."
+            )
+        self._listener.mark_differentiated(outputs)
+        return func(*args, **kwargs)
+
+    def _higher_order(
+        self, operator: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator that takes functions."""
+        if operator is custom_function_call:  # a torch.autograd.Function under torch.func
+            return operator(*args, **kwargs)
+        if operator is cond_op:
+            condition, if_true, if_false, operands = args
+            known = self._listener.known_value(condition)
+            if known is not None:
+                with self:
+                    return (if_true if known else if_false)(*operands)
+        raise Error(
+            f"Unsupported ops found in compiled model: [{operator._name}]{user_line(' at ')} "
+            "takes functions, which is not supported by this version of popsim_torch yet. Compute "
+            "both branches and choose with torch.where(condition, a, b); write loops in Python, "
+            "with a fixed number of iterations."
+        )
 
     def _cross_entropy(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -225,7 +279,11 @@ class FunctionMode(TorchFunctionMode):
 
 
 def _call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+    if any(is_functorch_wrapped_tensor(value) for value in _tensors((*args, *kwargs.values()))):
+        # Transforms that forward applies to host tensors.
+        with _disable_current_modes():
+            return func(*args, **kwargs)
+    with host_computation():
         return func(*args, **kwargs)
 
 
@@ -237,28 +295,10 @@ def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...])
         )
 
 
-def _with_long_indices(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Widen 32-bit class indices: the device's integers have 32 bits, PyTorch asks for 64."""
-    position = _INDEX_ARGUMENT.get(name)
-    if position is None or len(args) <= position:
-        return args
-    indices = args[position]
-    if isinstance(indices, torch.Tensor) and indices.dtype in (torch.int16, torch.int32):
-        return (*args[:position], indices.long(), *args[position + 1 :])
-    return args
-
-
 def _refuse_host(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse calls that read the value of a device tensor or take it to the host."""
-    if not args or not isinstance(args[0], FakeTensor):
+    """Refuse calls that take a device tensor to the host."""
+    if not args or not is_traced(args[0]):
         return
-    if name in _READS_VALUES:
-        raise Error(
-            f"aten::item is only supported in eager mode: forward reads the value of a tensor "
-            f"(Tensor.{name}, for example through `if tensor:`, float(tensor) or "
-            "tensor.item()), which does not exist while the model is traced. Use torch.where, "
-            "or return the tensor and decide outside of the model."
-        )
     leaves = name in _LEAVES_DEVICE or (
         name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values()))
     )
@@ -284,20 +324,3 @@ def _placeholder(tensor: Any) -> str:
         f"<tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on the device: "
         "no value while the model is traced; see poptorch.ipu_print_tensor>"
     )
-
-
-def _without_dropout(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor | None]:
-    """Return the call's arguments with dropout off, or the tensor it returns unchanged."""
-    if name in _DROPOUTS:
-        return args, kwargs, args[0] if args else kwargs["input"]
-    if name == "scaled_dot_product_attention":
-        # query, key, value, mask, dropout_p
-        args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-        if "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-    if name in RECURRENT_FUNCTIONS and len(args) > _RECURRENT_TRAIN:
-        position = _RECURRENT_TRAIN if isinstance(args[3], bool) else _RECURRENT_TRAIN + 1
-        args = (*args[:position], False, *args[position + 1 :])
-    return args, kwargs, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,11 +84,15 @@ def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:
     return False
 
 
-def find_final_loss(losses: list[torch.Tensor]) -> torch.Tensor:
+def find_final_loss(
+    losses: list[torch.Tensor], differentiated: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
     """Return the one loss that does not feed another one.
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
+        differentiated: Tensors whose gradients forward has computed itself: a loss among them
+            counts if there is no other.
 
     Raises:
         Error: There is none, there are several, it needs no gradient, or it is not a scalar.
@@ -107,6 +111,8 @@ def find_final_loss(losses: list[torch.Tensor]) -> torch.Tensor:
     final = [
         loss for loss in with_gradient if not any(_feeds(loss, other) for other in with_gradient)
     ]
+    outer = [loss for loss in final if not any(loss is other for other in differentiated)]
+    final = outer or final
     if len({id(loss.grad_fn) for loss in final}) > 1:
         raise Error(
             f"trainingModel: Multiple independent losses found in graph ({len(final)} of them). "

@@ -88,13 +88,29 @@ def _refill(container: Any, content: Any) -> None:
         container[:] = content
 
 
-def check_initialised(module: nn.Module) -> None:
-    """Refuse lazy modules that have not run yet."""
+def check_traceable(module: nn.Module) -> None:
+    """Refuse modules whose code cannot be followed, or whose tensors have no data yet.
+
+    Raises:
+        Error: A module is TorchScript, lazy and not called yet, or on the device ``meta``.
+    """
+    for path, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            name = f"The sub-module '{path}'" if path else "The model"
+            raise Error(
+                f"{name} comes from torch.jit.script or torch.jit.trace: its Python code, which is "
+                "what gets compiled, is lost. Use the module that it was made from."
+            )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise Error(
                 f"'{name}' of a lazy module has no shape yet. Run the model once on the CPU before "
                 "it is compiled."
+            )
+        if tensor.is_meta:
+            raise Error(
+                f"'{name}' is on the device 'meta': it has no values. Make the model on the CPU, "
+                "or call model.to_empty(device='cpu') and give it its weights."
             )
 
 

@@ -6,8 +6,11 @@ while it is set carries it, and passes that rebuild nodes copy it along.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 import torch.fx
 import torch.fx.traceback as fx_traceback
@@ -16,6 +19,7 @@ from popsim_torch.ir import NOWHERE, Origin
 
 _CHANNEL = "custom"
 _KEY = "popsim"
+_OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 @contextmanager
@@ -37,3 +41,21 @@ def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
     origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)
     return origin
+
+
+def user_line(before: str = "") -> str:
+    """Return ``file:line`` of the innermost frame outside of torch and of this package.
+
+    Args:
+        before: Put in front of it.
+
+    Returns:
+        An empty string when there is no such frame.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_OWN_PATHS):
+            return f"{before}{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

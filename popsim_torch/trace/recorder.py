@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    get_proxy_slot,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 
-from popsim_torch.errors import InternalError
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
-from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.constants import Constants
+from popsim_torch.trace.known_values import KnownValues
 from popsim_torch.trace.markers import PrintedTensor, mark
-from popsim_torch.trace.origin import set_origin
+from popsim_torch.trace.origin import set_origin, user_line
 from popsim_torch.trace.result import PrintRequest, TraceResult
+from popsim_torch.trace.traced_tensors import (
+    current_graph,
+    is_functorch_wrapped_tensor,
+    node_of,
+    unwrapped,
+)
 
-_OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 # Answered from a tensor's metadata: no operation on the device.
 _METADATA = frozenset({"size", "dim", "numel", "stride", "is_floating_point", "is_complex", "type"})
-
-
-def _user_line() -> str:
-    """Return ``file:line`` of the innermost frame outside of torch and of this package."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_OWN_PATHS):
-            return f"{path}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 class Recorder:
@@ -72,16 +58,21 @@ class Recorder:
         self._scopes: list[str] = [""]
         self._origin = Origin()
         self._in_backward = False
+        self._graph: torch.fx.Graph | None = None
         self._keys = itertools.count()
         self._known: dict[int, torch.Tensor] = {}
-        self._constants: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._constants = Constants(result.constants)
+        self.values = KnownValues(result.constants, self.constant)
         # Autograd nodes seen so far; kept, because their identity is what counts.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
         self.losses: list[torch.Tensor] = []
+        self.differentiated: list[torch.Tensor] = []
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin a trace in which parameters and buffers are these traced tensors, by name."""
+        self._graph = current_graph()
+        self.values.graph = self._graph
         host = {**self._result.parameters, **self._result.buffers}
         self._known = {id(tensor): state[name] for name, tensor in host.items()}
         for name in self._result.parameters:
@@ -96,43 +87,41 @@ class Recorder:
         Autograd's nodes hold hooks that hold this object, where the garbage collector cannot see
         it: what is kept here would be kept for ever.
         """
-        for kept in (self._seen, self._hooked, self.losses, self._known, self._constants):
-            kept.clear()
-        del self._result
-
-    @staticmethod
-    def node_of(tensor: torch.Tensor) -> torch.fx.Node:
-        """Return the node that a traced tensor is the result of."""
-        mode = get_proxy_mode()
-        slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        if slot is None:
-            raise InternalError("trace: a tensor of the traced model has no node in the graph")
-        node: torch.fx.Node = slot.proxy.node
-        return node
+        for seen in (self._seen, self._hooked, self.losses, self.differentiated):
+            seen.clear()
+        for tensors in (self._known, self._constants, self.values):
+            tensors.clear()
+        del self._result, self._graph
 
     # Function calls (FunctionListener)
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
-        return self._known.get(id(tensor), tensor)
+        if id(tensor) in self._known:
+            return self._known[id(tensor)]
+        changed = self._constants.changed(tensor)
+        return tensor if changed is None else changed
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the data that a host tensor has now."""
-        key = (id(tensor), tensor._version)
-        if key not in self._constants:
-            with disable_proxy_modes_tracing(), unset_fake_temporarily():
-                data = tensor.detach().clone(memory_format=torch.contiguous_format)
-            self._result.constants.append(data)
-            self._set_origin("Constant")
-            traced = torch.ops.popsim.constant(
-                list(tensor.shape),
-                tensor.dtype,
-                len(self._result.constants) - 1,
-                DEVICE,
-            )
-            # The host tensor is kept: its id must not become another one's.
-            self._constants[key] = (tensor, traced)
-        return self._constants[key][1]
+        calling = self._origin
+        self._set_origin("Constant")
+        try:
+            return self._constants.traced(tensor)
+        finally:
+            self._origin = calling
+            set_origin(calling)
+
+    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of a traced tensor; None if they are those of a run."""
+        return self.values.find(tensor)
+
+    def gradients_wanted(self) -> None:
+        """Let parameters need gradients where the trace itself asks for none, in inference."""
+        for parameter in self._result.parameters.values():
+            traced = self._known[id(parameter)]
+            if traced.dtype.is_floating_point:
+                traced.requires_grad_(parameter.requires_grad)
 
     def before_call(self, function: Callable[..., Any]) -> None:
         """Take note of where the nodes made next come from."""
@@ -141,20 +130,28 @@ class Recorder:
 
     def after_call(self, result: torch.Tensor) -> None:
         """Ask for the gradient of a differentiable result, and follow its way back."""
+        result = unwrapped(result)
         if not result.requires_grad or result.grad_fn is None:
             return
+        if current_graph() is not self._graph:
+            return  # traced on its own, by torch.func.linearize
         place = (result.grad_fn, result.output_nr)
         if place in self._hooked:
             return
         self._hooked.add(place)
         key = next(self._keys)
-        self._result.forward_of[key] = self.node_of(result)
+        self._result.forward_of[key] = node_of(result)
         self._mark_gradient(result, key)
         self._follow(result.grad_fn)
 
     def mark_loss(self, loss: torch.Tensor) -> None:
-        """Take note of a loss."""
-        self.losses.append(loss)
+        """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
+        if not is_functorch_wrapped_tensor(loss):
+            self.losses.append(loss)
+
+    def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take note of tensors whose gradients forward computes itself."""
+        self.differentiated.extend(outputs)
 
     # Operations of user code (OpListener)
 
@@ -189,7 +186,7 @@ class Recorder:
         """Take note of a value to keep for the backward pass; data of the host is kept anyway."""
         tensor = self.known(tensor)
         if isinstance(tensor, FakeTensor):
-            self._result.checkpoints.append(self.node_of(tensor))
+            self._result.checkpoints.append(node_of(tensor))
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -257,15 +254,19 @@ class Recorder:
 
     def _set_origin(self, op_type: str | None = None) -> None:
         self._origin = Origin(
-            self._scopes[-1], self._stages.current_stage(), False, op_type, _user_line()
+            self._scopes[-1], self._stages.current_stage(), False, op_type, user_line()
         )
         set_origin(self._origin)
 
-    @staticmethod
-    def _mark_gradient(tensor: torch.Tensor, key: int) -> None:
-        tensor.register_hook(  # type: ignore[no-untyped-call]
-            lambda gradient: None if gradient is None else mark(gradient, key)
-        )
+    def _mark_gradient(self, tensor: torch.Tensor, key: int) -> None:
+        """Let the gradient of a tensor carry a name; not one that forward itself computes."""
+
+        def named(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is None or not self._in_backward:
+                return None
+            return mark(gradient, key)
+
+        tensor.register_hook(named)  # type: ignore[no-untyped-call]
 
     def _follow(self, node: Any) -> None:
         """Let the backward of the current call carry its origin.

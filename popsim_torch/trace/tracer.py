@@ -27,12 +27,12 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
+from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
     attributes_kept,
-    check_initialised,
     check_not_reassigned,
     traced_state,
 )
@@ -51,7 +51,6 @@ class _Tracer:
         self._request = request
         self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
-        check_initialised(module)
         self._parameters = dict(module.named_parameters())
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
@@ -110,10 +109,10 @@ class _Tracer:
             stack.enter_context(_context(op_listener, self._recorder))
             stack.enter_context(_context(block_listener, request.stages))
             stack.enter_context(self._recorder.following_modules())
-            stack.enter_context(_without_validation())
-            stack.enter_context(_without_mask_detection())
+            stack.enter_context(adapted_torch())
             stack.enter_context(attributes_kept(module))
             given = stack.enter_context(traced_state(module, by_identity))
+            stack.enter_context(self._recorder.values)
             stack.enter_context(FunctionMode(self._recorder, request.training, self._mode))
             structure = module(*args, **kwargs)
             check_not_reassigned(module, given)
@@ -125,8 +124,9 @@ class _Tracer:
     def _backward(
         self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
     ) -> list[torch.Tensor]:
-        loss = find_final_loss(self._recorder.losses)
+        loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
         names = [name for name in self._parameters if state[name].requires_grad]
+        _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(
@@ -135,6 +135,17 @@ class _Tracer:
         found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
         self._result.gradients = [name for name, _ in found]
         return [gradient for _, gradient in found]
+
+
+def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Refuse gradients that forward itself has added to those of the loss."""
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            raise Error(
+                f"forward calls backward(), which adds to the gradient of the parameter '{name}'. "
+                "Use torch.autograd.grad there, or backward(inputs=[...]), and put what is to be "
+                "trained on into the loss."
+            )
 
 
 @contextmanager
@@ -156,33 +167,6 @@ def _context(variable: Any, value: object) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
-
-
-@contextmanager
-def _without_validation() -> Iterator[None]:
-    """Turn off the checks of ``torch.distributions``, which read values."""
-    distribution = torch.distributions.Distribution
-    saved = distribution._validate_args
-    distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        distribution.set_default_validate_args(saved)
-
-
-@contextmanager
-def _without_mask_detection() -> Iterator[None]:
-    """Keep ``nn.TransformerEncoder`` from reading its mask to see whether it is causal.
-
-    It would only choose a faster kernel for it; the mask itself is applied all the same.
-    """
-    module: Any = torch.nn.modules.transformer
-    saved = module._detect_is_causal_mask
-    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        module._detect_is_causal_mask = saved
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def _filled(fill: Any, builder: Builder, node: torch.fx.Node, _place: Place) -> 
         position, name = fill
         fill = node.args[position] if len(node.args) > position else node.kwargs[name]
     value: torch.Tensor = node.meta["val"]
-    return builder.constant(torch.full(value.shape, fill, dtype=value.dtype))
+    return builder.constant(torch.full(value.shape, fill, dtype=value.dtype, device="cpu"))
 
 
 def _is_random(target: torch._ops.OpOverload) -> bool:

@@ -150,7 +150,10 @@ def _fixed(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
         out = emit_map(builder, factors, result, value.dtype, value.shape, place)
     else:
         out = _fixed_image(builder, x, [weight, bias, mean, variance], epsilon, value.dtype, place)
-    unused = [builder.constant(torch.zeros(r.shape, dtype=r.dtype)) for r in node.meta["val"][1:]]
+    unused = [
+        builder.constant(torch.zeros(r.shape, dtype=r.dtype, device="cpu"))
+        for r in node.meta["val"][1:]
+    ]
     return [out, *unused]
 
 

@@ -1,0 +1,102 @@
+"""What PyTorch's own Python code does otherwise while a model is traced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch.utils.checkpoint
+from torch.utils._pytree import tree_iter
+
+
+@contextmanager
+def adapted_torch() -> Iterator[None]:
+    """Let PyTorch's Python code run in a way that can be traced."""
+    with ExitStack() as stack:
+        for adaptation in _ADAPTATIONS:
+            stack.enter_context(adaptation())
+        yield
+
+
+@contextmanager
+def _without_validation() -> Iterator[None]:
+    """Turn off the checks of ``torch.distributions``, which read values."""
+    distribution = torch.distributions.Distribution
+    saved = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(saved)
+
+
+def _without_mask_detection() -> AbstractContextManager[Any]:
+    """Keep ``nn.TransformerEncoder`` from reading its mask to see whether it is causal.
+
+    It would only choose a faster kernel for it; the mask itself is applied all the same.
+    """
+    return mock.patch.object(
+        torch.nn.modules.transformer,
+        "_detect_is_causal_mask",
+        lambda mask, is_causal=None, size=None: is_causal is True,
+    )
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Run what ``torch.compile`` wraps as it was written, and let that be traced."""
+    dynamo: Any = torch._dynamo
+    with (
+        warnings.catch_warnings(),
+        torch.compiler.set_stance("force_eager"),
+        dynamo.config.patch(error_on_nested_fx_trace=False),
+    ):
+        # The hooks are those of the recorder, which has use for every call.
+        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
+        yield
+
+
+@contextmanager
+def _without_checkpointing() -> Iterator[None]:
+    """Let ``torch.utils.checkpoint`` call its function as if it was called directly.
+
+    Which values are computed again in the backward pass is decided for the whole program. The
+    values are the same.
+    """
+
+    def checkpointed(*_args: object, **_kwargs: object) -> Iterator[None]:
+        yield  # what is in front of the call, and behind it
+
+    with (
+        mock.patch.object(torch.utils.checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
+        mock.patch.object(
+            torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", checkpointed
+        ),
+    ):
+        yield
+
+
+class _ReentrantCheckpoint:
+    """Stands for the autograd function behind ``checkpoint(use_reentrant=True)``."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+        """Call the function; like PyTorch's, without gradients if no argument needs one."""
+        needs_gradient = any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in tree_iter(args)
+        )
+        with nullcontext() if needs_gradient else torch.no_grad():
+            return function(*args)
+
+
+_ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
+    _without_validation,
+    _without_mask_detection,
+    _without_compiler,
+    _without_checkpointing,
+)

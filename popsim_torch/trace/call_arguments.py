@@ -1,0 +1,87 @@
+"""How calls of torch functions differ on the device: what their arguments are changed to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from popsim_torch.trace.mixed_types import in_one_type
+from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS
+
+_DROPOUTS = frozenset(
+    {
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "dropout_",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_dropout_",
+        "feature_alpha_dropout",
+        "feature_alpha_dropout_",
+    }
+)
+_RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
+# Where functions take class indices that must be 64 bits long.
+_INDEX_ARGUMENT = {
+    "cross_entropy_loss": 1,
+    "multi_margin_loss": 1,
+    "nll_loss": 1,
+    "nll_loss2d": 1,
+    "nll_loss_nd": 1,
+    "one_hot": 0,
+    "take": 1,
+    "take_along_dim": 1,
+}
+# Where functions are told to give a sparse gradient: the device has dense tensors only.
+_SPARSE_ARGUMENT: dict[Callable[..., Any], int] = {torch.embedding: 4, torch.embedding_bag: 5}
+
+
+def on_device(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which the device runs a call.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    name = getattr(func, "__name__", "")
+    args = _with_long_indices(name, args)
+    sparse = _SPARSE_ARGUMENT.get(func)
+    if sparse is not None and len(args) > sparse:
+        args = (*args[:sparse], False, *args[sparse + 1 :])
+    return in_one_type(name, args, kwargs)
+
+
+def _with_long_indices(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Widen 32-bit class indices: the device's integers have 32 bits, PyTorch asks for 64."""
+    position = _INDEX_ARGUMENT.get(name)
+    if position is None or len(args) <= position:
+        return args
+    indices = args[position]
+    if isinstance(indices, torch.Tensor) and indices.dtype in (torch.int16, torch.int32):
+        return (*args[:position], indices.long(), *args[position + 1 :])
+    return args
+
+
+def without_dropout(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor | None]:
+    """Return the call's arguments with dropout off, or the tensor it returns unchanged."""
+    if name in _DROPOUTS:
+        return args, kwargs, args[0] if args else kwargs["input"]
+    if name == "scaled_dot_product_attention":
+        # query, key, value, mask, dropout_p
+        args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        if "dropout_p" in kwargs:
+            kwargs = {**kwargs, "dropout_p": 0.0}
+    if name in RECURRENT_FUNCTIONS and len(args) > _RECURRENT_TRAIN:
+        position = _RECURRENT_TRAIN if isinstance(args[3], bool) else _RECURRENT_TRAIN + 1
+        args = (*args[:position], False, *args[position + 1 :])
+    return args, kwargs, None

@@ -1,0 +1,126 @@
+"""The tensors of the host that forward uses: constants of the program, with the data of now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.traced_tensors import (
+    host_computation,
+    is_functorch_wrapped_tensor,
+    outside_transforms,
+)
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A host tensor and its traced tensor, each with its version then.
+
+    The host tensor is kept: its memory must not become another one's.
+    """
+
+    host: torch.Tensor
+    host_version: int
+    traced: torch.Tensor
+    traced_version: int
+
+    def stands_for(self, tensor: torch.Tensor) -> bool:
+        return self.host is tensor and self.host_version == tensor._version
+
+    def is_changed(self) -> bool:
+        return self.traced._version != self.traced_version
+
+    def covers_as(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor in the same memory has the same elements of it."""
+        host = self.host
+        return (
+            host.dtype == tensor.dtype
+            and host.shape == tensor.shape
+            and host.stride() == tensor.stride()
+            and host.storage_offset() == tensor.storage_offset()
+        )
+
+
+class Constants:
+    """Makes traced tensors of host tensors.
+
+    The host tensors are never changed. What forward changes in place is the traced tensor, which
+    stands for the host tensor from then on.
+
+    Args:
+        data: Filled with a copy of each host tensor's data.
+    """
+
+    def __init__(self, data: list[torch.Tensor]) -> None:
+        self._data = data
+        self._by_memory: defaultdict[int, list[_Constant]] = defaultdict(list)
+
+    def changed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the traced tensor for a host tensor that forward has changed; None for others.
+
+        Raises:
+            Error: Forward has changed another part or view of the same memory.
+        """
+        if not self._by_memory or not _has_memory(tensor):
+            return None
+        for constant in self._by_memory.get(tensor.untyped_storage().data_ptr(), ()):
+            if constant.is_changed():
+                if constant.covers_as(tensor):
+                    return constant.traced
+                raise Error(
+                    f"forward{user_line(' at ')} uses a host tensor of shape "
+                    f"{tuple(tensor.shape)} after a tensor that shares memory with it was given "
+                    "values of the device. Make a copy on the device first and work with that: "
+                    "table = self.table.to(x.device)."
+                )
+        return None
+
+    def traced(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a traced tensor for the data that a host tensor has now.
+
+        Raises:
+            Error: The host tensor is sparse, or wrapped by a transform of ``torch.func``.
+        """
+        if tensor.layout is not torch.strided:
+            raise Error(
+                f"forward{user_line(' at ')} uses a host tensor of layout {tensor.layout}. "
+                "The device has dense tensors only: use tensor.to_dense()."
+            )
+        if is_functorch_wrapped_tensor(tensor):
+            raise Error(
+                f"forward{user_line(' at ')} combines a tensor of the device with a host tensor "
+                "that a transform of torch.func works on. Move the host tensor to the device in "
+                "front of the transform: tensor.to(x.device)."
+            )
+        known = self._by_memory[tensor.untyped_storage().data_ptr()]
+        for constant in known:
+            if constant.stands_for(tensor):
+                return constant.traced
+        with host_computation():
+            data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._data.append(data)
+        with outside_transforms():
+            traced = torch.ops.popsim.constant(
+                list(tensor.shape), tensor.dtype, len(self._data) - 1, DEVICE
+            )
+        known.append(_Constant(tensor, tensor._version, traced, traced._version))
+        result: torch.Tensor = traced
+        return result
+
+    def clear(self) -> None:
+        """Forget all tensors."""
+        self._data = []
+        self._by_memory.clear()
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and not is_functorch_wrapped_tensor(tensor)
+        and tensor.numel() > 0
+    )

@@ -1,0 +1,96 @@
+"""Which tensors are traced, what node they are the result of, and how to compute without tracing.
+
+The transforms of ``torch.func`` wrap a tensor once for each level; what is recorded is the tensor
+inside of all wrappers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+)
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import is_fake
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
+
+from popsim_torch.errors import InternalError
+
+__all__ = [
+    "current_graph",
+    "host_computation",
+    "in_transform",
+    "is_batched",
+    "is_functorch_wrapped_tensor",
+    "is_host_tensor",
+    "is_traced",
+    "node_of",
+    "outside_transforms",
+    "unwrapped",
+]
+
+outside_transforms = temporarily_clear_interpreter_stack
+"""A scope in which the transforms of ``torch.func`` around a call see nothing of it."""
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is at work."""
+    return peek_interpreter_stack() is not None
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is a tensor of the device."""
+    return isinstance(value, torch.Tensor) and is_fake(value)
+
+
+def is_host_tensor(value: Any) -> bool:
+    """Whether a value is a tensor with data."""
+    return isinstance(value, torch.Tensor) and not is_fake(value)
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one of several in ``torch.vmap``."""
+    while is_functorch_wrapped_tensor(tensor):
+        if is_batchedtensor(tensor):
+            return True
+        tensor = get_unwrapped(tensor)
+    return False
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor inside of the wrappers of ``torch.func``."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def current_graph() -> torch.fx.Graph | None:
+    """Return the graph that is being recorded."""
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
+
+
+def node_of(tensor: torch.Tensor) -> torch.fx.Node:
+    """Return the node that a traced tensor is the result of."""
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(unwrapped(tensor), mode.tracer, None)
+    if slot is None:
+        raise InternalError("trace: a tensor of the traced model has no node in the graph")
+    node: torch.fx.Node = slot.proxy.node
+    return node
+
+
+@contextmanager
+def host_computation() -> Iterator[None]:
+    """Compute with tensors of the host as if nothing was traced or transformed."""
+    with outside_transforms(), _disable_current_modes():
+        yield

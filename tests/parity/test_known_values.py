@@ -1,0 +1,257 @@
+"""Tensors that forward makes of Python, NumPy or host values have known values."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import popsim_torch as poptorch
+from tests.parity.compare import quiet_options
+from tests.parity.functions import compare_with_eager, in_both
+
+ARRAY = np.arange(1, 5, dtype=np.float32)
+INDICES = np.array([[0, 1], [2, 0]])
+
+FROM_DATA = {
+    "as_tensor of an array": lambda m, x: x * torch.as_tensor(ARRAY),
+    "tensor of an array": lambda m, x: x * torch.tensor(ARRAY),
+    "asarray of an array": lambda m, x: x * torch.asarray(ARRAY),
+    "from_numpy": lambda m, x: x * torch.from_numpy(ARRAY),
+    "type of its own": lambda m, x: (
+        x * torch.as_tensor(ARRAY.astype(np.int64), dtype=torch.float32)
+    ),
+    "indices": lambda m, x: x[0][torch.as_tensor(INDICES)],
+    "of host tensors": lambda m, x: x * torch.tensor(m.host) + torch.as_tensor(m.host),
+    "of known tensors": lambda m, x: (
+        x * torch.tensor([torch.tensor(2.0), torch.arange(3).sum()])[1]
+    ),
+    "of the device": lambda m, x: torch.tensor(x) + torch.as_tensor(x) + torch.asarray(x),
+    "of the device, other type": lambda m, x: torch.as_tensor(x, dtype=torch.float16).float(),
+    "asarray without gradient": lambda m, x: torch.asarray(m.fc(x), requires_grad=False),
+    "tensor without gradient": lambda m, x: torch.tensor(m.fc(x)),
+    "as_tensor with gradient": lambda m, x: torch.as_tensor(m.fc(x)),
+    "asarray, copied": lambda m, x: torch.asarray(x, copy=True).mul_(2) + x,
+    "new_tensor": lambda m, x: x.new_tensor(ARRAY) + x.new_tensor(data=[1, 2, 3, 4]),
+    "new with sizes": lambda m, x: x.new(2, 4).fill_(3) + x.new(x.size()).zero_(),
+    "new with data": lambda m, x: x.new([1, 2, 3, 4]) + x.new(ARRAY),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@in_both(FROM_DATA)
+def test_tensor_of_data(function, kind):
+    compare_with_eager(function, kind)
+
+
+def branches(model, x):
+    table = torch.tensor([1, 2, 3])
+    if table.sum() > 5 and (table == 2).any():
+        x = x + 1
+    for _ in range(table[1]):
+        x = x * 2
+    for number in table:
+        x = x + number
+    while table[0] < 5:
+        table += 1
+    return x * [5.0, 6.0, 7.0][table[0] - 5]
+
+
+READS = {
+    "branches and loops": branches,
+    "item": lambda m, x: x * torch.arange(5).sum().item(),
+    "float": lambda m, x: x * float(torch.tensor(0.1, dtype=torch.float64)),
+    "int": lambda m, x: x * int(torch.full((2, 2), 7).max()),
+    "bool": lambda m, x: x * bool(torch.zeros(3).any()),
+    "tolist": lambda m, x: x * sum(torch.arange(4).tolist()),
+    "len of nonzero": lambda m, x: x * len(torch.tensor([1, 0, 2]).nonzero()),
+    "empty memory": lambda m, x: x * torch.empty(3).fill_(2).sum().item(),
+    "equal": lambda m, x: x * torch.equal(torch.arange(3), torch.tensor([0, 1, 2])),
+    "allclose": lambda m, x: x * torch.allclose(torch.ones(3), torch.full((3,), 1.0)),
+    "in": lambda m, x: x * (2 in torch.tensor([1, 2])),
+    "max": lambda m, x: x * max(torch.tensor([3, 1, 2])),
+    "format": lambda m, x: x * float(f"{torch.tensor(2.5):.1f}"),
+    "of host tensors": lambda m, x: x * (m.host + torch.ones(4)).sum().item(),
+    "condition": lambda m, x: torch.cond(torch.tensor(x.shape[0] > 1), torch.sin, torch.cos, (x,)),
+    "under vmap": lambda m, x: torch.vmap(lambda row: row * int(torch.arange(3).sum()))(x),
+    "under grad": lambda m, x: torch.func.grad(lambda y: (y * float(torch.tensor(3.0))).sum())(x),
+}
+
+
+@in_both(READS)
+def test_read(function, kind):
+    compare_with_eager(function, kind)
+
+
+ARGUMENTS = {
+    "full": lambda m, x: x + torch.full((2, 4), torch.tensor(3.0)),
+    "full of a number computed": lambda m, x: x + torch.full((2, 4), -torch.tensor([2.0]).max()),
+    "full_like": lambda m, x: x + torch.full_like(x, torch.tensor(3.0)),
+    "fill_": lambda m, x: x + torch.zeros(4).fill_(torch.tensor(3.0)),
+    "arange": lambda m, x: x + torch.arange(torch.tensor(4)),
+    "linspace": lambda m, x: x + torch.linspace(torch.tensor(0.0), torch.tensor(1.0), 4),
+    "sizes": lambda m, x: x + torch.ones(torch.tensor(2), torch.tensor(4)),
+    "list of sizes": lambda m, x: x + torch.ones([torch.tensor(2), 4]),
+    "view": lambda m, x: x.view(torch.tensor(4), -1),
+    "slice": lambda m, x: x[:, torch.tensor(1) : torch.tensor(3)],
+    "position": lambda m, x: x[:, torch.tensor(1)],
+    "narrow": lambda m, x: x.narrow(1, torch.tensor(1), 2),
+    "alpha": lambda m, x: torch.add(x, x, alpha=torch.tensor(3.0)),
+    "clamp": lambda m, x: x.clamp(min=torch.tensor(0.3)),
+    "pad": lambda m, x: F.pad(x, (0, int(torch.tensor([3, 4]).max()) - 2)),
+    "split": lambda m, x: torch.split(x, torch.tensor([1, 3]).tolist(), 1),
+}
+
+
+@in_both(ARGUMENTS)
+def test_argument(function, kind):
+    compare_with_eager(function, kind)
+
+
+def masked(model, x):
+    mask = torch.arange(8).view(2, 4) % 3 == 0
+    x = x.clone()
+    x[mask] = torch.tensor([1.0, 2.0, 3.0])
+    return x
+
+
+SHAPES = {
+    "mask": lambda m, x: m.fc(x)[:, torch.tensor([True, False, True])],
+    "mask computed": lambda m, x: x[~(torch.arange(8).view(2, 4) % 3 == 0)],
+    "mask and position": lambda m, x: x[torch.tensor([1, 0]), :][:, torch.arange(4) > 1],
+    "mask set": masked,
+    "nonzero": lambda m, x: x[0][torch.tensor([1, 0, 1, 0]).nonzero()[:, 0]],
+    "where": lambda m, x: x[0][torch.where(torch.tensor([1, 0, 1, 0]) > 0)],
+    "masked_select": lambda m, x: torch.masked_select(m.fc(x), torch.tensor([True, False, True])),
+    "unique": lambda m, x: x[0][torch.unique(torch.tensor([1, 1, 2, 0, 2]))],
+    "repeat_interleave": lambda m, x: torch.repeat_interleave(m.fc(x), torch.tensor([1, 2]), 0),
+    "bincount": lambda m, x: torch.bincount(torch.tensor([1, 1, 2])) * m.fc(x),
+    "one_hot": lambda m, x: F.one_hot(torch.tensor([0, 2])) * m.fc(x),
+}
+
+
+@in_both(SHAPES)
+def test_shape(function, kind):
+    compare_with_eager(function, kind)
+
+
+# Changes in place
+
+
+def changes_views(model, x):
+    table = torch.zeros(4)
+    row = table[1:]
+    row += 2
+    table[0] = 5
+    factor = table[0].item() + row.sum().item()
+    table.mul_(2)
+    return x * factor + row.sum().item() + table
+
+
+def changes_arrays(model, x):
+    array = ARRAY.copy()
+    tensor = torch.from_numpy(array)
+    tensor.add_(1)
+    return x * torch.from_numpy(array) + tensor
+
+
+def changes_host_tensors(model, x):
+    table = torch.zeros(2, 4, device="cpu")
+    table += x
+    table.mul_(2)
+    table[0] = 1.0
+    return table + x
+
+
+CHANGES = {
+    "views": changes_views,
+    "arrays": changes_arrays,
+    "host tensors": changes_host_tensors,
+    "out": lambda m, x: torch.add(x, 1, out=torch.empty(2, 4)) * 2,
+    "a copy": lambda m, x: torch.as_tensor(m.host).clone().add_(1) + m.host.sum().item() * x,
+}
+
+
+@in_both(CHANGES)
+def test_change(function, kind):
+    compare_with_eager(function, kind)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.table = torch.arange(4.0)
+        self._function = function
+
+    def forward(self, x):
+        return self._function(self, x)
+
+
+def value_of_the_device(model, x):
+    table = torch.zeros(3)
+    table[0] = x.sum()
+    return x * table[1].item()
+
+
+def changed_host_tensor(model, x):
+    table = torch.zeros(4, device="cpu")
+    table += x
+    return x * table[0].item()
+
+
+def random_number(model, x):
+    return x * torch.rand(()).item()
+
+
+@pytest.mark.parametrize("function", [value_of_the_device, changed_host_tensor, random_number])
+def test_what_depends_on_the_run_is_not_known(function):
+    model = poptorch.inferenceModel(Function(function), quiet_options())
+    with pytest.raises(poptorch.Error, match=r"test_known_values.py:\d+.*torch.where"):
+        model(torch.ones(4))
+
+
+def test_a_view_of_what_was_changed_on_the_device_is_refused():
+    def changes_a_row(model, x):
+        table = torch.zeros(2, 4, device="cpu")
+        table[0].copy_(x)
+        return table + x
+
+    model = poptorch.inferenceModel(Function(changes_a_row), quiet_options())
+    with pytest.raises(poptorch.Error, match=r"test_known_values.py:\d+ .*shares memory"):
+        model(torch.ones(4))
+
+
+def test_numbers_of_the_device_make_no_tensor():
+    def stacks(model, x):
+        return torch.tensor([x.sum(), x.mean()])
+
+    model = poptorch.inferenceModel(Function(stacks), quiet_options())
+    with pytest.raises(poptorch.Error, match=r"test_known_values.py:\d+ .*torch.stack"):
+        model(torch.ones(4))
+
+
+def test_host_tensors_and_arrays_keep_their_values():
+    array = ARRAY.copy()
+
+    def changes(model, x):
+        on_device = torch.as_tensor(model.table)
+        on_device += x
+        return on_device * torch.tensor(array).add_(1)
+
+    module = Function(changes)
+    model = poptorch.inferenceModel(module, quiet_options())
+    for factor in (1.0, 2.0):
+        x = torch.full((4,), factor)
+        assert torch.equal(model(x), (torch.arange(4.0) + x) * torch.arange(2.0, 6.0))
+    assert torch.equal(module.table, torch.arange(4.0))
+    assert np.array_equal(array, ARRAY)
+
+
+def test_reading_leaves_nothing_in_the_program():
+    def reads(model, x):
+        table = torch.arange(1000.0).square()
+        return x * (table + 1).sqrt().sum().item()
+
+    model = poptorch.inferenceModel(Function(reads), quiet_options())
+    model(torch.ones(4))
+    assert model.getTensorNames() == ["input", "Mul:0"]
