@@ -61,6 +61,13 @@ class ConvolutionProblem:
 
     def eager(self, dtype):
         """Return y and the gradients of x, weight and bias, computed in `dtype`."""
-        leaves = [v.to(dtype).requires_grad_() for v in self.operands]
+        return self._results(*(v.to(dtype) for v in (*self.operands, self.grad_y)))
+
+    def counts(self):
+        """Return how many numbers are added up in each element of the results."""
+        return self._results(*(torch.ones_like(v.float()) for v in (*self.operands, self.grad_y)))
+
+    def _results(self, x, weight, bias, grad_y):
+        leaves = [v.requires_grad_() for v in (x, weight, bias)]
         y = self.convolve(*leaves)
-        return [y.detach(), *torch.autograd.grad(y, leaves, self.grad_y.to(dtype))]
+        return [y.detach(), *torch.autograd.grad(y, leaves, grad_y)]

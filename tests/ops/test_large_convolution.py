@@ -2,13 +2,15 @@
 units.
 
 Those read their operands from padded images in parts of bfloat16. What has to hold on any
-processor, and with software for the units: errors as small as those of eager PyTorch's float32, and
-the right infinities and NaN.
+processor, and with software for the units: errors as small as those of eager PyTorch's float32, or
+of one sum where oneDNN computes, and the right infinities and NaN.
 """
 
 import pytest
 import torch
 
+from popsim_torch import _native
+from tests.ops.accuracy import assert_as_exact_as_one_sum
 from tests.ops.convolution_problem import ConvolutionProblem
 from tests.ops.images import run_image_op
 
@@ -43,11 +45,14 @@ CASES = {
 SHARED = CASES["even"]
 
 
-def assert_accurate(actual, expected, eager, dtype):
-    """The error is of the size of eager float32's, plus rounding. (Eager adds in another order, in
-    some of the passes along several sums, with errors down to a third of one sum's.)"""
-    rounding = ROUNDING[dtype] * expected.abs().max()
+def assert_accurate(actual, expected, eager, counts, dtype):
+    """The units' error is of the size of eager float32's, plus rounding. (Eager adds in another
+    order, in some of the passes along several sums, with errors down to a third of one sum's.)"""
     assert actual.dtype == dtype
+    if not _native.has_tile_units():
+        assert_as_exact_as_one_sum(actual, expected, counts, ROUNDING[dtype])
+        return
+    rounding = ROUNDING[dtype] * expected.abs().max()
     error = (actual.double() - expected).abs().max()
     assert error <= 4 * (eager.double() - expected).abs().max() + rounding * 1.01
 
@@ -59,7 +64,11 @@ def test_accuracy(name, dtype):
     problem = ConvolutionProblem(CASES[name], dtype)
     results = [problem.forward(), problem.grad_x(), *problem.grad_weight_and_bias()]
     for result, *expected in zip(
-        results, problem.eager(torch.float64), problem.eager(torch.float32), strict=True
+        results,
+        problem.eager(torch.float64),
+        problem.eager(torch.float32),
+        problem.counts(),
+        strict=True,
     ):
         assert_accurate(result, *expected, dtype)
 
