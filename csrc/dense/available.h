@@ -1,8 +1,8 @@
-// Whether this build computes dense math with oneDNN.
+// Whether this build computes convolutions with oneDNN.
 //
-// csrc/dense is the only folder that sees oneDNN. In a build without it every
-// create() here returns null, as it does for a problem that oneDNN has no fast
-// code for; the ops then compute with ATen.
+// csrc/dense is the only folder that sees oneDNN. In a build without it
+// Convolution::create() returns null, as it does for a problem that oneDNN has
+// no fast code for; the ops then compute with ATen.
 #pragma once
 
 namespace popsim::dense {

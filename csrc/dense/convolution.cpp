@@ -12,6 +12,8 @@
 #include "dense/available.h"
 #include "dense/onednn.h"
 #include "dense/tile/convolution.h"
+#include "threads/budget.h"
+#include "threads/work.h"
 
 namespace popsim::dense {
 namespace {
@@ -55,11 +57,10 @@ int64_t product(const Dims& sizes) {
                          std::multiplies<>());
 }
 
-double num_flops(const ConvolutionSpec& spec) {
+int64_t num_multiplications(const ConvolutionSpec& spec) {
   const Sizes sizes = sizes_of(spec);
-  return 2.0 * static_cast<double>(product(sizes.output)) *
-         static_cast<double>(product(sizes.weight)) /
-         static_cast<double>(std::max<int64_t>(spec.out_channels, 1));
+  return product(sizes.output) *
+         (product(sizes.weight) / std::max<int64_t>(spec.out_channels, 1));
 }
 
 // oneDNN derives the output size with padding on both ends, like us.
@@ -228,7 +229,7 @@ class Describer {
 class PrimitiveConvolution final : public Convolution {
  public:
   PrimitiveConvolution(const ConvolutionSpec& spec, ConvolutionPass pass,
-                       const Described& described, int num_threads)
+                       const Described& described, int64_t num_threads)
       : num_threads_(num_threads), stream_(cpu()) {
     const Sizes sizes = sizes_of(spec);
     input_ = make_operand(sizes.input, spec.input_order, described.input);
@@ -253,7 +254,7 @@ class PrimitiveConvolution final : public Convolution {
     for (memory& scratchpad : scratchpads_) {
       scratchpad.set_data_handle(start + scratchpad_offset_);
     }
-    const ThreadScope scope(num_threads_);
+    const threads::ScopedBudget budget(num_threads_);
     for (const Step& step : steps_) step.execute(stream_);
   }
 
@@ -356,14 +357,16 @@ class PrimitiveConvolution final : public Convolution {
   size_t scratchpad_offset_ = 0;
   WorkspacePlan plan_;
   std::vector<Step> steps_;
-  int num_threads_;
+  int64_t num_threads_;
   dnnl::stream stream_;
 };
 
 std::unique_ptr<Convolution> create_convolution(const ConvolutionSpec& spec,
                                                 ConvolutionPass pass) {
-  const int num_threads = num_threads_for(num_flops(spec));
-  const ThreadScope scope(num_threads);
+  const int64_t num_threads =
+      std::min(threads::multiplications(num_multiplications(spec)).threads,
+               threads::budget());
+  const threads::ScopedBudget budget(num_threads);
   for (const Layout layout : candidates(spec, pass)) {
     if (const auto described = Describer(spec, layout).describe(pass)) {
       return std::make_unique<PrimitiveConvolution>(spec, pass, *described,
@@ -382,7 +385,7 @@ namespace popsim::dense {
 #if defined(POPSIM_HAVE_ONEDNN)
 std::unique_ptr<Convolution> Convolution::create(const ConvolutionSpec& spec,
                                                  ConvolutionPass pass) {
-  if (!available() || num_flops(spec) == 0.0 || !is_consistent(spec)) {
+  if (!available() || num_multiplications(spec) == 0 || !is_consistent(spec)) {
     return nullptr;
   }
   try {

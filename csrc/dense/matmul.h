@@ -31,8 +31,7 @@ struct MatrixStrides {
 
 // c[batch, m, n] = alpha * (a[batch, m, k] @ b[batch, k, n]) + bias[n]
 //                  + beta * c, where c is contiguous.
-// Then, for short products and those of the matrix units only
-// (vector/short_matmul.h, tile/matmul.h), one of:
+// Then, for products of two matrices, one of:
 //   relu    max(c, 0)
 //   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
 //           of relu
@@ -86,9 +85,8 @@ struct MatmulOperands {
 
 class Matmul {
  public:
-  // Null when there is no fast code for the problem: for empty matrices and,
-  // except for short products, for matrices without an axis of stride 1 and
-  // without oneDNN.
+  // Null when there is no code for the problem: for empty matrices, alpha 0,
+  // and, except for short products, matrices without an axis of stride 1.
   [[nodiscard]] static std::unique_ptr<Matmul> create(const MatmulSpec& spec);
   // Whether the product itself does what `spec` says of relu, mask and update.
   [[nodiscard]] static bool can_fuse(const MatmulSpec& spec);

@@ -1,8 +1,6 @@
 #if defined(POPSIM_HAVE_ONEDNN)
 #include "dense/onednn.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <string_view>
 
@@ -44,20 +42,6 @@ bool is_fast(const dnnl::primitive_desc_base& desc) {
   return std::string_view(desc.impl_info_str()).find("ref") ==
          std::string_view::npos;
 }
-
-int num_threads_for(double num_flops) {
-  // About 5 us of one core's work; waking a thread takes one or two.
-  constexpr double kFlopsPerThread = 1 << 19;
-  const double wanted = 1.0 + num_flops / kFlopsPerThread;
-  return static_cast<int>(
-      std::min(wanted, static_cast<double>(omp_get_max_threads())));
-}
-
-ThreadScope::ThreadScope(int num_threads) : before_(omp_get_max_threads()) {
-  omp_set_num_threads(num_threads);
-}
-
-ThreadScope::~ThreadScope() { omp_set_num_threads(before_); }
 
 Step::Step(dnnl::primitive primitive,
            const std::vector<std::pair<int, dnnl::memory>>& arguments)

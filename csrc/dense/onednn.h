@@ -23,22 +23,6 @@ namespace popsim::dense {
 // oneDNN's reference code is for testing: thousands of times slower.
 [[nodiscard]] bool is_fast(const dnnl::primitive_desc_base& desc);
 
-// Threads that are worth waking for this much arithmetic.
-[[nodiscard]] int num_threads_for(double num_flops);
-
-// OpenMP's number of threads for the length of a scope, on this thread. oneDNN
-// plans a primitive for the number it finds.
-class ThreadScope {
- public:
-  explicit ThreadScope(int num_threads);
-  ThreadScope(const ThreadScope&) = delete;
-  ThreadScope& operator=(const ThreadScope&) = delete;
-  ~ThreadScope();
-
- private:
-  int before_;
-};
-
 // Places buffers one after the other in a workspace.
 class WorkspacePlan {
  public:

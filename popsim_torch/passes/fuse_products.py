@@ -1,9 +1,8 @@
 """Lets matrix products do what follows them, while their result is in registers or caches.
 
 * A ``map`` that adds a bias per column joins the product it reads.
-* Products with code of our own, short ones and those of the processor's matrix units, take in relu
-  and the mask of relu's gradient, and the update by plain SGD of the weight that they are the
-  gradient of.
+* Products of two matrices take in relu and the mask of relu's gradient, and the update by plain
+  SGD of the weight that they are the gradient of.
 
 Only where nobody else reads what is then no longer computed. Names of such tensors stay in the
 graph.

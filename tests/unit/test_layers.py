@@ -52,6 +52,7 @@ CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}
 # A room is a folder of csrc; inside of ops it is a folder of that.
 CPP_LAYERS = (
     ("base",),
+    ("threads",),
     ("target", "graph", "dense"),
     ("cost", "schedule"),
     ("memory",),
@@ -63,24 +64,35 @@ CPP_LAYERS = (
     ("bindings",),
 )
 CPP_STRANGERS = (
+    ("threads", "target"),
+    ("threads", "graph"),
     ("dense", "target"),
     ("dense", "graph"),
     ("dense/tile", "dense/vector"),
     *(pair for pair in combinations(CPP_FAMILIES, 2) if frozenset(pair) not in CPP_FRIENDS),
 )
-# Foreign headers by prefix, and the folders that may include them.
+# Foreign headers by prefix, and the folders that may include them; the longest prefix counts.
 CPP_DOORS = {
     "ATen/": {"ops", "runtime", "bindings"},
+    "ATen/Parallel": {"threads"},
+    "omp.h": {"threads"},
     "c10/": {"ops", "runtime", "bindings"},
     "torch/": {"ops", "runtime", "bindings"},
     "torch/extension.h": {"bindings"},
     "oneapi/dnnl": {"dense"},
 }
-# What dense may include of ATen, in files that do not see oneDNN: threads and vectors.
-CPP_VECTORS = ("ATen/Parallel.h", "ATen/cpu/vec/")
+# What dense may include of ATen, in files that do not see oneDNN.
+CPP_VECTORS = "ATen/cpu/vec/"
+# The one room that shares work between threads.
+CPP_THREADS = "threads"
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
 _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_LINE_COMMENT = re.compile(r"//[^\n]*")
+# `omp simd` is for the vector unit of one thread.
+_THREAD_WORDS = re.compile(
+    r"\bomp_\w+|#[ \t]*pragma[ \t]+omp[ \t]+(?!simd\b)\w+|\bparallel_(?:for|reduce)\b"
+)
 _CPP_SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".inl"}
 
 Edges = dict[tuple[str, str], str]  # (from, to) -> a file that does it
@@ -185,6 +197,9 @@ def cpp_problems(csrc: Path) -> list[str]:
             found.append(f"{where}: {source} has no layer; add it to CPP_LAYERS")
             continue
         text = _BLOCK_COMMENT.sub("", path.read_text(encoding="utf-8"))
+        if source != CPP_THREADS and not where.startswith("dense/tile/"):
+            for word in _THREAD_WORDS.findall(_LINE_COMMENT.sub("", text)):
+                found.append(f"{where}: only {CPP_THREADS} may name {word}")
         for bracket, header in _INCLUDE.findall(text):
             target = _room(header)
             if "/" in header and layers.knows(target):
@@ -196,7 +211,9 @@ def cpp_problems(csrc: Path) -> list[str]:
                 if bracket == "<":
                     found.append(f"{where}: write own header {header} in quotes")
                 continue
-            doors = [door for door in CPP_DOORS if header.startswith(door)]
+            doors = sorted(door for door in CPP_DOORS if header.startswith(door))[-1:]
+            if where.startswith("dense/tile/") and header == "ATen/Parallel.h":
+                continue
             vectors = folder == "dense" and header.startswith(CPP_VECTORS)
             if vectors and "dense/onednn.h" in text:
                 # torch ships the headers of another oneDNN.
@@ -296,7 +313,9 @@ def test_python_cycle_inside_a_layer(tmp_path):
         ("ops/map/map.cpp", '#include "ops/operands/rows.h"\n#include "ops/map/plan.h"'),
         ("ops/attention/score.cpp", '#include "ops/map/runner.h"'),
         ("dense/gemm.cpp", '#include "oneapi/dnnl/dnnl.hpp"\n#include "base/check.h"'),
-        ("dense/gemm.cpp", "#include <ATen/Parallel.h>\n#include <ATen/cpu/vec/vec.h>"),
+        ("dense/gemm.cpp", '#include "threads/tasks.h"\n#include <ATen/cpu/vec/vec.h>'),
+        ("threads/t.cpp", "#include <omp.h>\n#include <ATen/Parallel.h>\n#pragma omp parallel"),
+        ("ops/sum.cpp", "#pragma omp simd\n// as at::parallel_for\nint compare(int x);"),
         ("bindings/module.cpp", '#include <torch/extension.h>\n#include "runtime/executor.h"'),
         ("runtime/executor.cpp", "#include <torch/library.h>\n#include <memory>"),
         ("base/ids.h", '// #include "graph/graph.h"\n/*\n#include <ATen/Tensor.h>\n*/'),
@@ -318,9 +337,21 @@ def test_allowed_cpp_includes(tmp_path, name, text):
         ("dense/gemm.cpp", "#include <ATen/Tensor.h>", "dense may not include ATen"),
         (
             "dense/gemm.cpp",
-            '#include <ATen/Parallel.h>\n#include "dense/onednn.h"',
-            "ATen/Parallel.h beside oneDNN",
+            '#include <ATen/cpu/vec/vec.h>\n#include "dense/onednn.h"',
+            "ATen/cpu/vec/vec.h beside oneDNN",
         ),
+        ("ops/x.cpp", "#include <ATen/Parallel.h>", "ops may not include ATen/Parallel.h"),
+        ("dense/x.cpp", "#include <omp.h>", "dense may not include omp.h"),
+        (
+            "dense/x.cpp",
+            "int n = omp_get_max_threads();",
+            "only threads may name omp_get_max_threads",
+        ),
+        ("ops/x.cpp", "  at::parallel_for(0, n, 1, f);", "only threads may name parallel_for"),
+        ("runtime/x.cpp", "# pragma omp  parallel", "only threads may name # pragma omp  parallel"),
+        ("threads/x.h", '#include "dense/y.h"', "threads may not use dense"),
+        ("threads/x.h", '#include "graph/y.h"', "threads may not use graph"),
+        ("threads/x.cpp", "#include <ATen/Tensor.h>", "threads may not include ATen/Tensor.h"),
         ("cost/cycles.cpp", '#include "c10/util/Half.h"', "cost may not include c10"),
         ("ops/gemm.cpp", "#include <torch/extension.h>", "ops may not include torch/extension.h"),
         ("ops/gemm.cpp", "#include <oneapi/dnnl/dnnl.hpp>", "ops may not include oneapi"),

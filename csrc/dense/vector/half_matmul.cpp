@@ -1,7 +1,5 @@
 #include "dense/vector/half_matmul.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "base/check.h"
@@ -14,16 +12,8 @@ namespace {
 
 using Vec = at::vec::Vectorized<float>;
 
-// Multiplications that are worth waking another thread for.
-constexpr int64_t kMinTaskWork = 1 << 18;
-// Elements to move, likewise.
-constexpr int64_t kMinTaskMoves = 1 << 15;
 // Side of the blocks that a matrix is transposed in.
 constexpr int kBlock = 16;
-
-int64_t grain_for(int64_t enough, int64_t per_unit) {
-  return std::max<int64_t>(1, enough / per_unit);
-}
 
 // Row-major rows [first, first + kBlock) of a matrix that lies by columns, each
 // `column` elements behind the one before.
@@ -64,14 +54,15 @@ class HalfMatmul final : public Matmul {
     if (!row_major_) transpose(operands.a_floats(), packed + packed_floats());
     const Rows a = rows_of(operands);
     const int64_t per_batch = panels_.count() * row_groups_;
-    const int64_t work = std::min(kGroupRows, spec_.m) * panels_.panel_floats();
-    at::parallel_for(0, spec_.batch * per_batch, grain_for(kMinTaskWork, work),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t unit = begin; unit < end; ++unit) {
-                         multiply(operands, a, packed, unit / per_batch,
-                                  unit % per_batch);
-                       }
-                     });
+    const int64_t work =
+        spec_.batch * spec_.m * panels_.count() * panels_.panel_floats();
+    const threads::Shares shares(threads::multiplications(work),
+                                 spec_.batch * per_batch);
+    shares.run([&](int64_t /*share*/, Range units) {
+      for (int64_t unit = units.begin; unit < units.end; ++unit) {
+        multiply(operands, a, packed, unit / per_batch, unit % per_batch);
+      }
+    });
   }
 
  private:
@@ -95,34 +86,34 @@ class HalfMatmul final : public Matmul {
   void pack(const float* b, float* packed) const {
     const int64_t count = panels_.count();
     const bool by_rows = spec_.b.column == 1;
-    at::parallel_for(
-        0, b_batch_ * count, grain_for(kMinTaskMoves, panels_.panel_floats()),
-        [&](int64_t begin, int64_t end) {
-          for (int64_t unit = begin; unit < end; ++unit) {
-            const float* from = b + unit / count * spec_.b.batch;
-            const Range panel{unit % count, unit % count + 1};
-            float* to = packed + unit / count * count * panels_.panel_floats();
-            if (by_rows) {
-              panels_.pack(from, spec_.b.row, panel, to);
-            } else {
-              panels_.pack_transposed(from, spec_.b.column, panel, to);
-            }
-          }
-        });
+    const threads::Shares shares(threads::elements(packed_floats()),
+                                 b_batch_ * count);
+    shares.run([&](int64_t /*share*/, Range units) {
+      for (int64_t unit = units.begin; unit < units.end; ++unit) {
+        const float* from = b + unit / count * spec_.b.batch;
+        const Range panel{unit % count, unit % count + 1};
+        float* to = packed + unit / count * count * panels_.panel_floats();
+        if (by_rows) {
+          panels_.pack(from, spec_.b.row, panel, to);
+        } else {
+          panels_.pack_transposed(from, spec_.b.column, panel, to);
+        }
+      }
+    });
   }
 
   void transpose(const float* a, float* out) const {
     const int64_t blocks = ceil_div(spec_.m, kBlock);
-    at::parallel_for(
-        0, a_batch_ * blocks, grain_for(kMinTaskMoves, kBlock * spec_.k),
-        [&](int64_t begin, int64_t end) {
-          for (int64_t unit = begin; unit < end; ++unit) {
-            const int64_t batch = unit / blocks;
-            transpose_rows(a + batch * spec_.a.batch, spec_.a.column,
-                           unit % blocks * kBlock, spec_.m, spec_.k,
-                           out + batch * spec_.m * spec_.k);
-          }
-        });
+    const threads::Shares shares(
+        threads::elements(a_batch_ * spec_.m * spec_.k), a_batch_ * blocks);
+    shares.run([&](int64_t /*share*/, Range units) {
+      for (int64_t unit = units.begin; unit < units.end; ++unit) {
+        const int64_t batch = unit / blocks;
+        transpose_rows(a + batch * spec_.a.batch, spec_.a.column,
+                       unit % blocks * kBlock, spec_.m, spec_.k,
+                       out + batch * spec_.m * spec_.k);
+      }
+    });
   }
 
   // Some rows of one panel: neighbours in `unit` share the panel.

@@ -1,7 +1,5 @@
 #include "dense/vector/panels.h"
 
-#include <ATen/Parallel.h>
-
 #include <array>
 #include <utility>
 
@@ -17,8 +15,6 @@ using Vec = at::vec::Vectorized<float>;
 constexpr int64_t kMaxRows = kLanes >= 16 ? 6 : 3;
 // A panel is multiplied in pieces that fit in L1.
 constexpr int64_t kDepth = 128;
-// Elements to pack that are worth a thread of their own.
-constexpr int64_t kGrain = 32768;
 
 // out[row] (+)= a[row] * panel, for `depth` elements of a. kHalf: for one pass
 // of half partials.
@@ -119,17 +115,19 @@ Panels::Panels(int64_t gates, int64_t hidden, int64_t depth,
   count_ = gates == 1 ? ceil_div(pieces, vectors_) : pieces;
 }
 
+threads::Shares Panels::shares() const {
+  return {threads::elements(count_ * panel_floats()), count_};
+}
+
 void Panels::pack_transposed(const float* weight, float* packed) const {
-  const int64_t grain = std::max<int64_t>(1, kGrain / panel_floats());
-  at::parallel_for(0, count_, grain, [&](int64_t begin, int64_t end) {
-    pack_transposed(weight, depth_, {begin, end}, packed);
+  shares().run([&](int64_t /*share*/, Range panels) {
+    pack_transposed(weight, depth_, panels, packed);
   });
 }
 
 void Panels::pack(const float* weight, float* packed) const {
-  const int64_t grain = std::max<int64_t>(1, kGrain / panel_floats());
-  at::parallel_for(0, count_, grain, [&](int64_t begin, int64_t end) {
-    pack(weight, hidden_, {begin, end}, packed);
+  shares().run([&](int64_t /*share*/, Range panels) {
+    pack(weight, hidden_, panels, packed);
   });
 }
 

@@ -14,8 +14,11 @@
 #include <optional>
 
 #include "dense/half.h"
+#include "threads/tasks.h"
 
 namespace popsim::dense {
+
+using threads::Range;
 
 inline constexpr int64_t kLanes = at::vec::Vectorized<float>::size();
 inline constexpr int64_t kMaxPanelVectors = 4;
@@ -23,11 +26,6 @@ inline constexpr int64_t kMaxPanelFloats = kMaxPanelVectors * kLanes;
 // Rows whose products are kept side by side.
 inline constexpr int64_t kGroupRows = 48;
 inline constexpr int64_t kPassLength = 16;
-
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
 
 // The passes over a depth of half partials: some of kPassLength products, then
 // shorter ones of one length.
@@ -82,6 +80,8 @@ class Panels {
   void for_each(Range rows, Range panels, Visit&& visit) const;
 
  private:
+  // For packing them.
+  [[nodiscard]] threads::Shares shares() const;
   [[nodiscard]] int64_t width() const { return vectors_ * kLanes; }
   [[nodiscard]] int64_t gate_of(int64_t vector) const {
     return gates_ == 1 ? 0 : vector;

@@ -1,11 +1,11 @@
 #include "dense/vector/piece_matmul.h"
 
-#include <ATen/Parallel.h>
-
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/numbers.h"
+#include "threads/tasks.h"
 
 namespace popsim::dense {
 namespace {
@@ -16,27 +16,22 @@ namespace {
 constexpr int64_t kMaxPiece = 128;
 constexpr int64_t kMaxSplitPiece = 256;
 constexpr int64_t kPieceUnit = 16;
-// Multiplications that are worth waking another thread for.
-constexpr int64_t kMinTaskWork = 1 << 18;
 constexpr size_t kAlignment = 64;
-
-int64_t divide_up(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
 
 // Multiplications of one matrix of the batch.
 int64_t work_of(const MatmulSpec& spec) { return spec.m * spec.n * spec.k; }
 
 class BatchMatmul final : public Matmul {
  public:
-  BatchMatmul(const MatmulSpec& spec,
+  BatchMatmul(const MatmulSpec& spec, const threads::Shares& shares,
               std::vector<std::unique_ptr<PieceMatmul>> products)
       : spec_(spec),
+        shares_(shares),
         products_(std::move(products)),
-        workspace_(divide_up(static_cast<int64_t>(
-                                 products_.front()->workspace_bytes()),
-                             kAlignment) *
-                   kAlignment) {}
+        workspace_(
+            ceil_div(static_cast<int64_t>(products_.front()->workspace_bytes()),
+                     kAlignment) *
+            kAlignment) {}
 
   size_t workspace_bytes() const override {
     return workspace_ * products_.size();
@@ -44,24 +39,19 @@ class BatchMatmul final : public Matmul {
 
   using Matmul::run;
   void run(const MatmulOperands& operands) override {
-    const auto num_tasks = static_cast<int64_t>(products_.size());
-    const int64_t units = spec_.batch * products_.front()->rows().count();
-    at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        run_units(operands, task, units * task / num_tasks,
-                  units * (task + 1) / num_tasks);
-      }
+    shares_.run([&](int64_t share, threads::Range units) {
+      run_units(operands, share, units);
     });
   }
 
  private:
-  void run_units(const MatmulOperands& operands, int64_t task, int64_t begin,
-                 int64_t end) {
-    PieceMatmul& product = *products_[static_cast<size_t>(task)];
+  void run_units(const MatmulOperands& operands, int64_t share,
+                 threads::Range units) {
+    PieceMatmul& product = *products_[static_cast<size_t>(share)];
     char* workspace = static_cast<char*>(operands.workspace) +
-                      static_cast<size_t>(task) * workspace_;
+                      static_cast<size_t>(share) * workspace_;
     const int64_t pieces = product.rows().count();
-    for (int64_t unit = begin; unit < end; ++unit) {
+    for (int64_t unit = units.begin; unit < units.end; ++unit) {
       const int64_t matrix = unit / pieces;
       const int64_t first = product.rows().begin(unit % pieces);
       product.run_rows(
@@ -74,17 +64,18 @@ class BatchMatmul final : public Matmul {
   }
 
   MatmulSpec spec_;
-  std::vector<std::unique_ptr<PieceMatmul>> products_;  // by task
-  size_t workspace_;                                    // bytes of a task
+  threads::Shares shares_;                              // of pieces of rows
+  std::vector<std::unique_ptr<PieceMatmul>> products_;  // by share
+  size_t workspace_;                                    // bytes of a share
 };
 
 }  // namespace
 
 Cut::Cut(int64_t size, int64_t limit)
     : size_(size),
-      count_(divide_up(size, limit)),
-      length_(divide_up(divide_up(size, count_), kPieceUnit) * kPieceUnit) {
-  count_ = divide_up(size, length_);
+      count_(ceil_div(size, limit)),
+      length_(ceil_div(ceil_div(size, count_), kPieceUnit) * kPieceUnit) {
+  count_ = ceil_div(size, length_);
 }
 
 PieceMatmul::PieceMatmul(const MatmulSpec& spec)
@@ -173,14 +164,13 @@ std::unique_ptr<Matmul> create_batch_matmul(const MatmulSpec& spec) {
   std::vector<std::unique_ptr<PieceMatmul>> products;
   const int64_t units =
       spec.batch * PieceMatmul::cut(spec.m, spec.significant_bits).count();
-  const int64_t num_tasks = std::clamp<int64_t>(
-      std::min(spec.batch * work_of(spec) / kMinTaskWork, units), 1,
-      at::get_num_threads());
-  for (int64_t task = 0; task < num_tasks; ++task) {
+  const threads::Shares shares(
+      threads::multiplications(spec.batch * work_of(spec)), units);
+  for (int64_t share = 0; share < shares.limit(); ++share) {
     products.push_back(PieceMatmul::create(spec));
     if (products.back() == nullptr) return nullptr;
   }
-  return std::make_unique<BatchMatmul>(spec, std::move(products));
+  return std::make_unique<BatchMatmul>(spec, shares, std::move(products));
 }
 
 }  // namespace popsim::dense

@@ -1,6 +1,6 @@
 // Matrix products with one short axis, as small batches give them.
 //
-// oneDNN's products copy an operand into blocks first. With few rows that copy
+// Other products pack an operand first (packed_matmul.h). With few rows that
 // costs as much as the product. These codelets read the large operand where it
 // is, once, and copy at most the small one.
 #pragma once

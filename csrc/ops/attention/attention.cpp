@@ -1,7 +1,7 @@
 // Attention, head by head: a matrix product, a map, a softmax and another
 // product whose scores and probabilities never leave the caches.
 //
-// Each task has its own pieces of rows. The scores of a piece are computed,
+// Each thread has its own pieces of rows. The scores of a piece are computed,
 // become probabilities and are multiplied with the values at once. They are
 // written to memory only if the gradient is to read them.
 #include "ops/attention/attention.h"
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "ops/op_def.h"
-#include "ops/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -29,20 +28,20 @@ class AttentionKernel final : public Kernel {
   void run(const RunContext& context) override;
 
  private:
-  struct Task {
+  struct Share {
     Probabilities probabilities;
     std::unique_ptr<dense::PieceMatmul> product;
   };
 
-  void run_task(const RunContext& context, int64_t index);
+  void run_share(const RunContext& context, Share& share, threads::Range units);
 
   ScoreShape shape_;
   Workspace workspace_;
   HeadInput v_;
   HeadOutput out_;
   std::optional<HeadOutput> kept_;  // the probabilities, for the gradient
-  std::vector<Task> tasks_;
-  int64_t num_units_ = 0;  // pieces of rows of all heads
+  threads::Shares units_;           // pieces of rows of all heads
+  std::vector<Share> shares_;
   size_t scores_offset_ = 0;
   size_t product_offset_ = 0;
 };
@@ -64,36 +63,36 @@ AttentionKernel::AttentionKernel(const OpView& op)
                                .b = v_.strides(),
                                .significant_bits = bits};
   const dense::Cut rows = dense::PieceMatmul::cut(shape_.rows, bits);
-  num_units_ = shape_.batch * rows.count();
   const int64_t depth = op.input(kQuery).shape[2];
-  const int64_t num_tasks = num_attention_tasks(
-      shape_.batch * shape_.rows * shape_.columns * (depth + spec.n),
-      num_units_);
+  units_ = threads::Shares(
+      threads::multiplications(shape_.batch * shape_.rows * shape_.columns *
+                               (depth + spec.n)),
+      shape_.batch * rows.count());
   // Operands of a head lie at the same place in every thread's workspace.
   const Workspace before = workspace_;
-  for (int64_t i = 0; i < num_tasks; ++i) {
+  for (int64_t i = 0; i < units_.limit(); ++i) {
     workspace_ = before;
-    tasks_.push_back(
+    shares_.push_back(
         {Probabilities(op, {.q = kQuery, .k = kKey, .initial = kInitial}, map,
                        workspace_),
          make_product(op, spec)});
   }
-  const Task& task = tasks_.front();
+  const Share& share = shares_.front();
   scores_offset_ = workspace_.add(
       sizeof(float) * static_cast<size_t>(rows.longest() * shape_.columns));
   product_offset_ = workspace_.add(std::max(
-      task.probabilities.workspace_bytes(), task.product->workspace_bytes()));
+      share.probabilities.workspace_bytes(), share.product->workspace_bytes()));
 }
 
 void AttentionKernel::run(const RunContext& context) {
-  run_tasks(static_cast<int64_t>(tasks_.size()),
-            [&](int64_t task) { run_task(context, task); });
+  units_.run([&](int64_t share, threads::Range units) {
+    run_share(context, shares_[static_cast<size_t>(share)], units);
+  });
 }
 
-void AttentionKernel::run_task(const RunContext& context, int64_t index) {
-  auto& [probabilities, product] = tasks_[static_cast<size_t>(index)];
-  const TaskRange units =
-      task_range(index, static_cast<int64_t>(tasks_.size()), num_units_);
+void AttentionKernel::run_share(const RunContext& context, Share& share,
+                                threads::Range units) {
+  auto& [probabilities, product] = share;
   const dense::Cut& rows = product->rows();
   char* workspace = workspace_.memory();
   void* scratch = workspace + product_offset_;

@@ -14,6 +14,7 @@
 
 #include "ops/attention/head_operand.h"
 #include "ops/attention/score_map.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 
@@ -56,9 +57,6 @@ struct ScoreShape {
 // Throws InternalError where csrc/dense does not have the product.
 [[nodiscard]] std::unique_ptr<dense::PieceMatmul> make_product(
     const OpView& op, const dense::MatmulSpec& spec);
-
-// Tasks for so many units of work that take `work` multiplications together.
-[[nodiscard]] int64_t num_attention_tasks(int64_t work, int64_t units);
 
 // For one thread.
 class Probabilities {

@@ -14,7 +14,6 @@
 #include "ops/attention/attention.h"
 #include "ops/math/softmax_rows.h"
 #include "ops/op_def.h"
-#include "ops/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -68,7 +67,7 @@ class AttentionGradKernel final : public Kernel {
   void run(const RunContext& context) override;
 
  private:
-  struct Task {
+  struct Share {
     std::optional<Probabilities> probabilities;  // unless they are kept
     ScoreMap map;
     // Null where nobody wants the result.
@@ -92,15 +91,15 @@ class AttentionGradKernel final : public Kernel {
     const float* gradients = nullptr;
   };
 
-  [[nodiscard]] Task make_task(const OpView& op, Workspace& workspace) const;
-  [[nodiscard]] size_t scratch_bytes(const Task& task) const;
+  [[nodiscard]] Share make_share(const OpView& op, Workspace& workspace) const;
+  [[nodiscard]] size_t scratch_bytes(const Share& share) const;
   [[nodiscard]] const float* probabilities(const RunContext& context,
-                                           Task& task, const Head& head,
+                                           Share& share, const Head& head,
                                            int64_t piece) const;
-  void run_head(const RunContext& context, Task& task, int64_t index);
-  void run_piece(const RunContext& context, Task& task, const Head& head,
+  void run_head(const RunContext& context, Share& share, int64_t index);
+  void run_piece(const RunContext& context, Share& share, const Head& head,
                  int64_t piece);
-  void score_gradient(const RunContext& context, Task& task, const Head& head,
+  void score_gradient(const RunContext& context, Share& share, const Head& head,
                       int64_t piece, const float* probabilities);
 
   ScoreShape shape_;
@@ -113,7 +112,8 @@ class AttentionGradKernel final : public Kernel {
   Result q_;
   Result k_;
   Result v_;
-  std::vector<Task> tasks_;
+  threads::Shares heads_;
+  std::vector<Share> shares_;
   size_t probabilities_offset_ = 0;
   size_t gradient_offset_ = 0;
   size_t scratch_offset_ = 0;
@@ -134,37 +134,39 @@ AttentionGradKernel::AttentionGradKernel(const OpView& op)
   }
   // There are two products at least.
   const int64_t width = op.input(gradient_ ? kGradient : kGradients).shape[2];
-  const int64_t num_tasks = num_attention_tasks(
-      2 * shape_.batch * shape_.rows * shape_.columns * width, shape_.batch);
+  heads_ =
+      threads::Shares(threads::multiplications(2 * shape_.batch * shape_.rows *
+                                               shape_.columns * width),
+                      shape_.batch);
   // Operands of a head lie at the same place in every thread's workspace.
   const Workspace before = workspace_;
-  for (int64_t i = 0; i < num_tasks; ++i) {
+  for (int64_t i = 0; i < heads_.limit(); ++i) {
     workspace_ = before;
-    tasks_.push_back(make_task(op, workspace_));
+    shares_.push_back(make_share(op, workspace_));
   }
   const size_t piece_bytes =
       sizeof(float) * static_cast<size_t>(rows_.longest() * shape_.columns);
   probabilities_offset_ = workspace_.add(piece_bytes);
   gradient_offset_ = workspace_.add(piece_bytes);
-  scratch_offset_ = workspace_.add(scratch_bytes(tasks_.front()));
+  scratch_offset_ = workspace_.add(scratch_bytes(shares_.front()));
 }
 
-AttentionGradKernel::Task AttentionGradKernel::make_task(
+AttentionGradKernel::Share AttentionGradKernel::make_share(
     const OpView& op, Workspace& workspace) const {
   const auto num_others =
       static_cast<size_t>(op.attribute<int64_t>("num_others"));
   const size_t grad_others = kOthers + num_others;
-  Task task{std::nullopt,
-            ScoreMap(op,
-                     score_map_spec(op, "grad_", grad_others,
-                                    op.num_inputs() - grad_others),
-                     rows_),
-            nullptr,
-            nullptr,
-            nullptr,
-            nullptr};
+  Share share{std::nullopt,
+              ScoreMap(op,
+                       score_map_spec(op, "grad_", grad_others,
+                                      op.num_inputs() - grad_others),
+                       rows_),
+              nullptr,
+              nullptr,
+              nullptr,
+              nullptr};
   if (!kept_) {
-    task.probabilities.emplace(
+    share.probabilities.emplace(
         op, Probabilities::Inputs{.q = kQuery, .k = kKey, .initial = kInitial},
         score_map_spec(op, "", kOthers, num_others), workspace);
   }
@@ -183,28 +185,29 @@ AttentionGradKernel::Task AttentionGradKernel::make_task(
   const int64_t columns = shape_.columns;
   const dense::MatrixStrides scores = score_strides(shape_);
   if (gradient_) {
-    task.for_scores = make(rows, columns, gradient_->columns(),
-                           gradient_->strides(), values_->strides());
+    share.for_scores = make(rows, columns, gradient_->columns(),
+                            gradient_->strides(), values_->strides());
   }
   if (q_.out) {
-    task.for_q = make(rows, q_.operand->columns(), columns, scores,
-                      q_.operand->strides());
+    share.for_q = make(rows, q_.operand->columns(), columns, scores,
+                       q_.operand->strides());
   }
   if (k_.out) {
-    task.for_k =
+    share.for_k =
         make(k_.operand->rows(), columns, rows, k_.operand->strides(), scores);
   }
   if (v_.out) {
-    task.for_v = make(columns, v_.operand->columns(), rows,
-                      transposed_score_strides(shape_), v_.operand->strides());
+    share.for_v = make(columns, v_.operand->columns(), rows,
+                       transposed_score_strides(shape_), v_.operand->strides());
   }
-  return task;
+  return share;
 }
 
-size_t AttentionGradKernel::scratch_bytes(const Task& task) const {
-  size_t bytes = task.probabilities ? task.probabilities->workspace_bytes() : 0;
+size_t AttentionGradKernel::scratch_bytes(const Share& share) const {
+  size_t bytes =
+      share.probabilities ? share.probabilities->workspace_bytes() : 0;
   for (const auto* product :
-       {&task.for_scores, &task.for_q, &task.for_k, &task.for_v}) {
+       {&share.for_scores, &share.for_q, &share.for_k, &share.for_v}) {
     if (*product == nullptr) continue;
     bytes = std::max(bytes, (*product)->workspace_bytes());
   }
@@ -212,16 +215,14 @@ size_t AttentionGradKernel::scratch_bytes(const Task& task) const {
 }
 
 void AttentionGradKernel::run(const RunContext& context) {
-  const auto num_tasks = static_cast<int64_t>(tasks_.size());
-  run_tasks(num_tasks, [&](int64_t index) {
-    const TaskRange heads = task_range(index, num_tasks, shape_.batch);
+  heads_.run([&](int64_t share, threads::Range heads) {
     for (int64_t head = heads.begin; head < heads.end; ++head) {
-      run_head(context, tasks_[static_cast<size_t>(index)], head);
+      run_head(context, shares_[static_cast<size_t>(share)], head);
     }
   });
 }
 
-void AttentionGradKernel::run_head(const RunContext& context, Task& task,
+void AttentionGradKernel::run_head(const RunContext& context, Share& share,
                                    int64_t index) {
   char* workspace = workspace_.memory();
   Head head{.index = index,
@@ -230,8 +231,8 @@ void AttentionGradKernel::run_head(const RunContext& context, Task& task,
                 reinterpret_cast<float*>(workspace + probabilities_offset_),
             .gradient = reinterpret_cast<float*>(workspace + gradient_offset_),
             .scratch = workspace + scratch_offset_};
-  if (task.probabilities) {
-    task.probabilities->start_head(context, index, workspace);
+  if (share.probabilities) {
+    share.probabilities->start_head(context, index, workspace);
   }
   if (kept_) head.kept = kept_->load(context, index, workspace);
   if (gradient_) {
@@ -242,7 +243,7 @@ void AttentionGradKernel::run_head(const RunContext& context, Task& task,
   if (k_.out) head.queries = k_.operand->load(context, index, workspace);
   if (v_.out) head.gradients = v_.operand->load(context, index, workspace);
   for (int64_t piece = 0; piece < rows_.count(); ++piece) {
-    run_piece(context, task, head, piece);
+    run_piece(context, share, head, piece);
   }
   if (q_.out) q_.out->store(context, index, 0, shape_.rows, workspace);
   if (k_.out) {
@@ -252,48 +253,49 @@ void AttentionGradKernel::run_head(const RunContext& context, Task& task,
 }
 
 const float* AttentionGradKernel::probabilities(const RunContext& context,
-                                                Task& task, const Head& head,
+                                                Share& share, const Head& head,
                                                 int64_t piece) const {
   if (!kept_) {
-    task.probabilities->compute(context, piece, head.probabilities,
-                                head.scratch);
+    share.probabilities->compute(context, piece, head.probabilities,
+                                 head.scratch);
     return head.probabilities;
   }
   return head.kept + rows_.begin(piece) * shape_.columns;
 }
 
-void AttentionGradKernel::run_piece(const RunContext& context, Task& task,
+void AttentionGradKernel::run_piece(const RunContext& context, Share& share,
                                     const Head& head, int64_t piece) {
   const int64_t first = rows_.begin(piece);
   const auto space = [&](const Result& result, int64_t row) {
     return result.out->space(context, head.index, row, head.workspace);
   };
-  const float* given = probabilities(context, task, head, piece);
+  const float* given = probabilities(context, share, head, piece);
   if (v_.out) {
-    task.for_v->run_depth(piece, given,
-                          head.gradients + first * v_.operand->strides().row,
-                          space(v_, 0), head.scratch);
+    share.for_v->run_depth(piece, given,
+                           head.gradients + first * v_.operand->strides().row,
+                           space(v_, 0), head.scratch);
   }
   if (!gradient_) return;
-  score_gradient(context, task, head, piece, given);
+  score_gradient(context, share, head, piece, given);
   if (q_.out) {
-    task.for_q->run_rows(piece, head.gradient, head.keys, space(q_, first),
-                         head.scratch);
+    share.for_q->run_rows(piece, head.gradient, head.keys, space(q_, first),
+                          head.scratch);
   }
   if (k_.out) {
-    task.for_k->run_depth(piece,
-                          head.queries + first * k_.operand->strides().column,
-                          head.gradient, space(k_, 0), head.scratch);
+    share.for_k->run_depth(piece,
+                           head.queries + first * k_.operand->strides().column,
+                           head.gradient, space(k_, 0), head.scratch);
   }
 }
 
-void AttentionGradKernel::score_gradient(const RunContext& context, Task& task,
-                                         const Head& head, int64_t piece,
+void AttentionGradKernel::score_gradient(const RunContext& context,
+                                         Share& share, const Head& head,
+                                         int64_t piece,
                                          const float* probabilities) {
   const int64_t columns = shape_.columns;
   const int64_t num_rows = rows_.length(piece);
   float* gradient = head.gradient;
-  task.for_scores->run_rows(
+  share.for_scores->run_rows(
       piece, head.from_above + rows_.begin(piece) * gradient_->strides().row,
       head.values, gradient, head.scratch);
   round_(gradient, num_rows * columns);
@@ -303,7 +305,7 @@ void AttentionGradKernel::score_gradient(const RunContext& context, Task& task,
                           columns);
   }
   round_(gradient, num_rows * columns);
-  task.map.run(context, head.index, piece, gradient);
+  share.map.run(context, head.index, piece, gradient);
   round_(gradient, num_rows * columns);
 }
 

@@ -1,5 +1,3 @@
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "ops/attention/attention.h"
@@ -7,9 +5,6 @@
 
 namespace popsim::ops {
 namespace {
-
-// Multiplications that are worth waking another thread for.
-constexpr int64_t kMinTaskWork = 1 << 18;
 
 dense::MatmulSpec scores_spec(const HeadInput& q, const HeadInput& k,
                               bool initial, DType dtype) {
@@ -73,11 +68,6 @@ std::unique_ptr<dense::PieceMatmul> make_product(
                  "': no code for a product of ", spec.m, " by ", spec.k, " by ",
                  spec.n);
   return product;
-}
-
-int64_t num_attention_tasks(int64_t work, int64_t units) {
-  return std::clamp<int64_t>(std::min(work / kMinTaskWork, units), 1,
-                             at::get_num_threads());
 }
 
 Probabilities::Probabilities(const OpView& op, const Inputs& inputs,

@@ -6,8 +6,6 @@
 // else goes to ATen.
 #include "dense/convolution.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -20,6 +18,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
 #include "ops/operands/partials.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -42,37 +41,32 @@ Channels channels_of(const Shape& shape) {
   return {shape[0], shape[1], num_elements(shape) / (shape[0] * shape[1])};
 }
 
-// Rows of a tensor that are worth a thread of their own.
-int64_t grain(int64_t row_size) {
-  return std::max<int64_t>(1, 32768 / row_size);
-}
-
 void add_per_channel(const float* bias, const Channels& c, float* y) {
-  at::parallel_for(0, c.batch * c.count, grain(c.positions),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; ++row) {
-                       const float value = bias[row % c.count];
-                       float* values = y + row * c.positions;
-                       for (int64_t i = 0; i < c.positions; ++i) {
-                         values[i] += value;
-                       }
-                     }
-                   });
+  const int64_t num_rows = c.batch * c.count;
+  const threads::Shares shares(threads::elements(num_rows * c.positions),
+                               num_rows);
+  shares.run([&](int64_t /*share*/, threads::Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      const float value = bias[row % c.count];
+      float* values = y + row * c.positions;
+      for (int64_t i = 0; i < c.positions; ++i) values[i] += value;
+    }
+  });
 }
 
 void sum_per_channel(const float* y, const Channels& c, float* sums) {
-  at::parallel_for(0, c.count, grain(c.batch * c.positions),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t channel = begin; channel < end; ++channel) {
-                       double sum = 0.0;
-                       for (int64_t b = 0; b < c.batch; ++b) {
-                         const float* values =
-                             y + (b * c.count + channel) * c.positions;
-                         sum += std::reduce(values, values + c.positions, 0.0);
-                       }
-                       sums[channel] = static_cast<float>(sum);
-                     }
-                   });
+  const threads::Shares shares(
+      threads::elements(c.batch * c.count * c.positions), c.count);
+  shares.run([&](int64_t /*share*/, threads::Range channels) {
+    for (int64_t channel = channels.begin; channel < channels.end; ++channel) {
+      double sum = 0.0;
+      for (int64_t b = 0; b < c.batch; ++b) {
+        const float* values = y + (b * c.count + channel) * c.positions;
+        sum += std::reduce(values, values + c.positions, 0.0);
+      }
+      sums[channel] = static_cast<float>(sum);
+    }
+  });
 }
 
 Order order_of(const graph::Tensor& tensor) {

@@ -8,7 +8,7 @@
 #include "ops/math/vec_math.h"
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -43,11 +43,10 @@ class HalfConvolution final : public Kernel {
         .bias = bias_ ? bias_->load(context, workspace) : nullptr,
         .out = out_.buffer(context, workspace)};
     pack(weight_.load(context, workspace), workspace);
-    run_tasks(num_tasks_, [&](int64_t task) {
+    shares_.run([&](int64_t share, threads::Range units) {
       float* patches =
-          floats(workspace, patches_offset_) + task * kGroupRows * depth_;
-      const auto [begin, end] = task_range(task, num_tasks_, num_units());
-      for (int64_t unit = begin; unit < end; ++unit) {
+          floats(workspace, patches_offset_) + share * kGroupRows * depth_;
+      for (int64_t unit = units.begin; unit < units.end; ++unit) {
         run_unit(memory, unit, patches);
       }
     });
@@ -76,7 +75,8 @@ class HalfConvolution final : public Kernel {
         panels_(1, to_.count, depth_,
                 dense::Passes{from_.count / kPassLength * map_.kernel_size(),
                               from_.count % kPassLength}),
-        num_tasks_(num_tasks_for(rows_ * groups_ * depth_, num_units())),
+        shares_(threads::multiplications(rows_ * groups_ * depth_ * to_.count),
+                num_units()),
         channels_last_(is_channels_last(op.output(0))),
         source_({op.input_id(0), op.input(0).dtype, op.input(0).shape,
                  op.input(0).strides},
@@ -86,7 +86,7 @@ class HalfConvolution final : public Kernel {
         out_(op.output_id(0), op.output(0), workspace_),
         ordered_offset_(add_floats(groups_ * to_.count * depth_)),
         packed_offset_(add_floats(groups_ * packed_floats())),
-        patches_offset_(add_floats(num_tasks_ * kGroupRows * depth_)) {
+        patches_offset_(add_floats(shares_.limit() * kGroupRows * depth_)) {
     if (bias) bias_.emplace(op.input_id(kBias), op.input(kBias), workspace_);
   }
 
@@ -119,10 +119,9 @@ class HalfConvolution final : public Kernel {
   void pack(const float* weight, char* workspace) const {
     float* ordered = floats(workspace, ordered_offset_);
     const int64_t columns = groups_ * to_.count;
-    const int64_t num_tasks = num_tasks_for(columns * depth_, columns);
-    run_tasks(num_tasks, [&](int64_t task) {
-      const auto [begin, end] = task_range(task, num_tasks, columns);
-      for (int64_t i = begin; i < end; ++i) {
+    const threads::Shares shares(threads::elements(columns * depth_), columns);
+    shares.run([&](int64_t /*share*/, threads::Range range) {
+      for (int64_t i = range.begin; i < range.end; ++i) {
         order(weight + i / to_.count * to_.count * depth_ +
                   i % to_.count * to_.weight_stride,
               ordered + i * depth_);
@@ -211,7 +210,7 @@ class HalfConvolution final : public Kernel {
   GroupChannels to_;
   int64_t depth_;
   Panels panels_;
-  int64_t num_tasks_;
+  threads::Shares shares_;
   bool channels_last_;
   FloatInput source_;
   FloatInput weight_;

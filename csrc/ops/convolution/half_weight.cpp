@@ -9,7 +9,7 @@
 #include "ops/convolution/half.h"
 #include "ops/convolution/patch_map.h"
 #include "ops/operands/float_operand.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -54,12 +54,11 @@ class HalfWeightGradient final : public Kernel {
     const float* input = input_.load(context, workspace);
     const float* rows = output_.load(context, workspace);
     float* out = grad_weight_.buffer(context, workspace);
-    run_tasks(num_tasks_, [&](int64_t task) {
+    shares_.run([&](int64_t share, threads::Range units) {
       float* patches = reinterpret_cast<float*>(workspace + scratch_offset_) +
-                       task * scratch_floats();
+                       share * scratch_floats();
       float* sums = patches + kChunk * width();
-      const auto [begin, end] = task_range(task, num_tasks_, num_units());
-      for (int64_t unit = begin; unit < end; ++unit) {
+      for (int64_t unit = units.begin; unit < units.end; ++unit) {
         multiply(input, rows, unit, patches, sums);
         store(unit, sums, out);
       }
@@ -78,15 +77,17 @@ class HalfWeightGradient final : public Kernel {
         depth_(spec.batch * map_.num_targets()),
         columns_(in_channels_ * map_.kernel_size()),
         vectors_(std::min(dense::kMaxPanelVectors, ceil_div(columns_, kLanes))),
-        num_tasks_(num_tasks_for(depth_ * columns_ * groups_, num_units())),
+        shares_(threads::multiplications(depth_ * columns_ * groups_ *
+                                         out_channels_),
+                num_units()),
         input_(
             channels_last(op, g.transposed ? kGradY : kForwardX, workspace_)),
         output_(channels_outermost(op, g.transposed ? kForwardX : kGradY,
                                    workspace_)),
         grad_weight_(op.output_id(0), op.output(0), workspace_),
-        scratch_offset_(
-            workspace_.add(static_cast<size_t>(num_tasks_ * scratch_floats()) *
-                           sizeof(float))) {
+        scratch_offset_(workspace_.add(
+            static_cast<size_t>(shares_.limit() * scratch_floats()) *
+            sizeof(float))) {
     check_internal(op.output(0).contiguous(), "convolution_grad_weight '",
                    op.op().name, "': the weight's gradient is not contiguous");
     if (!bias) return;
@@ -170,10 +171,10 @@ class HalfWeightGradient final : public Kernel {
                        const float* rows) const {
     if (grad_y_) rows = grad_y_->load(context, workspace);
     float* out = grad_bias_->buffer(context, workspace);
-    const int64_t num_tasks = num_tasks_for(channels_ * positions_, channels_);
-    run_tasks(num_tasks, [&](int64_t task) {
-      const auto [begin, end] = task_range(task, num_tasks, channels_);
-      for (int64_t channel = begin; channel < end; ++channel) {
+    const threads::Shares shares(threads::elements(channels_ * positions_),
+                                 channels_);
+    shares.run([&](int64_t /*share*/, threads::Range range) {
+      for (int64_t channel = range.begin; channel < range.end; ++channel) {
         const float* row = rows + channel * positions_;
         out[channel] =
             static_cast<float>(std::reduce(row, row + positions_, 0.0));
@@ -191,7 +192,7 @@ class HalfWeightGradient final : public Kernel {
   int64_t depth_;
   int64_t columns_;
   int64_t vectors_;
-  int64_t num_tasks_;
+  threads::Shares shares_;
   FloatInput input_;
   FloatInput output_;
   FloatOutput grad_weight_;

@@ -1,10 +1,11 @@
 // Rows of a table by number, and the gradient of the table.
 #include <cstring>
 
+#include "base/numbers.h"
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
 #include "ops/operands/rows.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -64,7 +65,7 @@ class Embedding final : public Kernel {
         out_(op.output_id(0)),
         row_bytes_(op.input(0).shape[1] * size_in_bytes(op.input(0).dtype)),
         numbers_(op, 1, op.input(0).shape[0]),
-        num_tasks_(num_tasks_for(op.output(0).numel(), op.input(1).numel())) {
+        shares_(threads::elements(op.output(0).numel()), op.input(1).numel()) {
     check_internal(op.input(0).contiguous() && op.output(0).contiguous(),
                    "embedding '", op.op().name,
                    "': table and result must be contiguous");
@@ -74,9 +75,7 @@ class Embedding final : public Kernel {
     const std::vector<int64_t>& rows = numbers_.read(context);
     const char* table = context.data<const char>(table_);
     char* out = context.data<char>(out_);
-    run_tasks(num_tasks_, [&](int64_t task) {
-      const TaskRange range =
-          task_range(task, num_tasks_, static_cast<int64_t>(rows.size()));
+    shares_.run([&](int64_t /*share*/, threads::Range range) {
       for (int64_t i = range.begin; i < range.end; ++i) {
         std::memcpy(out + i * row_bytes_,
                     table + rows[static_cast<size_t>(i)] * row_bytes_,
@@ -90,10 +89,10 @@ class Embedding final : public Kernel {
   graph::TensorId out_;
   int64_t row_bytes_;
   RowNumbers numbers_;
-  int64_t num_tasks_;
+  threads::Shares shares_;
 };
 
-// Rows of the gradient are added in their order, whoever adds them: each task
+// Rows of the gradient are added in their order, whoever adds them: each share
 // has columns of its own.
 class EmbeddingGrad final : public Kernel {
  public:
@@ -104,9 +103,9 @@ class EmbeddingGrad final : public Kernel {
         gradient_(op, 0, width_),
         numbers_(op, 1, num_rows_),
         out_(op, 0, width_),
-        num_tasks_(num_tasks_for(op.output(0).numel() + op.input(0).numel(),
-                                 std::max<int64_t>(width_ / kMinColumns, 1))),
-        scratch_(static_cast<size_t>(num_tasks_)) {
+        shares_(threads::elements(op.output(0).numel() + op.input(0).numel()),
+                ceil_div(width_, kColumns)),
+        scratch_(static_cast<size_t>(shares_.limit())) {
     for (auto& floats : scratch_) {
       floats.resize(static_cast<size_t>(padded(width_)));
     }
@@ -118,18 +117,19 @@ class EmbeddingGrad final : public Kernel {
   void run(const RunContext& context) override {
     const std::vector<int64_t>& rows = numbers_.read(context);
     float* sums = out_.space(context, 0, sums_.data());
-    run_tasks(num_tasks_, [&](int64_t task) {
-      const TaskRange columns = task_range(task, num_tasks_, width_);
+    shares_.run([&](int64_t share, threads::Range units) {
+      const threads::Range columns{units.begin * kColumns,
+                                   std::min(units.end * kColumns, width_)};
       add_columns(context, rows, columns, sums,
-                  scratch_[static_cast<size_t>(task)].data());
+                  scratch_[static_cast<size_t>(share)].data());
     });
   }
 
  private:
-  static constexpr int64_t kMinColumns = 32;
+  static constexpr int64_t kColumns = 32;  // of a unit
 
   void add_columns(const RunContext& context, const std::vector<int64_t>& rows,
-                   TaskRange columns, float* sums, float* scratch) const {
+                   threads::Range columns, float* sums, float* scratch) const {
     const int64_t width = columns.end - columns.begin;
     float* first = sums + columns.begin;
     if (width == width_) {
@@ -160,8 +160,8 @@ class EmbeddingGrad final : public Kernel {
   RowInput gradient_;
   RowNumbers numbers_;
   RowOutput out_;
-  int64_t num_tasks_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  threads::Shares shares_;
+  std::vector<std::vector<float>> scratch_;  // by share
   std::vector<float> sums_;                  // where the output is not float32
 };
 

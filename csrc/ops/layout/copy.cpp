@@ -5,7 +5,7 @@
 
 #include "ops/layout/layout_copy.h"
 #include "ops/op_def.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -13,25 +13,20 @@ namespace {
 class BytesCopy final : public Kernel {
  public:
   BytesCopy(graph::TensorId from, graph::TensorId to, int64_t bytes)
-      : from_(from),
-        to_(to),
-        bytes_(bytes),
-        num_tasks_(num_tasks_for(bytes / 4, bytes)) {}
+      : from_(from), to_(to), shares_(threads::elements(bytes / 4), bytes) {}
 
   void run(const RunContext& context) override {
-    run_tasks(num_tasks_, [&](int64_t task) {
-      const TaskRange range = task_range(task, num_tasks_, bytes_);
+    shares_.run([&](int64_t /*share*/, threads::Range range) {
       std::memcpy(context.data<char>(to_) + range.begin,
                   context.data<char>(from_) + range.begin,
-                  static_cast<size_t>(range.end - range.begin));
+                  static_cast<size_t>(range.size()));
     });
   }
 
  private:
   graph::TensorId from_;
   graph::TensorId to_;
-  int64_t bytes_;
-  int64_t num_tasks_;
+  threads::Shares shares_;
 };
 
 class StridedCopy final : public Kernel {

@@ -8,7 +8,6 @@
 
 #include "dense/vector/transpose.h"
 #include "ops/operands/strided_walk.h"
-#include "ops/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -77,9 +76,9 @@ LayoutCopy::LayoutCopy(const graph::Tensor& from, const graph::Tensor& to)
                        ? kTransposedRows
                        : std::max<int64_t>(kUnitElements / columns.size, 1);
   units_per_plane_ = (rows.size + rows_per_unit_ - 1) / rows_per_unit_;
-  num_units_ = units_per_plane_;
-  for (const CopyAxis& axis : plan_.outer) num_units_ *= axis.size;
-  num_tasks_ = num_tasks_for(to.numel(), num_units_);
+  int64_t num_units = units_per_plane_;
+  for (const CopyAxis& axis : plan_.outer) num_units *= axis.size;
+  shares_ = threads::Shares(threads::elements(to.numel()), num_units);
 }
 
 void LayoutCopy::run(const void* from, void* to) const {
@@ -97,8 +96,7 @@ void LayoutCopy::run(const void* from, void* to) const {
 
 template <typename T>
 void LayoutCopy::run_as(const void* from, void* to) const {
-  run_tasks(num_tasks_, [&](int64_t task) {
-    const TaskRange units = task_range(task, num_tasks_, num_units_);
+  shares_.run([&](int64_t /*share*/, threads::Range units) {
     for (int64_t i = units.begin; i < units.end; ++i) {
       copy_unit(static_cast<const T*>(from), static_cast<T*>(to), i);
     }

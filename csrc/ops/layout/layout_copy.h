@@ -6,6 +6,7 @@
 
 #include "base/shape.h"
 #include "ops/op_def.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 
@@ -45,8 +46,7 @@ class LayoutCopy {
   bool transposes_;
   int64_t rows_per_unit_;
   int64_t units_per_plane_;
-  int64_t num_units_;
-  int64_t num_tasks_;
+  threads::Shares shares_;  // of units
 };
 
 }  // namespace popsim::ops

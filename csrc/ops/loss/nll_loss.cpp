@@ -6,7 +6,7 @@
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
 #include "ops/operands/rows.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -197,18 +197,17 @@ class CrossEntropyGrad final : public Kernel {
         labels_(op, 2, classes_),
         log_softmax_(op, 4, classes_),
         out_(op, 0, classes_),
-        num_tasks_(num_tasks_for(2 * op.output(0).numel(), samples_)),
-        scratch_(static_cast<size_t>(num_tasks_)) {
-    for (auto& task : scratch_) {
-      task.resize(static_cast<size_t>(2 * padded(classes_)));
+        shares_(threads::elements(2 * op.output(0).numel()), samples_),
+        scratch_(static_cast<size_t>(shares_.limit())) {
+    for (auto& share : scratch_) {
+      share.resize(static_cast<size_t>(2 * padded(classes_)));
     }
   }
 
   void run(const RunContext& context) override {
     labels_.read(context);
-    run_tasks(num_tasks_, [&](int64_t task) {
-      float* scratch = scratch_[static_cast<size_t>(task)].data();
-      const TaskRange rows = task_range(task, num_tasks_, samples_);
+    shares_.run([&](int64_t share, threads::Range rows) {
+      float* scratch = scratch_[static_cast<size_t>(share)].data();
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         run_row(context, row, scratch);
       }
@@ -242,8 +241,8 @@ class CrossEntropyGrad final : public Kernel {
   Labels labels_;
   RowInput log_softmax_;
   RowOutput out_;
-  int64_t num_tasks_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  threads::Shares shares_;
+  std::vector<std::vector<float>> scratch_;  // by share
 };
 
 std::vector<TensorType> loss_types(const OpView& op) {

@@ -1,19 +1,15 @@
 // One elementwise codelet: a small straight-line expression over tensors of
 // one shape, so that a chain of elementwise ops reads and writes memory once.
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "ops/map/plan.h"
 #include "ops/map/runner.h"
 #include "ops/op_def.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
 
-// Work, in additions, that is worth waking another thread for.
-constexpr int64_t kMinTaskCost = 1 << 18;
 class MapKernel final : public Kernel {
  public:
   explicit MapKernel(MapPlan plan);
@@ -21,23 +17,22 @@ class MapKernel final : public Kernel {
 
  private:
   MapPlan plan_;
-  std::vector<MapRunner> runners_;  // by task
+  threads::Shares shares_;          // of blocks
+  std::vector<MapRunner> runners_;  // by share
 };
 
-MapKernel::MapKernel(MapPlan plan) : plan_(std::move(plan)) {
-  const MapGrid& grid = plan_.grid;
-  const int64_t cost = grid.num_blocks * grid.width * plan_.cost;
-  const int64_t num_tasks = std::clamp<int64_t>(
-      std::min(cost / kMinTaskCost, grid.num_blocks), 1, at::get_num_threads());
-  for (int64_t i = 0; i < num_tasks; ++i) runners_.emplace_back(plan_);
+MapKernel::MapKernel(MapPlan plan)
+    : plan_(std::move(plan)),
+      shares_(threads::additions(plan_.grid.num_blocks * plan_.grid.width *
+                                 plan_.cost),
+              plan_.grid.num_blocks) {
+  for (int64_t i = 0; i < shares_.limit(); ++i) runners_.emplace_back(plan_);
 }
 
 void MapKernel::run(const RunContext& context) {
-  const auto num_tasks = static_cast<int64_t>(runners_.size());
-  run_tasks(num_tasks, [&](int64_t task) {
-    const TaskRange blocks = task_range(task, num_tasks, plan_.grid.num_blocks);
-    runners_[static_cast<size_t>(task)].run(plan_, context, blocks.begin,
-                                            blocks.end);
+  shares_.run([&](int64_t share, threads::Range blocks) {
+    runners_[static_cast<size_t>(share)].run(plan_, context, blocks.begin,
+                                             blocks.end);
   });
 }
 

@@ -7,7 +7,6 @@
 // else goes to ATen.
 #include "dense/matmul.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros_like.h>
@@ -19,6 +18,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
 #include "ops/operands/partials.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -127,9 +127,9 @@ class DenseMatmul final : public Kernel {
 
   // Zero where `gate` is. oneDNN's ReLU would turn NaN into zero.
   void close(const float* gate, float* out) const {
-    constexpr int64_t kGrain = 1 << 16;
-    at::parallel_for(0, numel_, kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
+    const threads::Shares shares(threads::elements(numel_), numel_);
+    shares.run([&](int64_t /*share*/, threads::Range range) {
+      for (int64_t i = range.begin; i < range.end; ++i) {
         out[i] = gate[i] <= 0.0f ? 0.0f : out[i];
       }
     });
@@ -243,7 +243,8 @@ class AtenMatmul final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    at::Tensor result = product(context);
+    at::Tensor result;
+    threads::run_alone([&] { result = product(context); });
     if (bias_ != graph::kNoTensor) {
       const at::Tensor bias = operand(context, bias_);
       result.add_(beta_ == 1.0 ? bias : bias.mul(beta_));

@@ -1,8 +1,6 @@
 // Batch norm in training: the statistics of a batch, and the sums that its
 // gradients need. What remains is elementwise, and a map fuses it with what
 // stands around it.
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -18,18 +16,6 @@ namespace {
 using Vec = at::vec::Vectorized<float>;
 using Floats = std::vector<float>;
 using Doubles = std::vector<double>;
-
-// Calls work(part) for each part of a walk, on several threads.
-template <typename Work>
-void for_each_part(const ChannelWalk& walk, Work&& work) {
-  if (walk.num_parts() == 1) {
-    work(0);
-    return;
-  }
-  at::parallel_for(0, walk.num_parts(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) work(part);
-  });
-}
 
 // One value per channel, of any floating type.
 class ChannelInput {
@@ -192,7 +178,7 @@ class Statistics final : public Kernel {
   explicit Statistics(const OpView& op)
       : walk_(op.input(0), 4),
         x_(op.input_id(0), op.input(0), walk_),
-        parts_(static_cast<size_t>(walk_.num_parts()), PartMoments(walk_)),
+        parts_(static_cast<size_t>(walk_.tasks().count()), PartMoments(walk_)),
         outputs_(op),
         momentum_(op.attribute<double>("momentum")),
         epsilon_(op.attribute<double>("epsilon")) {
@@ -207,10 +193,10 @@ class Statistics final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    for_each_part(walk_, [&](int64_t index) {
+    walk_.tasks().run([&](int64_t index, threads::Range units) {
       PartMoments& part = parts_[static_cast<size_t>(index)];
       part.clear();
-      walk_.for_each_block(index, [&](const ChannelBlock& block) {
+      walk_.for_each_block(units, [&](const ChannelBlock& block) {
         part.add(x_.read(context, block, index), block);
       });
     });
@@ -339,7 +325,7 @@ class Gradient final : public Kernel {
         x_(op.input_id(1), op.input(1), walk_),
         mean_(op, 2),
         inverse_deviation_(op, 3),
-        parts_(static_cast<size_t>(walk_.num_parts()), PartSums(walk_)),
+        parts_(static_cast<size_t>(walk_.tasks().count()), PartSums(walk_)),
         outputs_(op) {
     check_internal(
         op.input(0).shape == op.input(1).shape &&
@@ -354,14 +340,14 @@ class Gradient final : public Kernel {
 
   void run(const RunContext& context) override {
     const Floats& mean = mean_.load(context);
-    for_each_part(walk_, [&](int64_t index) {
+    walk_.tasks().run([&](int64_t index, threads::Range units) {
       PartSums& part = parts_[static_cast<size_t>(index)];
       std::ranges::fill(part.grad, 0.0);
       std::ranges::fill(part.product, 0.0);
       if (walk_.interleaved()) {
         repeat(mean.data(), walk_.channels(), part.means);
       }
-      walk_.for_each_block(index, [&](const ChannelBlock& block) {
+      walk_.for_each_block(units, [&](const ChannelBlock& block) {
         if (!walk_.interleaved()) {
           std::ranges::fill(part.means,
                             mean[static_cast<size_t>(block.channel)]);

@@ -1,7 +1,5 @@
 #include "ops/norm/channel_walk.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "ops/operands/image_layout.h"
@@ -9,8 +7,6 @@
 namespace popsim::ops {
 namespace {
 
-// Work, in additions, that is worth waking another thread for.
-constexpr int64_t kMinPartCost = 1 << 17;
 // Columns that are worth a call: four of the widest vectors.
 constexpr int64_t kWidth = 64;
 
@@ -27,8 +23,7 @@ ChannelWalk::ChannelWalk(const graph::Tensor& tensor, int64_t cost)
     rows_per_matrix_row_ = std::clamp<int64_t>(kWidth / channels_, 1, count());
   }
   const int64_t units = interleaved_ ? numel_ / max_width() : channels_;
-  num_parts_ = std::clamp<int64_t>(
-      std::min(numel_ * cost / kMinPartCost, units), 1, at::get_num_threads());
+  tasks_ = threads::Tasks(threads::additions(numel_ * cost), units);
 }
 
 int64_t ChannelWalk::max_width() const {
@@ -44,16 +39,16 @@ BlockReader::BlockReader(graph::TensorId id, const graph::Tensor& tensor,
     : id_(id) {
   if (tensor.dtype == DType::kFloat32) return;
   load_ = load_floats(tensor.dtype);
-  scratch_.resize(static_cast<size_t>(walk.num_parts()));
+  scratch_.resize(static_cast<size_t>(walk.tasks().count()));
   for (auto& memory : scratch_) {
     memory.resize(static_cast<size_t>(walk.max_elements()));
   }
 }
 
 const float* BlockReader::read(const RunContext& context,
-                               const ChannelBlock& block, int64_t part) {
+                               const ChannelBlock& block, int64_t task) {
   if (load_ == nullptr) return context.data<float>(id_) + block.offset;
-  float* out = scratch_[static_cast<size_t>(part)].data();
+  float* out = scratch_[static_cast<size_t>(task)].data();
   load_(context.data(id_), block.offset, 1, block.rows * block.width, out);
   return out;
 }

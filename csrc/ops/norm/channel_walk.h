@@ -7,6 +7,7 @@
 
 #include "ops/op_def.h"
 #include "ops/operands/float_conversion.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 
@@ -26,8 +27,7 @@ class ChannelWalk {
   // has more channels than that.
   static constexpr int64_t kBlockElements = 4096;
 
-  // `cost`: of one element, in additions. Threads get parts of like size; how
-  // many there are does not change after this.
+  // `cost`: of one element, in additions.
   ChannelWalk(const graph::Tensor& tensor, int64_t cost);
 
   [[nodiscard]] int64_t channels() const { return channels_; }
@@ -38,14 +38,14 @@ class ChannelWalk {
   // Of the widest block.
   [[nodiscard]] int64_t max_width() const;
   [[nodiscard]] int64_t max_elements() const;
-  [[nodiscard]] int64_t num_parts() const { return num_parts_; }
+  // The tasks that share the tensor. A unit is a row of an interleaved tensor
+  // seen as a matrix of max_width() columns: every task sees every channel.
+  // Otherwise it is a channel.
+  [[nodiscard]] const threads::Tasks& tasks() const { return tasks_; }
 
-  // Calls visit(block) for all blocks of a part. Interleaved tensors are cut
-  // across their rows: every part sees every channel, and all blocks of a
-  // width but the last few have `max_width()` columns. Others are cut between
-  // channels.
+  // Calls visit(block) for all blocks of some units.
   template <typename Visit>
-  void for_each_block(int64_t part, Visit&& visit) const;
+  void for_each_block(threads::Range units, Visit&& visit) const;
 
  private:
   template <typename Visit>
@@ -57,7 +57,7 @@ class ChannelWalk {
   int64_t positions_;
   bool interleaved_;
   int64_t rows_per_matrix_row_ = 1;
-  int64_t num_parts_ = 1;
+  threads::Tasks tasks_;
 };
 
 // One or two tensors of a walk as float32 blocks: where they are, or widened
@@ -68,12 +68,12 @@ class BlockReader {
               const ChannelWalk& walk);
 
   [[nodiscard]] const float* read(const RunContext& context,
-                                  const ChannelBlock& block, int64_t part);
+                                  const ChannelBlock& block, int64_t task);
 
  private:
   graph::TensorId id_;
   LoadFloats load_ = nullptr;                // for other types than float32
-  std::vector<std::vector<float>> scratch_;  // by part
+  std::vector<std::vector<float>> scratch_;  // by task
 };
 
 template <typename Visit>
@@ -86,21 +86,19 @@ void ChannelWalk::visit_rows(int64_t begin, int64_t end, int64_t width,
 }
 
 template <typename Visit>
-void ChannelWalk::for_each_block(int64_t part, Visit&& visit) const {
+void ChannelWalk::for_each_block(threads::Range units, Visit&& visit) const {
   if (interleaved_) {
     const int64_t width = max_width();
     const int64_t rows = numel_ / width;
-    visit_rows(rows * part / num_parts_, rows * (part + 1) / num_parts_, width,
-               visit);
+    visit_rows(units.begin, units.end, width, visit);
     const int64_t rest = numel_ - rows * width;
-    if (part == num_parts_ - 1 && rest > 0) {
+    if (units.end == rows && rest > 0) {
       visit(ChannelBlock{rows * width, rest / channels_, channels_, 0});
     }
     return;
   }
   const int64_t batch = numel_ / (channels_ * positions_);
-  const int64_t last = channels_ * (part + 1) / num_parts_;
-  for (int64_t c = channels_ * part / num_parts_; c < last; ++c) {
+  for (int64_t c = units.begin; c < units.end; ++c) {
     for (int64_t n = 0; n < batch; ++n) {
       const int64_t plane = (n * channels_ + c) * positions_;
       for (int64_t i = 0; i < positions_; i += kBlockElements) {

@@ -4,7 +4,7 @@
 // A row is one group of one sample: `channels` runs of `pixels` elements.
 #include "ops/norm/norm_rows.h"
 #include "ops/op_def.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -47,17 +47,16 @@ class GroupNorm final : public Kernel {
         out_(optional_output(op, 0, of_.width)),
         mean_(optional_output(op, 1, 1)),
         rstd_(optional_output(op, 2, 1)),
-        num_tasks_(num_tasks_for(2 * op.input(0).numel(), of_.rows)),
-        scratch_(static_cast<size_t>(num_tasks_)) {
+        shares_(threads::elements(2 * op.input(0).numel()), of_.rows),
+        scratch_(static_cast<size_t>(shares_.limit())) {
     for (auto& floats : scratch_) {
       floats.resize(static_cast<size_t>(2 * padded(of_.width)));
     }
   }
 
   void run(const RunContext& context) override {
-    run_tasks(num_tasks_, [&](int64_t task) {
-      const TaskRange rows = task_range(task, num_tasks_, of_.rows);
-      float* scratch = scratch_[static_cast<size_t>(task)].data();
+    shares_.run([&](int64_t share, threads::Range rows) {
+      float* scratch = scratch_[static_cast<size_t>(share)].data();
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         run_row(context, row, scratch);
       }
@@ -98,8 +97,8 @@ class GroupNorm final : public Kernel {
   std::optional<RowOutput> out_;
   std::optional<RowOutput> mean_;
   std::optional<RowOutput> rstd_;
-  int64_t num_tasks_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  threads::Shares shares_;
+  std::vector<std::vector<float>> scratch_;  // by share
 };
 
 class GroupNormGrad final : public Kernel {
@@ -114,8 +113,8 @@ class GroupNormGrad final : public Kernel {
         for_x_(optional_output(op, 0, of_.width)),
         for_weight_(optional_output(op, 1, 1)),
         for_bias_(optional_output(op, 2, 1)),
-        num_tasks_(num_tasks_for(3 * op.input(1).numel(), of_.rows)),
-        scratch_(static_cast<size_t>(num_tasks_)),
+        shares_(threads::elements(3 * op.input(1).numel()), of_.rows),
+        scratch_(static_cast<size_t>(shares_.limit())),
         projections_(static_cast<size_t>(of_.rows * of_.channels)),
         sums_(projections_.size()) {
     for (auto& floats : scratch_) {
@@ -124,9 +123,8 @@ class GroupNormGrad final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    run_tasks(num_tasks_, [&](int64_t task) {
-      const TaskRange rows = task_range(task, num_tasks_, of_.rows);
-      float* scratch = scratch_[static_cast<size_t>(task)].data();
+    shares_.run([&](int64_t share, threads::Range rows) {
+      float* scratch = scratch_[static_cast<size_t>(share)].data();
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         run_row(context, row, scratch);
       }
@@ -227,8 +225,8 @@ class GroupNormGrad final : public Kernel {
   std::optional<RowOutput> for_x_;
   std::optional<RowOutput> for_weight_;
   std::optional<RowOutput> for_bias_;
-  int64_t num_tasks_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  threads::Shares shares_;
+  std::vector<std::vector<float>> scratch_;  // by share
   // By sample and channel: sums over its pixels of the gradient times the
   // normalised input, and of the gradient.
   std::vector<float> projections_;

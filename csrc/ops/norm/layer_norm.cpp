@@ -5,7 +5,7 @@
 #include "ops/math/reduce_functions.h"
 #include "ops/norm/norm_rows.h"
 #include "ops/op_def.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -24,17 +24,16 @@ class LayerNorm final : public Kernel {
         out_(optional_output(op, 0, width_)),
         mean_(optional_output(op, 1, 1)),
         rstd_(optional_output(op, 2, 1)),
-        num_tasks_(num_tasks_for(2 * op.input(0).numel(), rows_)),
-        scratch_(static_cast<size_t>(num_tasks_)) {
+        shares_(threads::elements(2 * op.input(0).numel()), rows_),
+        scratch_(static_cast<size_t>(shares_.limit())) {
     for (auto& floats : scratch_) {
       floats.resize(static_cast<size_t>(4 * padded(width_)));
     }
   }
 
   void run(const RunContext& context) override {
-    run_tasks(num_tasks_, [&](int64_t task) {
-      const TaskRange rows = task_range(task, num_tasks_, rows_);
-      float* scratch = scratch_[static_cast<size_t>(task)].data();
+    shares_.run([&](int64_t share, threads::Range rows) {
+      float* scratch = scratch_[static_cast<size_t>(share)].data();
       const int64_t step = padded(width_);
       const float* weight =
           weight_ ? weight_->read(context, 0, scratch + 2 * step) : nullptr;
@@ -75,8 +74,8 @@ class LayerNorm final : public Kernel {
   std::optional<RowOutput> out_;
   std::optional<RowOutput> mean_;
   std::optional<RowOutput> rstd_;
-  int64_t num_tasks_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  threads::Shares shares_;
+  std::vector<std::vector<float>> scratch_;  // by share
 };
 
 // Rows whose part of the weight's gradient is added up in registers.
@@ -95,15 +94,17 @@ class LayerNormGrad final : public Kernel {
         for_x_(optional_output(op, 0, width_)),
         for_weight_(optional_output(op, 1, width_)),
         for_bias_(optional_output(op, 2, width_)),
-        num_tasks_(num_tasks_for(3 * op.input(1).numel(), rows_)),
-        scratch_(static_cast<size_t>(num_tasks_)) {
+        tasks_(threads::elements(3 * op.input(1).numel()), rows_),
+        scratch_(static_cast<size_t>(tasks_.count())) {
     for (auto& floats : scratch_) {
       floats.resize(static_cast<size_t>(kBuffers * padded(width_)));
     }
   }
 
   void run(const RunContext& context) override {
-    run_tasks(num_tasks_, [&](int64_t task) { run_task(context, task); });
+    tasks_.run([&](int64_t task, threads::Range rows) {
+      run_task(context, task, rows);
+    });
     if (for_weight_) add_up(context, *for_weight_, kForWeight);
     if (for_bias_) add_up(context, *for_bias_, kForBias);
   }
@@ -130,11 +131,10 @@ class LayerNormGrad final : public Kernel {
     return scratch_[static_cast<size_t>(task)].data() + index * padded(width_);
   }
 
-  void run_task(const RunContext& context, int64_t task) {
+  void run_task(const RunContext& context, int64_t task, threads::Range range) {
     std::fill_n(buffer(task, 0), 2 * padded(width_), 0.0f);
     const float* weight =
         weight_ ? weight_->read(context, 0, buffer(task, kWeight)) : nullptr;
-    const TaskRange range = task_range(task, num_tasks_, rows_);
     int64_t row = range.begin;
     for (; row + kRowGroup <= range.end; row += kRowGroup) {
       run_rows<kRowGroup>(context, task, row, weight);
@@ -218,7 +218,7 @@ class LayerNormGrad final : public Kernel {
   void add_up(const RunContext& context, const RowOutput& out, int64_t index) {
     float* total = buffer(0, index);
     const ReduceFunctions* sum = find_reduce_functions("sum");
-    for (int64_t task = 1; task < num_tasks_; ++task) {
+    for (int64_t task = 1; task < tasks_.count(); ++task) {
       sum->rows(buffer(task, index), 0, 1, total, width_);
     }
     out.write(context, 0, 0, width_, total);
@@ -234,7 +234,7 @@ class LayerNormGrad final : public Kernel {
   std::optional<RowOutput> for_x_;
   std::optional<RowOutput> for_weight_;
   std::optional<RowOutput> for_bias_;
-  int64_t num_tasks_;
+  threads::Tasks tasks_;
   std::vector<std::vector<float>> scratch_;  // by task
 };
 

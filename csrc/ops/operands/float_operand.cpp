@@ -1,20 +1,17 @@
 #include "ops/operands/float_operand.h"
 
-#include <ATen/Parallel.h>
-
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <numeric>
 
 #include "ops/operands/image_layout.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
 
 constexpr size_t kAlignment = 64;
-// Elements that are worth a thread of their own.
-constexpr int64_t kGrain = 32768;
 
 struct Free {
   void operator()(char* memory) const { std::free(memory); }
@@ -28,8 +25,9 @@ struct ThreadMemory {
 
 void read_all(const FloatGather& gather, int64_t numel, const void* source,
               float* out) {
-  at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
-    gather.read(source, begin, end - begin, out + begin);
+  const threads::Shares shares(threads::elements(numel), numel);
+  shares.run([&](int64_t /*share*/, threads::Range range) {
+    gather.read(source, range.begin, range.size(), out + range.begin);
   });
 }
 
@@ -115,8 +113,9 @@ void FloatOutput::store(const RunContext& context,
                         const char* workspace) const {
   if (writer_.in_place()) return;
   const auto* values = reinterpret_cast<const float*>(workspace + offset_);
-  at::parallel_for(0, numel_, kGrain, [&](int64_t begin, int64_t end) {
-    writer_.write(context, begin, end - begin, values + begin);
+  const threads::Shares shares(threads::elements(numel_), numel_);
+  shares.run([&](int64_t /*share*/, threads::Range range) {
+    writer_.write(context, range.begin, range.size(), values + range.begin);
   });
 }
 

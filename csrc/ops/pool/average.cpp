@@ -1,6 +1,4 @@
 // Average pooling, with fixed windows or adaptive ones, and its gradient.
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "ops/op_def.h"
@@ -50,12 +48,13 @@ class AveragePool final : public Kernel {
     // Of one image with its channels last, else of one channel.
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
-    at::parallel_for(0, count, pool_grain((in + out) * size),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = begin; i < end; ++i) {
-                         pool(x + i * in * size, size, y + i * out * size);
-                       }
-                     });
+    const threads::Shares shares(threads::additions(count * (in + out) * size),
+                                 count);
+    shares.run([&](int64_t /*share*/, threads::Range images) {
+      for (int64_t i = images.begin; i < images.end; ++i) {
+        pool(x + i * in * size, size, y + i * out * size);
+      }
+    });
     y_.store(context, workspace);
   }
 
@@ -107,13 +106,13 @@ class AveragePoolGradient final : public Kernel {
     const int64_t out = g_.output_size();
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
-    at::parallel_for(0, count, pool_grain((in + out) * size),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = begin; i < end; ++i) {
-                         spread(grad_y + i * out * size, size,
-                                grad_x + i * in * size);
-                       }
-                     });
+    const threads::Shares shares(threads::additions(count * (in + out) * size),
+                                 count);
+    shares.run([&](int64_t /*share*/, threads::Range images) {
+      for (int64_t i = images.begin; i < images.end; ++i) {
+        spread(grad_y + i * out * size, size, grad_x + i * in * size);
+      }
+    });
     grad_x_.store(context, workspace);
   }
 

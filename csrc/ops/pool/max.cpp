@@ -2,8 +2,6 @@
 //
 // Positions are numbered in the plane of the input image, as PyTorch does. The
 // first maximum wins, and NaN is larger than everything.
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <limits>
 
@@ -37,13 +35,13 @@ class MaxPool final : public Kernel {
     // Of one image with its channels last, else of one channel.
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
-    at::parallel_for(0, count, pool_grain((in + 4 * out) * size),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = begin; i < end; ++i) {
-                         pool(x + i * in * size, y + i * out * size,
-                              indices + i * out * size);
-                       }
-                     });
+    const threads::Shares shares(
+        threads::additions(count * (in + 4 * out) * size), count);
+    shares.run([&](int64_t /*share*/, threads::Range images) {
+      for (int64_t i = images.begin; i < images.end; ++i) {
+        pool(x + i * in * size, y + i * out * size, indices + i * out * size);
+      }
+    });
     y_.store(context, workspace);
   }
 
@@ -123,14 +121,14 @@ class MaxPoolGradient final : public Kernel {
     const int64_t out = g_.output_size();
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
-    at::parallel_for(0, count, pool_grain((in + 4 * out) * size),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = begin; i < end; ++i) {
-                         spread(grad_y + i * out * size,
-                                indices + i * out * size,
-                                grad_x + i * in * size);
-                       }
-                     });
+    const threads::Shares shares(
+        threads::additions(count * (in + 4 * out) * size), count);
+    shares.run([&](int64_t /*share*/, threads::Range images) {
+      for (int64_t i = images.begin; i < images.end; ++i) {
+        spread(grad_y + i * out * size, indices + i * out * size,
+               grad_x + i * in * size);
+      }
+    });
     grad_x_.store(context, workspace);
   }
 

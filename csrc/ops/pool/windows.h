@@ -8,6 +8,7 @@
 
 #include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 
@@ -50,11 +51,6 @@ void check_pool_layouts(const OpView& op, std::initializer_list<size_t> inputs,
 // Channels last or contiguous, copied if need be.
 [[nodiscard]] FloatInput pool_input(const OpView& op, size_t i,
                                     bool channels_last, Workspace& workspace);
-
-// Images that are worth a thread of their own, by the work in one.
-[[nodiscard]] inline int64_t pool_grain(int64_t cost) {
-  return std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(cost, 1));
-}
 
 // Calls visit(position) for the positions of a window, row by row.
 template <typename Visit>

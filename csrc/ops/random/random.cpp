@@ -1,6 +1,5 @@
 // Random tensors from counters: an element depends on the seed, the op, the
 // micro-batch and its own position, never on threads or on what ran before.
-#include <ATen/Parallel.h>
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -14,6 +13,7 @@
 #include "base/numbers.h"
 #include "ops/operands/floats.h"
 #include "ops/random/philox.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kGroup = 4 * static_cast<int64_t>(kPhiloxLanes);
 constexpr int64_t kGroupsPerBatch = 8;
 constexpr int64_t kBatch = kGroup * kGroupsPerBatch;
-constexpr int64_t kMinTaskBatches = 16;  // worth waking another thread for
+constexpr int64_t kNumberCost = 32;  // in additions
 
 using Vec = at::vec::Vectorized<float>;
 using Words = std::array<uint32_t, kBatch>;
@@ -134,21 +134,17 @@ RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
 }
 
 void RandomKernel::run(const RunContext& context) {
-  const int64_t batches = (numel_ + kBatch - 1) / kBatch;
-  const auto run_batches = [&](int64_t begin, int64_t end) {
+  const threads::Shares shares(threads::additions(kNumberCost * numel_),
+                               ceil_div(numel_, kBatch));
+  shares.run([&](int64_t /*share*/, threads::Range batches) {
     Floats values;
-    for (int64_t batch = begin; batch < end; ++batch) {
+    for (int64_t batch = batches.begin; batch < batches.end; ++batch) {
       draw(context, batch, values);
       const int64_t first = batch * kBatch;
       store_(values.data(), false, context.data(out_), first,
              std::min(kBatch, numel_ - first));
     }
-  };
-  if (batches < 2 * kMinTaskBatches) {
-    run_batches(0, batches);
-  } else {
-    at::parallel_for(0, batches, kMinTaskBatches, run_batches);
-  }
+  });
 }
 
 void RandomKernel::draw_words(const RunContext& context, int64_t batch,

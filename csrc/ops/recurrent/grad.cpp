@@ -15,12 +15,12 @@
 namespace popsim::ops {
 namespace {
 
-using dense::Range;
 using recurrent::column_sums;
 using recurrent::Dims;
 using recurrent::MaybeInput;
 using recurrent::MaybeOutput;
 using recurrent::Scratch;
+using threads::Range;
 
 enum Input : size_t {
   kGradY,
@@ -158,7 +158,7 @@ RecurrentGradKernel<Cell>::RecurrentGradKernel(const OpView& op)
       grad_bias_hidden_(op, kGradBiasHidden, workspace_),
       panels_(1, dims_.hidden, dims_.gate_columns(),
               dims_.passes(dims_.gate_columns())),
-      split_(recurrent::plan_split(dims_.steps, dims_.batch, panels_)),
+      split_(dims_.steps, dims_.batch, panels_),
       packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
               workspace_),
       input_gates_(Cell::kTwoGradients ? dims_.gate_floats() : 0, workspace_),
@@ -296,14 +296,13 @@ template <typename Cell>
 void RecurrentGradKernel<Cell>::run_steps(const Memory& memory,
                                           const float* packed) const {
   const int64_t steps = dims_.steps + (grad_h0_ ? 1 : 0);
-  recurrent::run_steps(split_, steps, dims_.batch, panels_,
-                       [&](int64_t index, Range rows, Range panels) {
-                         if (index < dims_.steps) {
-                           run_step(memory, packed, index, rows, panels);
-                         } else {
-                           write_grad_h0(memory, packed, rows, panels);
-                         }
-                       });
+  split_.run(steps, [&](int64_t index, Range rows, Range panels) {
+    if (index < dims_.steps) {
+      run_step(memory, packed, index, rows, panels);
+    } else {
+      write_grad_h0(memory, packed, rows, panels);
+    }
+  });
 }
 
 // The h that each step began with, in the order of the gates' gradients.

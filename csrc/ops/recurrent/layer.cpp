@@ -1,13 +1,14 @@
 #include "ops/recurrent/layer.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 
 #include <algorithm>
 
+#include "base/numbers.h"
 #include "ops/operands/partials.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops::recurrent {
 namespace {
@@ -60,12 +61,11 @@ Dims dims_of(const OpView& op, const Operands& operands) {
 
 void column_sums(const float* matrix, int64_t rows, int64_t columns,
                  float* out) {
-  constexpr int64_t kMinTask = 32768;
-  const int64_t vectors = (columns + kLanes - 1) / kLanes;
-  const int64_t grain = std::max<int64_t>(1, kMinTask / (rows * kLanes));
-  at::parallel_for(0, vectors, grain, [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kLanes;
-    const int64_t last = std::min(columns, end * kLanes);
+  const threads::Shares shares(threads::elements(rows * columns),
+                               ceil_div(columns, kLanes));
+  shares.run([&](int64_t /*share*/, threads::Range vectors) {
+    const int64_t first = vectors.begin * kLanes;
+    const int64_t last = std::min(columns, vectors.end * kLanes);
     std::fill(out + first, out + last, 0.0f);
     for (int64_t row = 0; row < rows; ++row) {
       const float* values = matrix + row * columns;

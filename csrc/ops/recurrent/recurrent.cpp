@@ -50,7 +50,7 @@ class RecurrentKernel final : public Kernel {
         state_(op, kState, workspace_),
         panels_(dims_.gates, dims_.hidden, dims_.hidden,
                 dims_.passes(dims_.hidden)),
-        split_(recurrent::plan_split(dims_.steps, dims_.batch, panels_)),
+        split_(dims_.steps, dims_.batch, panels_),
         packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
                 workspace_),
         bias_(dims_.gate_columns(), workspace_),
@@ -170,23 +170,22 @@ void RecurrentKernel<Cell>::run(const RunContext& context) {
       x_.load(context, workspace), weight_input_.load(context, workspace),
       bias_input_ ? bias_.in(workspace) : nullptr, memory.gates, workspace);
   const int64_t hidden = dims_.hidden;
-  recurrent::run_steps(
-      split_, dims_.steps, dims_.batch, panels_,
-      [&](int64_t index, dense::Range rows, dense::Range panels) {
-        const recurrent::ForwardStep step = step_memory(memory, index);
-        panels_.multiply(
-            packed, step.h_before, hidden, rows, panels,
-            [&](int64_t row, int64_t unit, int64_t count, const float* product,
-                int64_t stride) {
-              const int64_t at = row * hidden + unit;
-              Cell::forward(
-                  step, {row, at, row * Cell::kGates * hidden + unit, count},
-                  product, stride);
-              if (dims_.half_partials) {
-                recurrent::round_to_half(step.h + at, count);
-              }
-            });
-      });
+  split_.run(dims_.steps, [&](int64_t index, threads::Range rows,
+                              threads::Range panels) {
+    const recurrent::ForwardStep step = step_memory(memory, index);
+    panels_.multiply(packed, step.h_before, hidden, rows, panels,
+                     [&](int64_t row, int64_t unit, int64_t count,
+                         const float* product, int64_t stride) {
+                       const int64_t at = row * hidden + unit;
+                       Cell::forward(
+                           step,
+                           {row, at, row * Cell::kGates * hidden + unit, count},
+                           product, stride);
+                       if (dims_.half_partials) {
+                         recurrent::round_to_half(step.h + at, count);
+                       }
+                     });
+  });
   y_.store(context, workspace);
   gates_.store(context, workspace);
   state_.store(context, workspace);

@@ -1,33 +1,41 @@
 #include "ops/recurrent/steps.h"
 
+#include <algorithm>
+
 namespace popsim::ops::recurrent {
 namespace {
 
-// Arithmetic that is worth waking a thread for.
-constexpr double kTaskFlops = 1 << 19;
 // Weights up to this size stay in a core's second cache.
 constexpr size_t kCachedBytes = size_t{1} << 20;
 // Fewer rows do not pay for reading the weights, cached or not.
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kFewRowsUncached = 32;
 
+// In multiplications.
+int64_t step_work(int64_t batch, const Panels& panels) {
+  return batch * static_cast<int64_t>(panels.bytes() / sizeof(float));
+}
+
+threads::Work rows_work(int64_t steps, int64_t batch, const Panels& panels) {
+  const int64_t few =
+      panels.bytes() <= kCachedBytes ? kFewRows : kFewRowsUncached;
+  const int64_t worth =
+      threads::multiplications(steps * step_work(batch, panels)).threads;
+  return {std::min(worth, batch / few)};
+}
+
 }  // namespace
 
-Split plan_split(int64_t steps, int64_t batch, const Panels& panels) {
-  const auto threads = static_cast<int64_t>(at::get_num_threads());
-  const double weights = static_cast<double>(panels.bytes()) / sizeof(float);
-  const double step_flops = 2.0 * static_cast<double>(batch) * weights;
-  const auto worth = [&](double flops) {
-    const auto most = static_cast<double>(threads);
-    return static_cast<int64_t>(std::clamp(flops / kTaskFlops, 1.0, most));
-  };
-  const bool cached = panels.bytes() <= kCachedBytes;
-  const int64_t by_rows =
-      std::min(worth(step_flops * static_cast<double>(steps)),
-               batch / (cached ? kFewRows : kFewRowsUncached));
-  const int64_t by_units = std::min(worth(step_flops), panels.count());
-  if (by_rows >= std::max<int64_t>(by_units, 2)) return {by_rows, true};
-  return {std::max<int64_t>(by_units, 1), false};
+Split::Split(int64_t steps, int64_t batch, const Panels& panels)
+    : all_rows_{0, batch},
+      all_panels_{0, panels.count()},
+      rows_(rows_work(steps, batch, panels), batch),
+      panels_(threads::multiplications(step_work(batch, panels)),
+              panels.count()) {}
+
+bool Split::by_rows() const {
+  const int64_t budget = threads::budget();
+  return std::min(rows_.limit(), budget) >= std::min(panels_.limit(), budget);
 }
 
 }  // namespace popsim::ops::recurrent

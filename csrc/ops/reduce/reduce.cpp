@@ -9,7 +9,7 @@
 #include "ops/operands/float_conversion.h"
 #include "ops/operands/float_operand.h"
 #include "ops/reduce/plan.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -53,13 +53,13 @@ class Reduce final : public Kernel {
   };
 
   void plan_tasks(int64_t numel);
-  void run_task(const RunContext& context, int64_t task);
+  void run_task(const RunContext& context, int64_t task, threads::Range range);
   void combine_parts(const RunContext& context, int64_t piece) const;
   [[nodiscard]] Piece piece(int64_t index) const;
-  void reduce(const Task& task, const Piece& piece, TaskRange units) const;
+  void reduce(const Task& task, const Piece& piece, threads::Range units) const;
   void reduce_rows(const Task& task, const Piece& piece, int64_t first,
                    int64_t count, float* out) const;
-  void reduce_folded(const Task& task, const Piece& piece, TaskRange units,
+  void reduce_folded(const Task& task, const Piece& piece, threads::Range units,
                      float* out) const;
   void add_rows(const Task& task, const Piece& piece, int64_t offset,
                 int64_t stride, int64_t count, float* out) const;
@@ -67,7 +67,7 @@ class Reduce final : public Kernel {
                                   int64_t first, int64_t count) const;
   void run_values(const Task& task, int64_t offset, int64_t stride,
                   int64_t count, int64_t width, float* out) const;
-  void reduce_single_runs(const Task& task, TaskRange pieces) const;
+  void reduce_single_runs(const Task& task, threads::Range pieces) const;
   void store_results(const RunContext& context, int64_t first, int64_t count,
                      float* results) const;
   void finish(const RunContext& context, int64_t piece, float* results) const;
@@ -87,7 +87,7 @@ class Reduce final : public Kernel {
   int64_t runs_per_row_ = 1;
   int64_t num_pieces_ = 1;
   int64_t num_units_ = 1;  // rows (folded ones count as one) or runs, by piece
-  int64_t num_tasks_ = 1;
+  threads::Tasks tasks_;
   int64_t num_parts_ = 1;      // > 1: tasks share the units, not the pieces
   int64_t loaded_floats_ = 0;  // elements that a task has converted
   std::vector<std::vector<float>> scratch_;  // by task
@@ -132,11 +132,11 @@ void Reduce::plan_tasks(int64_t numel) {
     num_pieces_ = plan_.num_results;
     num_units_ = plan_.rows_per_result * runs_per_row_;
   }
-  const int64_t wanted = num_tasks_for(numel, numel);
-  if (num_pieces_ >= std::min<int64_t>(wanted, 8)) {
-    num_tasks_ = std::min(wanted, num_pieces_);
-  } else {
-    num_parts_ = num_tasks_ = std::min(wanted, num_units_);
+  const threads::Work work = threads::elements(numel);
+  tasks_ = threads::Tasks(work, num_pieces_);
+  if (num_pieces_ < std::min<int64_t>(threads::Tasks(work, numel).count(), 8)) {
+    tasks_ = threads::Tasks(work, num_units_);
+    num_parts_ = tasks_.count();
   }
   const int64_t results = num_parts_ > 1 ? num_pieces_ * tile_ : 0;
   int64_t levels = 2;
@@ -147,24 +147,25 @@ void Reduce::plan_tasks(int64_t numel) {
   }
   const int64_t pairs =
       plan_.keeps_width ? levels * tile_ * fold_ : kResultBlock;
-  scratch_.resize(static_cast<size_t>(num_tasks_));
+  scratch_.resize(static_cast<size_t>(tasks_.count()));
   for (auto& floats : scratch_)
     floats.resize(static_cast<size_t>(results + pairs + loaded_floats_));
 }
 
 void Reduce::run(const RunContext& context) {
-  run_tasks(num_tasks_, [&](int64_t task) { run_task(context, task); });
+  tasks_.run([&](int64_t task, threads::Range range) {
+    run_task(context, task, range);
+  });
   if (num_parts_ == 1) return;
   for (int64_t i = 0; i < num_pieces_; ++i) combine_parts(context, i);
 }
 
-void Reduce::run_task(const RunContext& context, int64_t task) {
+void Reduce::run_task(const RunContext& context, int64_t task,
+                      threads::Range range) {
   std::vector<float>& scratch = scratch_[static_cast<size_t>(task)];
   const bool shares = num_parts_ > 1;
-  const TaskRange pieces = shares ? TaskRange{0, num_pieces_}
-                                  : task_range(task, num_tasks_, num_pieces_);
-  const TaskRange units = shares ? task_range(task, num_parts_, num_units_)
-                                 : TaskRange{0, num_units_};
+  const threads::Range pieces = shares ? threads::Range{0, num_pieces_} : range;
+  const threads::Range units = shares ? range : threads::Range{0, num_units_};
   float* kept = scratch.data();
   float* work = kept + (shares ? num_pieces_ * tile_ : 0);
   float* loaded = scratch.data() + scratch.size() - loaded_floats_;
@@ -204,7 +205,7 @@ Reduce::Piece Reduce::piece(int64_t index) const {
 }
 
 void Reduce::reduce(const Task& task, const Piece& piece,
-                    TaskRange units) const {
+                    threads::Range units) const {
   const int64_t count = units.end - units.begin;
   if (!plan_.keeps_width) {
     task.results[0] = reduce_runs(task, piece, units.begin, count);
@@ -240,7 +241,7 @@ void Reduce::reduce_rows(const Task& task, const Piece& piece, int64_t first,
 }
 
 void Reduce::reduce_folded(const Task& task, const Piece& piece,
-                           TaskRange units, float* out) const {
+                           threads::Range units, float* out) const {
   const int64_t width = plan_.width;
   const Piece wide{piece.in, 0, fold_ * width};
   reduce_rows(task, wide, units.begin, units.end - units.begin, out);
@@ -323,7 +324,7 @@ void Reduce::run_values(const Task& task, int64_t offset, int64_t stride,
 }
 
 // Each result is one run: a block of results at a time.
-void Reduce::reduce_single_runs(const Task& task, TaskRange pieces) const {
+void Reduce::reduce_single_runs(const Task& task, threads::Range pieces) const {
   plan_.results_in.for_each_run(
       pieces.begin, pieces.end - pieces.begin,
       [&](int64_t offset, int64_t stride, int64_t count) {

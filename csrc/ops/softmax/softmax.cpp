@@ -10,7 +10,7 @@
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
 #include "ops/operands/rows.h"
-#include "ops/tasks.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
@@ -77,7 +77,7 @@ void softmax_columns(Strip<const float> x, Strip<float> out, int64_t size,
   });
 }
 
-// The tensor as [outer, size, inner], and the tasks that share it.
+// The tensor as [outer, size, inner], and who works on it.
 struct Layout {
   explicit Layout(const OpView& op) {
     const Shape& shape = op.output(0).shape;
@@ -90,14 +90,15 @@ struct Layout {
       if (i > axis) inner *= shape[i];
     }
     blocks = (inner + kColumns - 1) / kColumns;
-    num_tasks = num_tasks_for(4 * op.output(0).numel(), outer * blocks);
+    shares = threads::Shares(threads::elements(4 * op.output(0).numel()),
+                             outer * blocks);
   }
 
   int64_t outer = 1;
   int64_t size = 1;
   int64_t inner = 1;
-  int64_t blocks;  // of columns
-  int64_t num_tasks;
+  int64_t blocks;          // of columns
+  threads::Shares shares;  // of blocks; a row is one where inner is 1
 };
 
 // A block of columns: rows of `inner` elements from `row` on.
@@ -107,12 +108,11 @@ struct Block {
   int64_t count;
 };
 
-// Calls body(block) for the blocks of a task.
+// Calls body(block) for some of the blocks.
 template <typename Body>
-void for_each_block(const Layout& layout, int64_t task, const Body& body) {
-  const TaskRange range =
-      task_range(task, layout.num_tasks, layout.outer * layout.blocks);
-  for (int64_t i = range.begin; i < range.end; ++i) {
+void for_each_block(const Layout& layout, threads::Range blocks,
+                    const Body& body) {
+  for (int64_t i = blocks.begin; i < blocks.end; ++i) {
     const int64_t first = i % layout.blocks * kColumns;
     body(Block{i / layout.blocks * layout.size, first,
                std::min(kColumns, layout.inner - first)});
@@ -156,26 +156,26 @@ class SoftmaxKernel final : public Kernel {
         last_(layout_.inner == 1),
         x_(op, 0, last_ ? layout_.size : layout_.inner),
         out_(op, 0, last_ ? layout_.size : layout_.inner),
-        scratch_(static_cast<size_t>(layout_.num_tasks)) {
+        scratch_(static_cast<size_t>(layout_.shares.limit())) {
     const int64_t floats =
         2 * (last_ ? padded(layout_.size) : kColumns * layout_.size);
-    for (auto& task : scratch_) task.resize(static_cast<size_t>(floats));
+    for (auto& share : scratch_) share.resize(static_cast<size_t>(floats));
   }
 
   void run(const RunContext& context) override {
-    run_tasks(layout_.num_tasks, [&](int64_t task) {
-      float* scratch = scratch_[static_cast<size_t>(task)].data();
+    layout_.shares.run([&](int64_t share, threads::Range blocks) {
+      float* scratch = scratch_[static_cast<size_t>(share)].data();
       if (last_) {
-        run_rows(context, task, scratch);
+        run_rows(context, blocks, scratch);
       } else {
-        run_columns(context, task, scratch);
+        run_columns(context, blocks, scratch);
       }
     });
   }
 
  private:
-  void run_rows(const RunContext& context, int64_t task, float* scratch) {
-    const TaskRange rows = task_range(task, layout_.num_tasks, layout_.outer);
+  void run_rows(const RunContext& context, threads::Range rows,
+                float* scratch) {
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       float* out = out_.space(context, row, scratch + padded(layout_.size));
       Function::row(x_.read(context, row, scratch), out, layout_.size);
@@ -183,9 +183,10 @@ class SoftmaxKernel final : public Kernel {
     }
   }
 
-  void run_columns(const RunContext& context, int64_t task, float* scratch) {
+  void run_columns(const RunContext& context, threads::Range blocks,
+                   float* scratch) {
     float* results = scratch + kColumns * layout_.size;
-    for_each_block(layout_, task, [&](const Block& block) {
+    for_each_block(layout_, blocks, [&](const Block& block) {
       const auto x = gather(context, x_, layout_, block, scratch);
       const auto out = space(context, out_, layout_, block, results);
       softmax_columns<Function>(x, out, layout_.size, block.count);
@@ -197,7 +198,7 @@ class SoftmaxKernel final : public Kernel {
   bool last_;
   RowInput x_;
   RowOutput out_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  std::vector<std::vector<float>> scratch_;  // by share
 };
 
 template <typename Function>
@@ -209,26 +210,26 @@ class SoftmaxGradKernel final : public Kernel {
         gradient_(op, 0, last_ ? layout_.size : layout_.inner),
         y_(op, 1, last_ ? layout_.size : layout_.inner),
         out_(op, 0, last_ ? layout_.size : layout_.inner),
-        scratch_(static_cast<size_t>(layout_.num_tasks)) {
+        scratch_(static_cast<size_t>(layout_.shares.limit())) {
     const int64_t floats =
         3 * (last_ ? padded(layout_.size) : kColumns * layout_.size);
-    for (auto& task : scratch_) task.resize(static_cast<size_t>(floats));
+    for (auto& share : scratch_) share.resize(static_cast<size_t>(floats));
   }
 
   void run(const RunContext& context) override {
-    run_tasks(layout_.num_tasks, [&](int64_t task) {
-      float* scratch = scratch_[static_cast<size_t>(task)].data();
+    layout_.shares.run([&](int64_t share, threads::Range blocks) {
+      float* scratch = scratch_[static_cast<size_t>(share)].data();
       if (last_) {
-        run_rows(context, task, scratch);
+        run_rows(context, blocks, scratch);
       } else {
-        run_columns(context, task, scratch);
+        run_columns(context, blocks, scratch);
       }
     });
   }
 
  private:
-  void run_rows(const RunContext& context, int64_t task, float* scratch) {
-    const TaskRange rows = task_range(task, layout_.num_tasks, layout_.outer);
+  void run_rows(const RunContext& context, threads::Range rows,
+                float* scratch) {
     const int64_t step = padded(layout_.size);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       const float* gradient = gradient_.read(context, row, scratch);
@@ -239,9 +240,10 @@ class SoftmaxGradKernel final : public Kernel {
     }
   }
 
-  void run_columns(const RunContext& context, int64_t task, float* scratch) {
+  void run_columns(const RunContext& context, threads::Range blocks,
+                   float* scratch) {
     const int64_t step = kColumns * layout_.size;
-    for_each_block(layout_, task, [&](const Block& block) {
+    for_each_block(layout_, blocks, [&](const Block& block) {
       const auto g = gather(context, gradient_, layout_, block, scratch);
       const auto y = gather(context, y_, layout_, block, scratch + step);
       const auto out = space(context, out_, layout_, block, scratch + 2 * step);
@@ -255,7 +257,7 @@ class SoftmaxGradKernel final : public Kernel {
   RowInput gradient_;
   RowInput y_;
   RowOutput out_;
-  std::vector<std::vector<float>> scratch_;  // by task
+  std::vector<std::vector<float>> scratch_;  // by share
 };
 
 std::vector<TensorType> softmax_type(const OpView& op) {

@@ -9,8 +9,6 @@
 // float32 tensors with one element.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,16 +18,20 @@
 #include "base/check.h"
 #include "base/numbers.h"
 #include "ops/operands/floats.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops::update {
 
 // Elements converted and computed at a time; a handful of blocks fits in L1.
 inline constexpr int64_t kBlock = 512;
-// Blocks that are worth a thread of their own.
-inline constexpr int64_t kGrainBlocks = 64;
 
 [[nodiscard]] inline int64_t num_blocks(int64_t numel) {
   return (numel + kBlock - 1) / kBlock;
+}
+
+// Of so many elements: an update reads and writes at least two tensors.
+[[nodiscard]] inline threads::Work work_of(int64_t numel) {
+  return threads::elements(2 * numel);
 }
 
 // Calls body(begin, size) for each block of [0, numel). Blocks start at
@@ -37,13 +39,13 @@ inline constexpr int64_t kGrainBlocks = 64;
 // depend on it.
 template <typename Body>
 void for_each_block(int64_t numel, const Body& body) {
-  at::parallel_for(0, num_blocks(numel), kGrainBlocks,
-                   [&](int64_t first, int64_t last) {
-                     for (int64_t block = first; block < last; ++block) {
-                       const int64_t begin = block * kBlock;
-                       body(begin, std::min(kBlock, numel - begin));
-                     }
-                   });
+  const threads::Shares shares(work_of(numel), num_blocks(numel));
+  shares.run([&](int64_t /*share*/, threads::Range blocks) {
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const int64_t begin = block * kBlock;
+      body(begin, std::min(kBlock, numel - begin));
+    }
+  });
 }
 
 // --- arithmetic ---------------------------------------------------------

@@ -25,13 +25,15 @@ class GradientNorm final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    at::parallel_for(0, static_cast<int64_t>(blocks_.size()),
-                     update::kGrainBlocks, [&](int64_t first, int64_t last) {
-                       for (int64_t i = first; i < last; ++i) {
-                         const auto index = static_cast<size_t>(i);
-                         sums_[index] = block_sum(context, blocks_[index]);
-                       }
-                     });
+    const auto num_blocks = static_cast<int64_t>(blocks_.size());
+    const threads::Shares shares(threads::elements(num_blocks * update::kBlock),
+                                 num_blocks);
+    shares.run([&](int64_t /*share*/, threads::Range range) {
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        const auto index = static_cast<size_t>(i);
+        sums_[index] = block_sum(context, blocks_[index]);
+      }
+    });
     double sum = 0.0;
     for (const double block : sums_) sum += block;
     const double scale = std::abs(loss_scaling_.read(context)) * divisor_;

@@ -26,9 +26,10 @@ class Blocks {
   // start does not depend on it.
   template <typename Body>
   void for_each(const Body& body) const {
-    at::parallel_for(
-        0, starts_.back(), kGrainBlocks * kBlock,
-        [&](int64_t first, int64_t last) { for_each_in(first, last, body); });
+    const threads::Shares shares(work_of(starts_.back()), starts_.back());
+    shares.run([&](int64_t /*share*/, threads::Range elements) {
+      for_each_in(elements.begin, elements.end, body);
+    });
   }
 
  private:

@@ -6,6 +6,7 @@
 #include "dense/matmul.h"
 #include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
+#include "ops/operands/matrices.h"
 #include "ops/update/common.h"
 
 namespace popsim::ops {
@@ -15,8 +16,9 @@ constexpr size_t kWeight = 0;
 constexpr size_t kA = 1;
 constexpr size_t kB = 2;
 
+// As a product of its own sees them: that must compute the same bits.
 dense::MatrixStrides strides_of(const graph::Tensor& matrix) {
-  return {.row = matrix.strides[0], .column = matrix.strides[1]};
+  return matrices_of(matrix).strides;
 }
 
 // w = decay * w - learning_rate * (a @ b)
@@ -36,8 +38,9 @@ class SgdProductUpdate final : public Kernel {
                                         .b = strides_of(op.input(kB)),
                                         .update = true})) {
     check_internal(product_ != nullptr, "sgd_product_update '", op.op().name,
-                   "': not a short product of ", to_string(op.input(kA).shape),
-                   " and ", to_string(op.input(kB).shape));
+                   "': no code for a product of ",
+                   to_string(op.input(kA).shape), " and ",
+                   to_string(op.input(kB).shape));
     workspace_.add(product_->workspace_bytes());
   }
 

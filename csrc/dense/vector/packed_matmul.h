@@ -1,0 +1,19 @@
+// Matrix products whose right operand is packed, a stretch at a time, in the
+// order in which the vectors read it.
+//
+// A number of the result is the sum, in the order of the depth, of sums of up
+// to 256 products: the same whatever the number of threads, and whatever rows
+// and columns are computed beside it.
+#pragma once
+
+#include <memory>
+
+#include "dense/matmul.h"
+
+namespace popsim::dense {
+
+// Null for operands without an axis of stride 1.
+[[nodiscard]] std::unique_ptr<Matmul> create_packed_matmul(
+    const MatmulSpec& spec);
+
+}  // namespace popsim::dense

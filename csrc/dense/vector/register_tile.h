@@ -1,0 +1,81 @@
+// A tile of a product whose sums stay in registers: some rows by some vectors
+// of columns.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace popsim::dense {
+
+inline constexpr int64_t kTileLanes = at::vec::Vectorized<float>::size();
+// So many sums, and some for the operands, fill the registers.
+inline constexpr int kMaxTileRows = kTileLanes >= 16 ? 14 : 6;
+inline constexpr int kMaxTileVectors = 2;
+inline constexpr int64_t kTileColumns = kMaxTileVectors * kTileLanes;
+
+// An axis in equal pieces of at most `limit`.
+struct Pieces {
+  Pieces(int64_t size, int64_t limit)
+      : size(size), count((size + limit - 1) / limit) {}
+
+  [[nodiscard]] int64_t begin(int64_t i) const { return size * i / count; }
+  [[nodiscard]] int64_t length(int64_t i) const {
+    return begin(i + 1) - begin(i);
+  }
+
+  int64_t size;
+  int64_t count;
+};
+
+// Elements along the depth of the product are `step` apart; rows (of the left
+// operand) are `row` apart.
+struct TileLeft {
+  const float* data;
+  int64_t row;
+  int64_t step;
+};
+struct TileRight {
+  const float* data;  // vectors of columns
+  int64_t step;
+};
+struct TileOutput {
+  float* data;
+  int64_t row;
+  float rate = 0.0F;
+  float decay = 0.0F;
+  float* sums = nullptr;  // also written, where an update wants them kept
+};
+
+// What becomes of the output.
+enum class TileResult : int8_t {
+  kStore,  // the sums
+  kAdd,    // output + sums
+  kUpdate  // decay * output - rate * sums
+};
+
+// sums[i][j] = sum over the depth of left[i][d] * right[d][j], in its order.
+// Reads and writes whole vectors, beyond the last column if need be.
+void run_tile(const TileLeft& left, const TileRight& right, int64_t rows,
+              int64_t columns, int64_t depth, const TileOutput& out,
+              TileResult result);
+
+// The same for any depth: sums of up to `longest` products, the error of which
+// grows with that, are added up.
+void run_deep_tile(const TileLeft& left, const TileRight& right, int64_t rows,
+                   int64_t columns, int64_t depth, int64_t longest,
+                   const TileOutput& out,
+                   TileResult result = TileResult::kStore);
+
+struct alignas(64) TileBuffer {
+  std::array<float, static_cast<size_t>(kMaxTileRows* kTileColumns)> floats;
+
+  [[nodiscard]] float* row(int64_t i) {
+    return floats.data() + i * kTileColumns;
+  }
+  [[nodiscard]] TileOutput output() { return {floats.data(), kTileColumns}; }
+};
+
+}  // namespace popsim::dense

@@ -1,0 +1,15 @@
+// Products of a matrix and a vector: of one row, or of one column.
+#pragma once
+
+#include <memory>
+
+#include "dense/matmul.h"
+
+namespace popsim::dense {
+
+// Null where neither operand is a vector, for a batch of them, and for matrices
+// without an axis of stride 1.
+[[nodiscard]] std::unique_ptr<Matmul> create_vector_matmul(
+    const MatmulSpec& spec);
+
+}  // namespace popsim::dense

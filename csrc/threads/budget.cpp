@@ -1,0 +1,31 @@
+#include "threads/budget.h"
+
+#include <ATen/Parallel.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/check.h"
+
+namespace popsim::threads {
+
+int64_t budget() { return omp_in_parallel() != 0 ? 1 : at::get_num_threads(); }
+
+int64_t most() {
+  static const auto cores =
+      static_cast<int64_t>(std::thread::hardware_concurrency());
+  return std::max(cores, budget());
+}
+
+// ATen sets a new thread's number when it is first asked for it, so it is asked
+// before the number is changed.
+ScopedBudget::ScopedBudget(int64_t num_threads)
+    : before_(at::get_num_threads()) {
+  check_internal(num_threads >= 1, "a budget of ", num_threads, " threads");
+  omp_set_num_threads(static_cast<int>(num_threads));
+}
+
+ScopedBudget::~ScopedBudget() { omp_set_num_threads(before_); }
+
+}  // namespace popsim::threads

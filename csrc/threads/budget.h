@@ -1,0 +1,31 @@
+// How many threads may work at a time.
+//
+// The budget belongs to the thread that runs the program: it counts that thread
+// and those that it wakes, whoever wakes them - our own code, ATen or oneDNN.
+// At first it is the process's number of threads (torch.set_num_threads).
+#pragma once
+
+#include <cstdint>
+
+namespace popsim::threads {
+
+// Of the calling thread; 1 inside of a task that shares its work with others.
+[[nodiscard]] int64_t budget();
+
+// More than that do not work at a time, as far as is known while a kernel is
+// prepared: what a kernel has for each of its threads is made for so many.
+[[nodiscard]] int64_t most();
+
+// Another budget for the length of a scope, on this thread.
+class ScopedBudget {
+ public:
+  explicit ScopedBudget(int64_t num_threads);
+  ScopedBudget(const ScopedBudget&) = delete;
+  ScopedBudget& operator=(const ScopedBudget&) = delete;
+  ~ScopedBudget();
+
+ private:
+  int before_;
+};
+
+}  // namespace popsim::threads

@@ -1,0 +1,124 @@
+// Work shared between threads. The only room that names OpenMP and
+// at::parallel_for.
+//
+// Results must not depend on the number of threads, so there are two ways:
+//   Tasks   the cut follows from the shape alone. A task may add up what it
+//           has, and the sums of the tasks are added in their order.
+//   Shares  each thread has one share, so the cut follows from the budget. What
+//           becomes of a unit must not depend on the units beside it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "threads/budget.h"
+#include "threads/work.h"
+
+namespace popsim::threads {
+
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  [[nodiscard]] int64_t size() const { return end - begin; }
+};
+
+// One of `count` parts of [0, units) that are about as long as each other.
+[[nodiscard]] constexpr Range part(int64_t units, int64_t index,
+                                   int64_t count) {
+  return {units * index / count, units * (index + 1) / count};
+}
+
+// Calls call(body, i) for each i < count on at most `num_threads` threads.
+// Throws what the first of the calls that fail throws.
+void run_on(int64_t num_threads, int64_t count,
+            void (*call)(const void* body, int64_t i), const void* body);
+
+// Calls body(i) for each i < count on at most `num_threads` threads.
+template <typename Body>
+void run_on(int64_t num_threads, int64_t count, const Body& body) {
+  if (num_threads <= 1 || count <= 1) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  run_on(
+      num_threads, count,
+      [](const void* called, int64_t i) {
+        (*static_cast<const Body*>(called))(i);
+      },
+      &body);
+}
+
+// Calls body() so that nothing in it wakes another thread, for code of
+// libraries whose results depend on the number of threads.
+template <typename Body>
+void run_alone(const Body& body) {
+  if (budget() == 1) {
+    body();
+    return;
+  }
+  // Some (MKL) do not ask for the budget, but all ask whether they are in one
+  // thread of several already. The other one has nothing to do.
+  run_on(2, 2, [&](int64_t i) {
+    if (i == 0) body();
+  });
+}
+
+class Tasks {
+ public:
+  static constexpr int64_t kMax = 16;
+
+  Tasks() = default;
+  // Several tasks for each thread that the work is worth: numbers of threads
+  // that do not divide the tasks evenly are to wait for little.
+  Tasks(Work work, int64_t units)
+      : units_(units),
+        count_(work.threads == 1
+                   ? 1
+                   : std::clamp<int64_t>(
+                         std::min(units, kTasksPerThread * work.threads), 1,
+                         kMax)),
+        threads_(std::min(work.threads, count_)) {}
+
+  [[nodiscard]] int64_t count() const { return count_; }
+  [[nodiscard]] Range units(int64_t task) const {
+    return part(units_, task, count_);
+  }
+  // Calls body(task, units) for all tasks.
+  template <typename Body>
+  void run(const Body& body) const {
+    run_on(std::min(threads_, count_ == 1 ? 1 : budget()), count_,
+           [&](int64_t task) { body(task, units(task)); });
+  }
+
+ private:
+  static constexpr int64_t kTasksPerThread = 4;
+
+  int64_t units_ = 1;
+  int64_t count_ = 1;
+  int64_t threads_ = 1;
+};
+
+class Shares {
+ public:
+  Shares() : Shares({}, 1) {}
+  Shares(Work work, int64_t units)
+      : units_(units),
+        limit_(std::clamp<int64_t>(std::min(work.threads, units), 1, most())) {}
+
+  // Shares that there are at most, for kernels that have something for each.
+  [[nodiscard]] int64_t limit() const { return limit_; }
+  // Calls body(share, units) for all shares.
+  template <typename Body>
+  void run(const Body& body) const {
+    const int64_t count = limit_ == 1 ? 1 : std::min(limit_, budget());
+    run_on(count, count,
+           [&](int64_t share) { body(share, part(units_, share, count)); });
+  }
+
+ private:
+  int64_t units_;
+  int64_t limit_;
+};
+
+}  // namespace popsim::threads
