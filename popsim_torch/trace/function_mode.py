@@ -30,6 +30,7 @@ from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.recurrent import recurrent_call
+from popsim_torch.trace.traceable import traceable_call
 from popsim_torch.trace.traced_tensors import (
     host_computation,
     in_transform,
@@ -218,9 +219,11 @@ class FunctionMode(TorchFunctionMode):
             result = self._differentiate(func, args, kwargs)
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
-        elif (recurrent := recurrent_call(name, args, kwargs)) is not None:
+        elif (
+            replacement := recurrent_call(name, args, kwargs) or traceable_call(func, args, kwargs)
+        ) is not None:
             with self:
-                result = recurrent()
+                result = replacement()
         else:
             result = func(*args, **kwargs)
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))

@@ -49,6 +49,19 @@ void draw_bernoulli(const Words& words, float p, Floats& out) {
   }
 }
 
+// Throws UserError unless all are in [0, 1]; NaN is not.
+void check_probabilities(const Floats& p) {
+  bool all_valid = true;
+  for (const float value : p) {
+    all_valid &= value >= 0.0f && value <= 1.0f;
+  }
+  if (all_valid) return;
+  const auto* const wrong = std::find_if_not(
+      p.begin(), p.end(),
+      [](float value) { return value >= 0.0f && value <= 1.0f; });
+  check_user(false, "a probability is ", *wrong, ", it must be in [0, 1]");
+}
+
 void draw_bernoulli(const Words& words, const Floats& p, Floats& out) {
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = unit_interval(words[i]) < p[i] ? 1.0f : 0.0f;
@@ -180,6 +193,7 @@ void RandomKernel::draw(const RunContext& context, int64_t batch,
         const int64_t first = batch * kBatch;
         probabilities_->gather.read(context.data(probabilities_->tensor), first,
                                     std::min(kBatch, numel_ - first), p.data());
+        check_probabilities(p);
         draw_bernoulli(words, p, out);
       } else {
         draw_bernoulli(words, spec_.first, out);

@@ -1,0 +1,63 @@
+"""What is traced in the place of functions that cannot be traced as they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Compute what ``F.one_hot`` does on the host, where a class outside of the range is an error.
+
+    On devices it compares with every class instead, and leaves the rows of such classes zero.
+    """
+    if num_classes == -1:
+        num_classes = int(tensor.max()) + 1
+    zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64)
+    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
+def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
+    """Compute what ``tensor.random_(low, high)`` does.
+
+    The overload behind it is called ``from``, which torch.fx cannot write down in Python.
+    """
+    if high is None:
+        high = _largest(tensor.dtype) + (tensor.dtype != torch.int64)
+    numbers = torch.randint(low, high, tensor.shape, dtype=tensor.dtype, **settings)
+    return tensor.copy_(numbers)
+
+
+def _largest(dtype: torch.dtype) -> int:
+    """Return the integer up to which an element type has every one."""
+    if dtype == torch.bool:
+        return 1
+    if dtype.is_floating_point:
+        return int(2 / torch.finfo(dtype).eps)
+    return torch.iinfo(dtype).max
+
+
+def traceable_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return what to call in the place of a function, or None to call the function.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if func is F.one_hot:
+        num_classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+        if num_classes == -1 or num_classes > 0:
+            return functools.partial(_one_hot, *args, **kwargs)
+    if func is torch.Tensor.random_:
+        settings = dict(kwargs)
+        bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))
+        if len(bounds) == 2:
+            return functools.partial(_random_between, args[0], *bounds, **settings)
+    return None

@@ -1,0 +1,47 @@
+"""``bernoulli`` of what is no probability: the run fails, the next one is right."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+
+
+class Draws(nn.Module):
+    def forward(self, p):
+        return torch.bernoulli(p)
+
+
+# The last size is drawn by several threads.
+@pytest.mark.parametrize("size", [1, 7, 300_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("bad", [1.5, -0.25, math.nan, math.inf])
+def test_in_a_run(h, bad, dtype, size):
+    model = poptorch.inferenceModel(Draws(), h.make_options())
+    good = torch.arange(size) % 2
+    wrong = good.to(dtype)
+    wrong[-1] = bad
+    for _ in range(2):
+        match = r"while running '.*test_probability_out_of_range.py:\d+.*must be in \[0, 1\]"
+        with pytest.raises(poptorch.Error, match=match):
+            model(wrong)
+        assert torch.equal(model(good.to(dtype)), good.to(dtype))
+
+
+def test_in_training_nothing_is_updated(h):
+    class Drops(h.Net):
+        def forward(self, x, y, p):
+            out = self.fc(x) * torch.bernoulli(p)
+            return out, self.loss(out, y)
+
+    net = Drops()
+    model = h.train(net)
+    x, y = h.good_batch()
+    model(x, y, torch.ones(6, 3))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(poptorch.Error, match="a probability is 2"):
+        model(x, y, torch.full((6, 3), 2.0))
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
