@@ -4,6 +4,7 @@ Environment:
     POPSIM_MARCH: value for the compiler's ``-march`` (default ``native``; the empty string leaves
         the compiler's baseline, for a build that has to run on other machines).
     POPSIM_WITHOUT_ONEDNN: set to 1 to build with ATen's kernels for dense math.
+    POPSIM_SANITIZE: set to ``address`` for a slow build that stops where memory is misused.
 """
 
 import os
@@ -73,6 +74,10 @@ def extension() -> CppExtension:
     compile_args += vector_flags(os.environ.get("POPSIM_MARCH", "native"))
     include_dirs = [str(ROOT / "csrc")]
     link_args = ["-fopenmp"]
+    sanitizer = os.environ.get("POPSIM_SANITIZE")
+    if sanitizer:
+        compile_args += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-O1", "-g1"]
+        link_args.append(f"-fsanitize={sanitizer}")
     onednn = find_onednn()
     if onednn is not None:
         include, library = onednn

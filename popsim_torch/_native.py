@@ -12,9 +12,12 @@ from popsim_torch.errors import Error, InternalError
 try:
     from popsim_torch._C import (
         Arguments,
+        AttributeRule,
         Executable,
         Fusion,
         Graph,
+        OpDef,
+        Operand,
         Phase,
         Plan,
         ReturnSpec,
@@ -25,12 +28,15 @@ try:
         emulate_tile_units,
         has_onednn,
         has_tile_units,
+        infer_types,
         min_cut_work,
         num_emulated_products,
         op_table,
+        parse_schema,
         product_can_fuse,
         schedule_actions,
         validate_schedule,
+        work_of,
     )
     from popsim_torch._C import InternalError as _NativeInternalError
     from popsim_torch._C import UserError as _NativeUserError
@@ -43,9 +49,12 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 __all__ = [
     "ERRORS",
     "Arguments",
+    "AttributeRule",
     "Executable",
     "Fusion",
     "Graph",
+    "OpDef",
+    "Operand",
     "Phase",
     "Plan",
     "ReturnSpec",
@@ -56,14 +65,17 @@ __all__ = [
     "emulate_tile_units",
     "has_onednn",
     "has_tile_units",
+    "infer_types",
     "min_cut_work",
     "num_emulated_products",
     "op_table",
+    "parse_schema",
     "product_can_fuse",
     "schedule_actions",
     "translated",
     "translated_errors",
     "validate_schedule",
+    "work_of",
 ]
 
 

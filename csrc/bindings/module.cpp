@@ -2,13 +2,10 @@
 #include <torch/extension.h>
 
 #include "base/check.h"
+#include "bindings/ops.h"
 #include "bindings/runtime.h"
-#include "dense/available.h"
-#include "dense/matmul.h"
-#include "dense/tile/units.h"
-#include "dense/vector/piece_matmul.h"
 #include "graph/graph.h"
-#include "ops/op_def.h"
+#include "ops/check.h"
 #include "schedule/action.h"
 
 namespace py = pybind11;
@@ -71,7 +68,12 @@ void bind_graph(py::module_& m) {
           py::arg("kind"), py::arg("name"), py::arg("inputs"),
           py::arg("outputs"), py::arg("attributes"), py::arg("phase"),
           py::arg("stage"), py::arg("source") = "")
-      .def("verify", [](const Graph& self) { graph::verify(self); })
+      .def(
+          "verify",
+          [](const Graph& self, bool in_flight) {
+            ops::verify(self, in_flight);
+          },
+          py::arg("in_flight") = false)
       .def("__str__", [](const Graph& self) { return to_string(self); });
 }
 
@@ -94,47 +96,6 @@ void bind_schedule(py::module_& m) {
       },
       py::arg("actions"), py::arg("num_stages"), py::arg("num_micro_batches"),
       py::arg("training"));
-}
-
-// What may become part of a product; see dense::MatmulSpec.
-enum class Fusion { kRelu, kMask, kUpdate };
-
-void bind_ops(py::module_& m) {
-  m.def("op_table", [] {
-    std::vector<std::pair<std::string, std::string>> table;
-    for (const ops::OpDef* op : ops::all_ops()) {
-      table.emplace_back(op->name, op->schema);
-    }
-    return table;
-  });
-  m.def("has_onednn", &dense::available);
-  m.def("has_tile_units", &dense::has_tile_units);
-  m.def("emulate_tile_units", &dense::emulate_tile_units, py::arg("on"));
-  m.def("num_emulated_products", &dense::num_emulated_products);
-  m.def("min_cut_work", [] { return dense::kMinCutWork; });
-  py::enum_<Fusion>(m, "Fusion")
-      .value("RELU", Fusion::kRelu)
-      .value("MASK", Fusion::kMask)
-      .value("UPDATE", Fusion::kUpdate);
-  m.def(
-      "product_can_fuse",
-      [](Fusion what, const std::string& dtype, const Shape& a,
-         const Strides& a_strides, const Shape& b, const Strides& b_strides) {
-        const DType type = dtype_from_name(dtype);
-        return dense::Matmul::can_fuse(
-            {.m = a.at(0),
-             .n = b.at(1),
-             .k = a.at(1),
-             .a = {0, a_strides.at(0), a_strides.at(1)},
-             .b = {0, b_strides.at(0), b_strides.at(1)},
-             .operand_type = type,
-             .result_type = type,
-             .relu = what == Fusion::kRelu,
-             .mask = what == Fusion::kMask,
-             .update = what == Fusion::kUpdate});
-      },
-      py::arg("what"), py::arg("dtype"), py::arg("a"), py::arg("a_strides"),
-      py::arg("b"), py::arg("b_strides"));
 }
 
 }  // namespace

@@ -14,8 +14,7 @@ TensorId Graph::add(Tensor tensor) {
 void Graph::add(Op op) { ops_.push_back(std::move(op)); }
 
 const Tensor& Graph::tensor(TensorId id) const {
-  check_internal(id >= 0 && static_cast<size_t>(id) < tensors_.size(),
-                 "graph: no tensor with id ", id);
+  check_internal(has(id), "graph: no tensor with id ", id);
   return tensors_[static_cast<size_t>(id)];
 }
 

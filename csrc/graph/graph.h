@@ -92,6 +92,9 @@ class Graph {
   void add(Op op);
 
   [[nodiscard]] const Tensor& tensor(TensorId id) const;
+  [[nodiscard]] bool has(TensorId id) const {
+    return id >= 0 && static_cast<size_t>(id) < tensors_.size();
+  }
   [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
   [[nodiscard]] const std::vector<Op>& ops() const { return ops_; }
   // The tensor whose memory `id` lives in: itself, or the base of a view.
@@ -103,8 +106,9 @@ class Graph {
   std::vector<Op> ops_;
 };
 
-// Throws InternalError naming the first op or tensor that breaks a rule:
-// ids in range, views inside their base, values written before they are read.
+// Throws InternalError naming the first op or tensor that breaks a rule: sizes
+// and strides that can be, views inside of their base, ids in range, phases in
+// their order. What concerns the meaning of ops, ops/check.h checks.
 void verify(const Graph& graph);
 
 // One line per op, in execution order.

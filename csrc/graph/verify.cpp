@@ -1,4 +1,4 @@
-#include <vector>
+#include <algorithm>
 
 #include "base/check.h"
 #include "graph/graph.h"
@@ -6,54 +6,65 @@
 namespace popsim::graph {
 namespace {
 
+// Actions and blocks are lists over stages.
+constexpr int32_t kMaxStages = 1 << 16;
+
 void verify_view(const Graph& graph, const Tensor& view) {
-  check_internal(view.base != kNoTensor &&
-                     graph.tensor(view.base).kind != TensorKind::kView,
-                 "verify: the base of view '", view.name,
-                 "' must be a tensor that owns memory");
+  check_internal(
+      graph.has(view.base) && graph.tensor(view.base).kind != TensorKind::kView,
+      "verify: the base of view '", view.name,
+      "' must be a tensor that owns memory");
   const Tensor& base = graph.tensor(view.base);
-  int64_t first = view.offset;
-  int64_t last = view.offset;
-  for (size_t i = 0; i < view.shape.size(); ++i) {
-    const int64_t reach = (view.shape[i] - 1) * view.strides[i];
-    (reach < 0 ? first : last) += reach;
-  }
-  check_internal(view.numel() == 0 || (first >= 0 && last < base.numel()),
-                 "verify: view '", view.name, "' reaches outside of its base '",
-                 base.name, "' ", popsim::to_string(base.shape));
+  check_internal(std::ranges::all_of(
+                     view.strides, [](int64_t stride) { return stride >= 0; }),
+                 "verify: view '", view.name, "' has a negative stride");
+  check_internal(
+      lies_within(view.shape, view.strides, view.offset, base.numel()),
+      "verify: view '", view.name, "' ", popsim::to_string(view.shape),
+      " reaches outside of its base '", base.name, "' ",
+      popsim::to_string(base.shape));
   check_internal(view.dtype == base.dtype, "verify: view '", view.name,
                  "' has another element type than its base");
+}
+
+void verify_tensor(const Graph& graph, const Tensor& t) {
+  check_internal(is_valid_shape(t.shape), "verify: tensor '", t.name,
+                 "' has sizes that no tensor has, ",
+                 popsim::to_string(t.shape));
+  check_internal(t.shape.size() == t.strides.size(), "verify: tensor '", t.name,
+                 "' has a stride too many or too few");
+  if (t.kind == TensorKind::kView) {
+    verify_view(graph, t);
+    return;
+  }
+  check_internal(t.contiguous(), "verify: tensor '", t.name,
+                 "' owns memory and must be contiguous");
+  check_internal(t.base == kNoTensor && t.offset == 0, "verify: tensor '",
+                 t.name, "' owns memory and has no base");
+}
+
+void verify_op(const Graph& graph, const Op& op, Phase phase_before) {
+  for (const auto* ids : {&op.inputs, &op.outputs}) {
+    for (const TensorId id : *ids) {
+      check_internal(id == kNoTensor || graph.has(id), "verify: ", op.kind,
+                     " '", op.name, "' names tensor ", id,
+                     ", which is not there");
+    }
+  }
+  check_internal(op.stage >= 0 && op.stage < kMaxStages, "verify: ", op.kind,
+                 " '", op.name, "' stands on stage ", op.stage);
+  check_internal(op.phase >= phase_before, "verify: ", op.kind, " '", op.name,
+                 "' (", name_of(op.phase), ") stands behind a later phase");
 }
 
 }  // namespace
 
 void verify(const Graph& graph) {
-  for (const Tensor& t : graph.tensors()) {
-    check_internal(t.shape.size() == t.strides.size(), "verify: tensor '",
-                   t.name, "' has a stride too many or too few");
-    if (t.kind == TensorKind::kView) {
-      verify_view(graph, t);
-    } else {
-      check_internal(t.contiguous(), "verify: tensor '", t.name,
-                     "' owns memory and must be contiguous");
-    }
-  }
-  std::vector<bool> written(graph.tensors().size());
-  for (size_t i = 0; i < written.size(); ++i) {
-    written[i] = graph.tensors()[i].kind != TensorKind::kValue &&
-                 graph.tensors()[i].kind != TensorKind::kView;
-  }
+  for (const Tensor& t : graph.tensors()) verify_tensor(graph, t);
+  Phase phase = Phase::kSetup;
   for (const Op& op : graph.ops()) {
-    for (const TensorId id : op.inputs) {
-      if (id == kNoTensor) continue;
-      check_internal(written[static_cast<size_t>(graph.root(id))],
-                     "verify: ", op.kind, " '", op.name, "' reads '",
-                     graph.tensor(id).name, "' before it is written");
-    }
-    for (const TensorId id : op.outputs) {
-      if (id == kNoTensor) continue;
-      written[static_cast<size_t>(graph.root(id))] = true;
-    }
+    verify_op(graph, op, phase);
+    phase = op.phase;
   }
 }
 

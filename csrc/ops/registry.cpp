@@ -1,5 +1,6 @@
 // Every op of the device, one line each. The entries stand beside the kernels.
 #include <array>
+#include <unordered_map>
 
 #include "ops/op_def.h"
 
@@ -55,11 +56,39 @@ const std::array kOps{
 };
 // clang-format on
 
-const OpDef& find_op(std::string_view name) {
+namespace {
+
+struct Entry {
+  const OpDef* def;
+  Schema schema;
+};
+
+std::unordered_map<std::string_view, Entry> read_entries() {
+  std::unordered_map<std::string_view, Entry> entries;
   for (const OpDef* op : kOps) {
-    if (op->name == name) return *op;
+    Schema schema = parse_schema(op->schema);
+    check_internal(schema.name == op->name, "the schema of '", op->name,
+                   "' begins with another name");
+    const bool is_new = entries.emplace(op->name, Entry{op, schema}).second;
+    check_internal(is_new, "two ops are named '", op->name, "'");
   }
-  throw InternalError(join("no op named '", name, "' in the registry"));
+  return entries;
+}
+
+const Entry& find_entry(std::string_view name) {
+  static const auto entries = read_entries();
+  const auto found = entries.find(name);
+  check_internal(found != entries.end(), "no op named '", name,
+                 "' in the registry");
+  return found->second;
+}
+
+}  // namespace
+
+const OpDef& find_op(std::string_view name) { return *find_entry(name).def; }
+
+const Schema& find_schema(std::string_view name) {
+  return find_entry(name).schema;
 }
 
 std::span<const OpDef* const> all_ops() { return kOps; }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
+#include "base/check.h"
 #include "graph/graph.h"
 
 namespace at {
@@ -47,10 +49,14 @@ class RunContext {
   // The same memory as an at::Tensor. Only for ids that the kernel named in
   // Kernel::at_tensors().
   [[nodiscard]] virtual const at::Tensor& tensor(graph::TensorId id) const = 0;
-  [[nodiscard]] Sink& sink(int64_t index) const { return *sinks[index]; }
+  [[nodiscard]] Sink& sink(int64_t index) const {
+    check_internal(index < std::ssize(sinks), "there is no return ", index,
+                   " of ", sinks.size());
+    return *sinks[static_cast<size_t>(index)];
+  }
 
   void* const* pointers = nullptr;  // by TensorId
-  Sink* const* sinks = nullptr;     // by return
+  std::span<Sink* const> sinks;     // by return
   LoopCounts loop;
   Cursor cursor;
   uint64_t seed = 0;

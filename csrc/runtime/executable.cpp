@@ -4,10 +4,12 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <span>
 #include <utility>
 
 #include "base/check.h"
 #include "ops/operands/aten_types.h"
+#include "runtime/closed_memory.h"
 
 namespace popsim::runtime {
 
@@ -95,8 +97,10 @@ std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,
 
 at::Tensor Executable::memory_of(TensorId id) const {
   const graph::Tensor& t = plan_.graph().tensor(id);
-  return at::from_blob(stage_.pointer(id), t.shape, t.strides,
-                       ops::to_scalar_type(t.dtype));
+  void* start = stage_.memory().pointer(id);
+  check_internal(start != nullptr || t.numel() == 0, "'", t.name,
+                 "' has no memory of the device");
+  return at::from_blob(start, t.shape, t.strides, ops::to_scalar_type(t.dtype));
 }
 
 void Executable::check_size(const char* what, TensorId id,
@@ -111,6 +115,7 @@ void Executable::write(const std::map<TensorId, at::Tensor>& values) {
   const Usage::Copy copy(usage_, "write");
   for (const auto& [id, value] : values) check_size("write", id, value);
   for (const auto& [id, value] : values) {
+    const OpenTensors open(plan_.graph(), stage_.memory(), std::span(&id, 1));
     memory_of(id).copy_(value.reshape(plan_.graph().tensor(id).shape));
     stage_.note_written(id);
   }
@@ -120,6 +125,7 @@ std::vector<at::Tensor> Executable::read(
     const std::vector<TensorId>& ids) const {
   const Usage::Copy copy(usage_, "read");
   std::vector<at::Tensor> values;
+  const OpenTensors open(plan_.graph(), stage_.memory(), ids);
   for (const TensorId id : ids) values.push_back(memory_of(id).clone());
   return values;
 }
@@ -129,6 +135,7 @@ void Executable::read_into(
   const Usage::Copy copy(usage_, "read");
   for (const auto& [id, target] : targets) check_size("read", id, target);
   for (const auto& [id, target] : targets) {
+    const OpenTensors open(plan_.graph(), stage_.memory(), std::span(&id, 1));
     target.copy_(memory_of(id).reshape(target.sizes()));
   }
 }

@@ -10,6 +10,7 @@
 
 #include "base/numbers.h"
 #include "ops/operands/aten_types.h"
+#include "runtime/closed_memory.h"
 
 namespace popsim::runtime {
 namespace {
@@ -26,6 +27,7 @@ char* allocate(int64_t bytes) {
       std::aligned_alloc(static_cast<size_t>(memory::kAlignment), size);
   if (memory == nullptr) throw std::bad_alloc();
   std::memset(memory, 0, size);
+  close_memory(memory, static_cast<int64_t>(size));
   return static_cast<char*>(memory);
 }
 

@@ -3,26 +3,15 @@
 #include <utility>
 
 #include "base/check.h"
-#include "ops/op_def.h"
+#include "ops/check.h"
 
 namespace popsim::runtime {
-namespace {
-
-void check_program(const graph::Graph& graph) {
-  graph::verify(graph);
-  for (size_t i = 0; i < graph.ops().size(); ++i) {
-    ops::check_types(
-        ops::OpView(graph, graph.ops()[i], static_cast<int64_t>(i)));
-  }
-}
-
-}  // namespace
-
 Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
-  check_program(graph_);
+  ops::verify(graph_, /*in_flight=*/config_.schedule != "sequential" &&
+                          graph_.num_stages() > 1);
   const schedule::Config schedule{graph_.num_stages(),
                                   config_.training
                                       ? config_.gradient_accumulation

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "runtime/closed_memory.h"
 
 namespace popsim::runtime {
 namespace {
@@ -17,6 +18,16 @@ using schedule::ActionKind;
 
 UserError failure(const graph::Op& op, const char* reason) {
   return UserError(join("while running ", describe(op), ": ", reason));
+}
+
+// What PyTorch refuses while a kernel is prepared, a lowering has got wrong.
+std::unique_ptr<ops::Kernel> prepare(const ops::OpView& op) {
+  try {
+    return ops::find_op(op.op().kind).prepare(op);
+  } catch (const c10::Error& error) {
+    throw InternalError(join(op.op().kind, " '", op.op().name,
+                             "': ", error.what_without_backtrace()));
+  }
 }
 
 Stopped stopped(int64_t num_iterations, const Plan& plan) {
@@ -38,7 +49,7 @@ void StageRun::prepare_kernels() {
   kernels_.reserve(graph.ops().size());
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const ops::OpView view(graph, graph.ops()[i], static_cast<int64_t>(i));
-    kernels_.push_back(ops::find_op(view.op().kind).prepare(view));
+    kernels_.push_back(prepare(view));
     for (const TensorId id : kernels_.back()->at_tensors()) {
       memory_.make_tensor(id);
     }
@@ -80,6 +91,7 @@ const StageRun::Block& StageRun::block(const Action& action) const {
 }
 
 void StageRun::execute(const Instruction& instruction) const {
+  const OpenTensors open(plan_.graph(), memory_, *instruction.op);
   try {
     instruction.kernel->run(context_);
   } catch (const InternalError&) {
@@ -110,7 +122,7 @@ void StageRun::load() {
 
 void StageRun::run(const Call& call) {
   const c10::InferenceMode no_autograd;
-  context_.sinks = call.sinks.data();
+  context_.sinks = call.sinks;
   context_.seed = call.seed;
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
   for (int64_t i = 0; i < times; ++i) run_iteration(call, i);

@@ -38,9 +38,7 @@ class StageRun {
   // kept between runs is then as whole device iterations left it.
   void run(const Call& call);
 
-  [[nodiscard]] void* pointer(graph::TensorId id) const {
-    return memory_.pointer(id);
-  }
+  [[nodiscard]] const DeviceMemory& memory() const { return memory_; }
   // The host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
   // Micro-batches begun since the program was loaded.

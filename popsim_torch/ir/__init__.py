@@ -15,6 +15,7 @@ from popsim_torch.ir.graph import (
 )
 from popsim_torch.ir.origin import NOWHERE, Origin
 from popsim_torch.ir.program import AnchorView, LoopCounts, Program, Return
+from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable, check_op
 from popsim_torch.ir.text import program_text, to_text
 from popsim_torch.ir.uses import Uses, walk
 from popsim_torch.ir.verify import verify
@@ -24,9 +25,13 @@ __all__ = [
     "AnchorView",
     "Argument",
     "Attribute",
+    "AttributeRule",
     "Graph",
     "LoopCounts",
     "Op",
+    "OpInfo",
+    "OpTable",
+    "Operand",
     "Origin",
     "Phase",
     "Program",
@@ -37,6 +42,7 @@ __all__ = [
     "TensorKind",
     "TensorListArgument",
     "Uses",
+    "check_op",
     "contiguous_strides",
     "program_text",
     "to_text",

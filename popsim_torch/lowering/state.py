@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
-from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind
+from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind
 from popsim_torch.lowering.builder import Builder, Place
 from popsim_torch.lowering.rules.norms import ignores
 from popsim_torch.lowering.rules.views import is_view
@@ -75,7 +76,15 @@ class StateLowering:
             variable, variable.shape, variable.strides, variable.offset
         )
         place = Place(Phase.FORWARD, stage, f"assign {name}")
-        self._builder.op("copy", [source], [view], place=place)
+        if self._builder.graph.root(source) is self._builder.graph.root(variable):
+            # What is written must not be read in another order meanwhile.
+            apart = self._builder.value(source.dtype, source.shape)
+            self._builder.op("copy", [source], [apart], place=place)
+            source = apart
+        attributes: dict[str, Attribute] = {}
+        if source.dtype != variable.dtype:
+            attributes["dtype"] = dtype_name(variable.dtype)
+        self._builder.op("copy", [source], [view], attributes, place=place)
         if name in self._program.buffers:
             self._program.changed_buffers.append(name)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from popsim_torch.ir import Graph, Program, verify
+from popsim_torch.ir import Graph, Program, TensorKind, verify, walk
 from popsim_torch.passes.fuse_attention import fuse_attention
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
 from popsim_torch.passes.fuse_products import fuse_products
 from popsim_torch.passes.group_updates import group_updates
+from popsim_torch.passes.op_table import op_table
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
@@ -73,10 +74,10 @@ def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[st
         Error: The options ask for what the program does not have.
         InternalError: The program breaks a rule; our own bug.
     """
-    verify(program.graph)
+    verify(program.graph, op_table())
     for run_pass in PROGRAM_PASSES:
         run_pass(program, request)
-        verify(program.graph)
+        verify(program.graph, op_table())
         yield run_pass.__name__
 
 
@@ -91,5 +92,16 @@ def run_host_passes(program: Program) -> Iterator[str]:
     """
     for run_pass in HOST_PASSES:
         run_pass(program.graph)
-        verify(program.graph)
+        forget_uncomputed(program.graph)
+        verify(program.graph, op_table())
         yield run_pass.__name__
+
+
+def forget_uncomputed(graph: Graph) -> None:
+    """Take the names away from values that no op writes any more."""
+    written = {root.id for _, op in walk(graph) for root in graph.roots(op.outputs)}
+    graph.names = {
+        name: tensor_id
+        for name, tensor_id in graph.names.items()
+        if (root := graph.root_of(tensor_id)).kind != TensorKind.VALUE or root.id in written
+    }

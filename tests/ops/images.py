@@ -6,6 +6,7 @@ import torch
 
 from popsim_torch import _native, ir
 from popsim_torch.executor.build import to_native
+from tests.ops.one_op import infer_types
 
 TypeAndShape = tuple[torch.dtype, Sequence[int]]
 
@@ -13,7 +14,7 @@ TypeAndShape = tuple[torch.dtype, Sequence[int]]
 def run_image_op(
     kind: str,
     inputs: Sequence[torch.Tensor | None],
-    outputs: Sequence[TypeAndShape],
+    outputs: Sequence[TypeAndShape | None],
     attributes: dict,
     *,
     channels_last: bool = False,
@@ -23,7 +24,8 @@ def run_image_op(
     Args:
         kind: Its name.
         inputs: Operands, with the strides they are given with.
-        outputs: Types and shapes of the results.
+        outputs: Types and shapes that the results have in eager PyTorch, as the op's shape rule
+            must say, too.
         attributes: Of the op.
         channels_last: Results with spatial axes have their channels last.
     """
@@ -46,8 +48,11 @@ def run_image_op(
         return graph.add_view(base, shape, (batch, channel, *positions), 0)
 
     operands = [add_input(value) for value in inputs]
-    results = [add_output(dtype, shape) for dtype, shape in outputs]
-    graph.add_op(kind, operands, results, attributes, phase=ir.Phase.FORWARD, name="op")
+    op = graph.add_op(kind, operands, [], attributes, phase=ir.Phase.FORWARD, name="op")
+    inferred = infer_types(graph)
+    assert inferred == [None if out is None else (out[0], tuple(out[1])) for out in outputs]
+    results = [add_output(*out) for out in inferred if out is not None]
+    op.outputs = [result.id for result in results]
     with _native.translated_errors():
         config = _native.RunConfig(1, 1, False, "sequential")
         executable = _native.Executable(to_native(graph), config, [])

@@ -17,8 +17,9 @@ class OneOp:
     Args:
         kind: Name in the op registry.
         inputs: None for one that is left out.
-        outputs: Element type and shape; None for a result that nobody reads; the position of the
-            input that it overwrites.
+        outputs: Element type and shape that each result has in eager PyTorch, as the op's shape
+            rule must say, too; None for a result that nobody reads; the position of the input that
+            it overwrites.
         attributes: Of the op.
     """
 
@@ -32,12 +33,15 @@ class OneOp:
         self._graph = ir.Graph()
         self._memory: list[tuple[ir.Tensor, torch.Tensor]] = []
         operands = [None if value is None else self._variable(value) for value in inputs]
+        op = self._graph.add_op(kind, operands, [], attributes, phase=ir.Phase.FORWARD, name="it")
+        inferred = infer_types(self._graph)
+        for out, expected in zip(inferred, outputs, strict=False):
+            if isinstance(expected, tuple):
+                assert out == (expected[0], tuple(expected[1])), (kind, out)
         self._outputs = [
             operands[out] if isinstance(out, int) else out and self._result(*out) for out in outputs
         ]
-        self._graph.add_op(
-            kind, operands, self._outputs, attributes, phase=ir.Phase.FORWARD, name="it"
-        )
+        op.outputs = [-1 if out is None else out.id for out in self._outputs]
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
             self._executable = _native.Executable(to_native(self._graph), config, [])
@@ -59,6 +63,13 @@ class OneOp:
         with _native.translated_errors():
             self._executable.run([])
         return [self._executable.read(out.id) for out in self._outputs if out is not None]
+
+
+def infer_types(graph: ir.Graph, op: int = 0) -> list[Any]:
+    """Return element type and shape of each result that an op may have; None for one it cannot."""
+    with _native.translated_errors():
+        types = _native.infer_types(to_native(graph), op)
+    return [None if t is None else (getattr(torch, t[0]), tuple(t[1])) for t in types]
 
 
 def run_op(

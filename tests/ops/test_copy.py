@@ -45,7 +45,7 @@ def test_bits_are_kept():
 
 def test_between_element_types():
     x = torch.arange(12.0).view(3, 4).t()
-    (copy,) = run_op("copy", [x], [(torch.int64, (4, 3))])
+    (copy,) = run_op("copy", [x], [(torch.int64, (4, 3))], dtype="int64")
     assert torch.equal(copy, x.long())
 
 

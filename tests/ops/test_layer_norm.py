@@ -29,7 +29,7 @@ class Case:
         self.gradient = layout(sample(shape, dtype, 2))
         self.weight = layout(sample(normalised, dtype, 3)) if with_weight else None
         self.bias = layout(sample(normalised, dtype, 4)) if with_weight else None
-        self.width = self.x[(0,) * (len(shape) - num_axes)].numel()
+        self.axes = num_axes
         wide = [None if t is None else t.double() for t in (self.x, self.weight, self.bias)]
         self.out, self.mean, self.rstd = torch.native_layer_norm(
             wide[0], list(normalised), wide[1], wide[2], EPSILON
@@ -55,7 +55,7 @@ def test_against_float64(shape, num_axes, dtype, layout):
         "layer_norm",
         [case.x, case.weight, case.bias],
         [(dtype, shape), (F32, case.mean.shape), (F32, case.rstd.shape)],
-        width=case.width,
+        axes=case.axes,
         epsilon=EPSILON,
     )
     assert_near(out, case.out, dtype)
@@ -65,7 +65,7 @@ def test_against_float64(shape, num_axes, dtype, layout):
         "layer_norm_grad",
         [case.gradient, case.x, case.mean.float(), case.rstd.float(), case.weight],
         [(dtype, shape), (dtype, case.weight.shape), (dtype, case.weight.shape)],
-        width=case.width,
+        axes=case.axes,
     )
     for actual, expected in zip(gradients, case.expected, strict=True):
         assert_near(actual, expected, dtype)
@@ -73,13 +73,13 @@ def test_against_float64(shape, num_axes, dtype, layout):
 
 def test_without_weight():
     case = Case((7, 33), 1, F32, LAYOUTS["contiguous"], with_weight=False)
-    (out,) = run_op("layer_norm", [case.x], [(F32, (7, 33)), None, None], width=33, epsilon=EPSILON)
+    (out,) = run_op("layer_norm", [case.x], [(F32, (7, 33)), None, None], axes=1, epsilon=EPSILON)
     assert_near(out, case.out, F32)
     (for_x,) = run_op(
         "layer_norm_grad",
         [case.gradient, case.x, case.mean.float(), case.rstd.float(), None],
         [(F32, (7, 33)), None, None],
-        width=33,
+        axes=1,
     )
     assert_near(for_x, case.expected[0], F32)
 
@@ -90,7 +90,7 @@ def test_only_the_weights_gradients():
         "layer_norm_grad",
         [case.gradient, case.x, case.mean.float(), case.rstd.float(), case.weight],
         [None, (F32, (20,)), (F32, (20,))],
-        width=20,
+        axes=1,
     )
     assert_near(for_weight, case.expected[1], F32)
     assert_near(for_bias, case.expected[2], F32)
@@ -100,7 +100,7 @@ def test_constant_and_special_rows():
     x = torch.full((4, 19), 2.0)
     x[1, 3] = torch.nan
     x[2, 18] = torch.inf
-    (out,) = run_op("layer_norm", [x], [(F32, (4, 19)), None, None], width=19, epsilon=EPSILON)
+    (out,) = run_op("layer_norm", [x], [(F32, (4, 19)), None, None], axes=1, epsilon=EPSILON)
     assert torch.equal(out[0], torch.zeros(19))
     assert torch.equal(out[3], torch.zeros(19))
     assert out[1].isnan().all()
@@ -115,7 +115,7 @@ def test_the_number_of_threads_changes_nothing():
     before = torch.get_num_threads()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(OneOp("layer_norm_grad", inputs, outputs, {"width": 300}).run())
+        results.append(OneOp("layer_norm_grad", inputs, outputs, {"axes": 1}).run())
     torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

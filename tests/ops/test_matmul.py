@@ -300,7 +300,7 @@ def test_programs_on_several_threads(dtype):
         (matrix(2, 5, 6), matrix(3, 6, 8), None, (2, 5, 8), "batches are equal"),
         (matrix(5, 6), matrix(6, 8).half(), None, (5, 8), "one element type"),
         (matrix(5, 6), matrix(6, 8), matrix(8).half(), (5, 8), "the operands' type"),
-        (matrix(5, 6), matrix(6, 8), matrix(5), (5, 8), "does not broadcast"),
+        (matrix(5, 6), matrix(6, 8), matrix(5), (5, 8), "input 2 broadcasts"),
         (matrix(6), matrix(6, 8), None, (8,), "two or three axes"),
         (matrix(5, 6), matrix(6, 8), None, (8, 5), "its shape rule gives"),
     ],

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.ops.images import random, run_image_op, with_channels_last
+from tests.ops.one_op import dtype_name
 
 DTYPES = [torch.float32, torch.float16]
 # Shape of x; kernel, stride, padding, dilation, ceil_mode.
@@ -25,11 +26,11 @@ def pair(value) -> list[int]:
     return list(value) if isinstance(value, tuple) else [value, value]
 
 
-def max_attributes(name: str, y: torch.Tensor) -> dict:
-    _, kernel, stride, padding, dilation, _ = MAX_CASES[name]
+def max_attributes(name: str) -> dict:
+    _, kernel, stride, padding, dilation, ceil_mode = MAX_CASES[name]
     names = ("kernel", "stride", "padding", "dilation")
     values = map(pair, (kernel, stride, padding, dilation))
-    return {**dict(zip(names, values, strict=True)), "output_size": list(y.shape[2:])}
+    return {**dict(zip(names, values, strict=True)), "ceil": ceil_mode}
 
 
 def run_max(name: str, x: torch.Tensor, *, last: bool, index=torch.int64):
@@ -42,7 +43,7 @@ def run_max(name: str, x: torch.Tensor, *, last: bool, index=torch.int64):
         "max_pool",
         [with_channels_last(x) if last else x],
         [(x.dtype, y.shape), (index, y.shape)],
-        max_attributes(name, y),
+        {**max_attributes(name), "indices": dtype_name(index)},
         channels_last=last,
     )
     return actual, (y.to(x.dtype), indices)
@@ -94,7 +95,7 @@ def test_gradient_of_max_pool(last_grad, last, name, dtype, index):
             with_channels_last(indices) if last else indices,
         ],
         [(dtype, shape)],
-        {**max_attributes(name, y), "input_shape": list(shape)},
+        {**max_attributes(name), "input_shape": list(shape)},
         channels_last=last,
     )
     assert_same(actual, expected.to(dtype))
@@ -123,16 +124,15 @@ def average(name: str, x: torch.Tensor) -> torch.Tensor:
 def average_attributes(name: str, y: torch.Tensor) -> dict:
     arguments = AVERAGE_CASES[name][1]
     if len(arguments) == 2:
-        window, padding, divisor = [[0, 0]] * 3, False, None
-    else:
-        window, padding, divisor = [pair(v) for v in arguments[:3]], arguments[4], arguments[5]
-    names = ("kernel", "stride", "padding")
+        return {"output_size": list(y.shape[2:])}
+    kernel, stride, padding, ceil_mode, include_padding, divisor = arguments
     return {
-        **dict(zip(names, window, strict=True)),
+        "kernel": pair(kernel),
+        "stride": pair(stride),
+        "padding": pair(padding),
         "dilation": [1, 1],
-        "output_size": list(y.shape[2:]),
-        "adaptive": len(arguments) == 2,
-        "count_include_pad": padding,
+        "ceil": ceil_mode,
+        "count_include_pad": include_padding,
         "divisor": divisor or 0,
     }
 

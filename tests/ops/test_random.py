@@ -262,5 +262,5 @@ def test_impossible_parameters_are_refused(attributes, problem):
 
 
 def test_an_unknown_distribution_is_refused():
-    with pytest.raises(InternalError, match="no distribution 'cauchy'"):
+    with pytest.raises(InternalError, match="attribute 'distribution' may be 'cauchy'"):
         RandomProgram((3,), distribution="cauchy")

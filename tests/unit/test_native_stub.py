@@ -33,5 +33,5 @@ def test_class_members_match_the_stub() -> None:
         if not isinstance(node, ast.ClassDef) or node.name.endswith("Error"):
             continue
         members = {n for n in stub_names(node.body) if not n.startswith("_")}
-        found = public(list(vars(getattr(_C, node.name)))) - enum_members
+        found = public(list(vars(getattr(_C, node.name)))) - (enum_members - members)
         assert members == found, node.name

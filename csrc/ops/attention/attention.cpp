@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/op_def.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -50,7 +51,7 @@ AttentionKernel::AttentionKernel(const OpView& op)
     : shape_(score_shape(op, kQuery, kKey)),
       v_(op, kValue, workspace_),
       out_(op, kOut, workspace_) {
-  if (op.op().outputs[kKept] != graph::kNoTensor) {
+  if (op.has_output(kKept)) {
     kept_.emplace(op, kKept, workspace_);
   }
   const ScoreMapSpec map =
@@ -118,15 +119,29 @@ void AttentionKernel::run_share(const RunContext& context, Share& share,
   }
 }
 
-std::vector<TensorType> attention_type(const OpView& op) {
+std::vector<TensorType> attention_type(const OpCall& op) {
   const ScoreShape shape = score_shape(op, kQuery, kKey);
   const graph::Tensor& v = op.input(kValue);
-  check_internal(
-      v.shape.size() == 3 && v.shape[0] == shape.batch &&
-          v.shape[1] == shape.columns && v.dtype == op.input(kQuery).dtype,
-      "attention '", op.op().name, "': values of shape ", to_string(v.shape));
+  op.require_rank(kValue, 3);
+  op.require_shape(kValue, {shape.batch, shape.columns, v.shape[2]});
+  op.require(
+      op.input(kQuery).dtype == v.dtype && op.input(kKey).dtype == v.dtype,
+      "q, k and v have one element type");
+  check_initial(op, kInitial, shape);
+  check_score_map(
+      op, score_map_spec(op, "", kOthers, op.num_inputs() - kOthers), shape);
   return {{v.dtype, {shape.batch, shape.rows, v.shape[2]}},
           {v.dtype, {shape.batch, shape.rows, shape.columns}}};
+}
+
+std::vector<graph::Work> attention_work(const OpView& op) {
+  const ScoreShape scores = score_shape(op, kQuery, kKey);
+  const graph::Tensor& q = op.input(kQuery);
+  const ScoreMapSpec map =
+      score_map_spec(op, "", kOthers, op.num_inputs() - kOthers);
+  return {head_product(scores, q.shape[2], q.dtype),
+          softmax_work(op, map, scores),
+          head_product(scores, op.input(kValue).shape[2], q.dtype)};
 }
 
 }  // namespace
@@ -134,13 +149,17 @@ std::vector<TensorType> attention_type(const OpView& op) {
 extern const OpDef kAttention{
     .name = "attention",
     .schema =
-        "attention(Tensor q, Tensor k, Tensor v, Tensor? initial, "
-        "Tensor[] others, *, int[] shape, str[] code, float[] constants, "
-        "int result, bool safe) -> (Tensor out, Tensor? probabilities)",
+        "attention(Tensor{floats} q, Tensor{floats} k, Tensor{floats} v, "
+        "Tensor{floats}? initial, Tensor[] others, *, int{1..}[] shape, "
+        "str[] code, float[] constants, int{0..} result, bool safe) -> "
+        "(Tensor out, Tensor? probabilities)",
+    .family = "attention",
     .shape = attention_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AttentionKernel>(op);
     },
+    .work = attention_work,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

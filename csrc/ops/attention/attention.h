@@ -34,7 +34,7 @@ class Rounding {
 };
 
 // The attributes `prefix`code, constants, result and shape.
-[[nodiscard]] ScoreMapSpec score_map_spec(const OpView& op,
+[[nodiscard]] ScoreMapSpec score_map_spec(const OpCall& op,
                                           const std::string& prefix,
                                           size_t first_input,
                                           size_t num_inputs);
@@ -46,7 +46,21 @@ struct ScoreShape {
   int64_t columns;
 };
 // `q` and `k`: indices of inputs.
-[[nodiscard]] ScoreShape score_shape(const OpView& op, size_t q, size_t k);
+[[nodiscard]] ScoreShape score_shape(const OpCall& op, size_t q, size_t k);
+
+// Throws InternalError where a map's inputs, or the scores that the op starts
+// from, do not have the scores' shape.
+void check_score_map(const OpCall& op, const ScoreMapSpec& map,
+                     const ScoreShape& scores);
+void check_initial(const OpCall& op, size_t initial, const ScoreShape& scores);
+
+// A product of the matrices of all heads.
+[[nodiscard]] graph::Product head_product(const ScoreShape& scores,
+                                          int64_t width, DType dtype);
+// A map of the scores and the softmax behind it.
+[[nodiscard]] graph::Elementwise softmax_work(const OpCall& op,
+                                              const ScoreMapSpec& map,
+                                              const ScoreShape& scores);
 
 // The score matrix of a head as an operand of products: contiguous, or so with
 // its axes exchanged.

@@ -9,11 +9,13 @@
 //
 // Each product is cut as the batched product that it stands for
 // (dense/vector/piece_matmul.h), so that the sums have the same order.
+#include <utility>
 #include <vector>
 
 #include "ops/attention/attention.h"
 #include "ops/math/softmax_rows.h"
 #include "ops/op_def.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -34,17 +36,14 @@ constexpr size_t kForQuery = 0;
 constexpr size_t kForKey = 1;
 constexpr size_t kForValue = 2;
 
-bool is_wanted(const OpView& op, size_t output) {
-  return op.op().outputs[output] != graph::kNoTensor;
-}
-
-ScoreShape shape_of(const OpView& op) {
+ScoreShape shape_of(const OpCall& op) {
   if (!op.has_input(kKept)) return score_shape(op, kQuery, kKey);
+  op.require_rank(kKept, 3);
   const Shape& shape = op.input(kKept).shape;
   return {shape[0], shape[1], shape[2]};
 }
 
-DType dtype_of(const OpView& op) {
+DType dtype_of(const OpCall& op) {
   return op.input(op.has_input(kKept) ? kKept : kQuery).dtype;
 }
 
@@ -55,7 +54,7 @@ struct Result {
 
   void plan(const OpView& op, size_t input, size_t output,
             Workspace& workspace) {
-    if (!is_wanted(op, output)) return;
+    if (!op.has_output(output)) return;
     operand.emplace(op, input, workspace);
     out.emplace(op, output, workspace);
   }
@@ -309,25 +308,85 @@ void AttentionGradKernel::score_gradient(const RunContext& context,
   round_(gradient, num_rows * columns);
 }
 
-std::vector<TensorType> gradient_types(const OpView& op) {
+// The free size of an operand [batch, ...] whose other axis has `size`
+// elements and is the one at `axis`.
+int64_t free_size(const OpCall& op, size_t input, int64_t batch, size_t axis,
+                  int64_t size) {
+  op.require_rank(input, 3);
+  Shape expected = op.input(input).shape;
+  expected[0] = batch;
+  expected[axis] = size;
+  op.require_shape(input, expected);
+  op.require(op.input(input).dtype == dtype_of(op),
+             "the operands of products have one element type");
+  return expected[3 - axis];
+}
+
+void check_maps(const OpCall& op, const ScoreShape& shape) {
+  const auto num_others =
+      static_cast<size_t>(op.attribute<int64_t>("num_others"));
+  const size_t grad_others = kOthers + num_others;
+  check_initial(op, kInitial, shape);
+  check_score_map(op, score_map_spec(op, "", kOthers, num_others), shape);
+  check_score_map(
+      op,
+      score_map_spec(op, "grad_", grad_others, op.num_inputs() - grad_others),
+      shape);
+}
+
+std::vector<TensorType> gradient_types(const OpCall& op) {
   const ScoreShape shape = shape_of(op);
   const DType dtype = dtype_of(op);
-  std::vector<TensorType> types(3, TensorType{dtype, {}});
-  const auto columns_of = [&](size_t input) {
-    return op.input(input).shape.back();
-  };
-  if (is_wanted(op, kForQuery)) {
-    types[kForQuery].shape = {shape.batch, shape.rows, columns_of(kKeys)};
+  op.require(op.has_input(kKept) || op.input(kKey).dtype == dtype,
+             "q and k have one element type");
+  check_maps(op, shape);
+  const auto [batch, rows, columns] = shape;
+  std::vector<TensorType> types(3, TensorType::none());
+  if (op.has_input(kGradients)) {
+    const int64_t width = free_size(op, kGradients, batch, 1, rows);
+    types[kForValue] = {dtype, {batch, columns, width}};
   }
-  if (is_wanted(op, kForKey)) {
-    types[kForKey].shape = {shape.batch, op.input(kQueries).shape[1],
-                            shape.columns};
+  op.require(op.has_input(kGradient) == op.has_input(kValues),
+             "gradient and values come together");
+  if (!op.has_input(kGradient)) return types;
+  const int64_t width = free_size(op, kGradient, batch, 1, rows);
+  op.require(width == free_size(op, kValues, batch, 2, columns),
+             "gradient and values have a product");
+  if (op.has_input(kKeys)) {
+    const int64_t depth = free_size(op, kKeys, batch, 1, columns);
+    types[kForQuery] = {dtype, {batch, rows, depth}};
   }
-  if (is_wanted(op, kForValue)) {
-    types[kForValue].shape = {shape.batch, shape.columns,
-                              columns_of(kGradients)};
+  if (op.has_input(kQueries)) {
+    const int64_t depth = free_size(op, kQueries, batch, 2, rows);
+    types[kForKey] = {dtype, {batch, depth, columns}};
   }
   return types;
+}
+
+std::vector<graph::Work> gradient_work(const OpView& op) {
+  const ScoreShape scores = shape_of(op);
+  const auto num_others =
+      static_cast<size_t>(op.attribute<int64_t>("num_others"));
+  const size_t grad_others = kOthers + num_others;
+  std::vector<graph::Work> work{softmax_work(
+      op,
+      score_map_spec(op, "grad_", grad_others, op.num_inputs() - grad_others),
+      scores)};
+  if (!op.has_input(kKept)) {
+    work.emplace_back(
+        softmax_work(op, score_map_spec(op, "", kOthers, num_others), scores));
+  }
+  // By operand: the axis of its width.
+  for (const auto& [input, axis] : {std::pair<size_t, size_t>{kQuery, 2},
+                                    {kGradient, 2},
+                                    {kKeys, 2},
+                                    {kQueries, 1},
+                                    {kGradients, 2}}) {
+    if (!op.has_input(input)) continue;
+    work.emplace_back(
+        head_product(scores, op.input(input).shape[axis], dtype_of(op)));
+  }
+  return work;
 }
 
 }  // namespace
@@ -335,17 +394,23 @@ std::vector<TensorType> gradient_types(const OpView& op) {
 extern const OpDef kAttentionGrad{
     .name = "attention_grad",
     .schema =
-        "attention_grad(Tensor? probabilities, Tensor? q, Tensor? k, "
-        "Tensor? initial, Tensor? gradient, Tensor? values, Tensor? keys, "
-        "Tensor? queries, Tensor? gradients, Tensor[] others, *, int "
-        "num_others, int[] shape, str[] code, "
-        "float[] constants, int result, bool safe, str[] grad_code, "
-        "float[] grad_constants, int grad_result, int[] grad_shape) "
-        "-> (Tensor? for_q, Tensor? for_k, Tensor? for_v)",
+        "attention_grad(Tensor{floats}? probabilities, Tensor{floats}? q, "
+        "Tensor{floats}? k, Tensor{floats}? initial, "
+        "Tensor{floats}? gradient, Tensor{floats}? values, "
+        "Tensor{floats}? keys, Tensor{floats}? queries, "
+        "Tensor{floats}? gradients, Tensor[num_others] others, "
+        "Tensor[] grad_others, *, int{0..} num_others, int{1..}[] shape, "
+        "str[] code, float[] constants, int{0..} result, bool safe, "
+        "str[] grad_code, float[] grad_constants, int{0..} grad_result, "
+        "int{1..}[] grad_shape) -> "
+        "(Tensor? for_q, Tensor? for_k, Tensor? for_v)",
+    .family = "attention",
     .shape = gradient_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AttentionGradKernel>(op);
     },
+    .work = gradient_work,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -25,7 +25,7 @@ Rounding::Rounding(DType dtype) {
   function_ = find_map_instruction(name)->functions[0];
 }
 
-ScoreMapSpec score_map_spec(const OpView& op, const std::string& prefix,
+ScoreMapSpec score_map_spec(const OpCall& op, const std::string& prefix,
                             size_t first_input, size_t num_inputs) {
   return {.code = op.attribute<std::vector<std::string>>(prefix + "code"),
           .constants = op.attribute<std::vector<double>>(prefix + "constants"),
@@ -35,14 +35,48 @@ ScoreMapSpec score_map_spec(const OpView& op, const std::string& prefix,
           .num_inputs = num_inputs};
 }
 
-ScoreShape score_shape(const OpView& op, size_t q, size_t k) {
+ScoreShape score_shape(const OpCall& op, size_t q, size_t k) {
   const Shape& left = op.input(q).shape;
   const Shape& right = op.input(k).shape;
-  check_internal(left.size() == 3 && right.size() == 3 && left[0] == right[0] &&
-                     left[2] == right[1],
-                 op.op().kind, " '", op.op().name, "': no product of ",
-                 to_string(left), " and ", to_string(right));
+  op.require(left.size() == 3 && right.size() == 3 && left[0] == right[0] &&
+                 left[2] == right[1],
+             "inputs ", q, " and ", k, " have a product");
   return {left[0], left[1], right[2]};
+}
+
+void check_score_map(const OpCall& op, const ScoreMapSpec& map,
+                     const ScoreShape& scores) {
+  const Shape& shape = map.shape;
+  const size_t rank = shape.size();
+  op.require(
+      rank >= 3 && is_valid_shape(shape) &&
+          num_elements(shape) == scores.batch * scores.rows * scores.columns &&
+          shape[rank - 2] == scores.rows && shape[rank - 1] == scores.columns,
+      "the shape of a map is that of the scores, (", scores.batch, ", ",
+      scores.rows, ", ", scores.columns, ")");
+  for (size_t i = 0; i < map.num_inputs; ++i) {
+    op.require_broadcasts(map.first_input + i, shape);
+  }
+}
+
+void check_initial(const OpCall& op, size_t initial, const ScoreShape& scores) {
+  if (!op.has_input(initial)) return;
+  op.require_broadcasts(initial, {scores.batch, scores.rows, scores.columns});
+}
+
+graph::Product head_product(const ScoreShape& scores, int64_t width,
+                            DType dtype) {
+  return {scores.batch, scores.rows, scores.columns, width, dtype};
+}
+
+graph::Elementwise softmax_work(const OpCall& op, const ScoreMapSpec& map,
+                                const ScoreShape& scores) {
+  constexpr int64_t kSoftmaxCost = 20;
+  const MapProgram program =
+      parse_map_program(op.op().name, map.num_inputs + 1, map.code,
+                        map.constants, std::span(&map.result, 1));
+  return {scores.batch * scores.rows * scores.columns,
+          kSoftmaxCost + program.cost()};
 }
 
 dense::MatrixStrides score_strides(const ScoreShape& shape) {

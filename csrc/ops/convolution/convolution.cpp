@@ -18,6 +18,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
 #include "ops/operands/partials.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -165,7 +166,7 @@ class DenseConvolution final : public Kernel {
 
 using Fallback = std::unique_ptr<Kernel> (*)(const OpView&, const Geometry&);
 
-template <Geometry geometry_of(const OpView&),
+template <Geometry geometry_of(const OpCall&),
           Roles roles_of(const OpView&, const Geometry&), Fallback fallback>
 std::unique_ptr<Kernel> prepare(const OpView& op) {
   const Geometry g = geometry_of(op);
@@ -192,34 +193,50 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
 extern const OpDef kConvolution{
     .name = "convolution",
     .schema =
-        "convolution(Tensor x, Tensor weight, Tensor? bias=None, *, "
-        "int[] stride, int[] padding, int[] dilation, int[] output_padding, "
-        "bool transposed, int groups, str? partials=None) -> Tensor",
+        "convolution(Tensor x, Tensor weight, Tensor? bias, *, "
+        "int{1..}[] stride, int{0..}[] padding, int{1..}[] dilation, "
+        "int{0..}[] output_padding, bool transposed, int{1..} groups, "
+        "str{half}? partials) -> Tensor",
+    .family = "convolution",
     .shape = forward_type,
     .prepare = prepare<forward_geometry, forward_roles, aten_forward>,
+    .work = forward_work,
+    .outputs = OutputLayout::kAny,
+    .layer = true,
 };
 
 extern const OpDef kConvolutionGradInput{
     .name = "convolution_grad_input",
     .schema =
-        "convolution_grad_input(Tensor grad_y, Tensor weight, "
-        "Tensor? x=None, *, int[] input_shape, int[] stride, int[] padding, "
-        "int[] dilation, int[] output_padding, bool transposed, int groups, "
-        "str? partials=None) -> Tensor",
+        "convolution_grad_input(Tensor grad_y, Tensor weight, *, "
+        "int{1..}[] input_shape, int{1..}[] stride, int{0..}[] padding, "
+        "int{1..}[] dilation, "
+        "int{0..}[] output_padding, bool transposed, int{1..} groups, "
+        "str{half}? partials) -> Tensor",
+    .family = "convolution",
     .shape = grad_input_type,
     .prepare = prepare<grad_input_geometry, grad_input_roles, aten_grad_input>,
+    .work = grad_input_work,
+    .outputs = OutputLayout::kAny,
+    .layer = true,
 };
 
 extern const OpDef kConvolutionGradWeight{
     .name = "convolution_grad_weight",
     .schema =
         "convolution_grad_weight(Tensor grad_y, Tensor x, *, "
-        "int[] weight_shape, bool bias, int[] stride, int[] padding, "
-        "int[] dilation, int[] output_padding, bool transposed, int groups, "
-        "str? partials=None) -> (Tensor, Tensor?)",
+        "int{1..}[] weight_shape, bool bias, int{1..}[] stride, int{0..}[] "
+        "padding, int{1..}[] dilation, "
+        "int{0..}[] output_padding, bool transposed, int{1..} groups, "
+        "str{half}? partials) -> "
+        "(Tensor for_weight, Tensor[bias] for_bias)",
+    .family = "convolution",
     .shape = grad_weight_type,
     .prepare =
         prepare<grad_weight_geometry, grad_weight_roles, aten_grad_weight>,
+    .work = grad_weight_work,
+    .outputs = OutputLayout::kAny,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

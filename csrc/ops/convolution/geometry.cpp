@@ -1,8 +1,9 @@
 #include "ops/convolution/geometry.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string_view>
+
+#include "ops/operands/partials.h"
 
 namespace popsim::ops {
 namespace {
@@ -10,43 +11,50 @@ namespace {
 using Geometry = ConvolutionGeometry;
 using Ints = std::vector<int64_t>;
 
+// So large that sizes computed from it do not overflow.
+constexpr int64_t kMost = int64_t{1} << 30;
+
 // One value per spatial axis; a single one holds for all of them.
-Ints per_axis(const OpView& op, std::string_view name, size_t num_axes) {
+Ints per_axis(const OpCall& op, std::string_view name, size_t num_axes) {
   Ints values = op.attribute<Ints>(name);
   if (values.size() == 1) values.resize(num_axes, values.front());
-  check_internal(values.size() == num_axes, op.op().kind, " '", op.op().name,
-                 "': ", name, " has ", values.size(), " values for ", num_axes,
-                 " spatial axes");
+  op.require(values.size() == num_axes, name, " has ", values.size(),
+             " values for ", num_axes, " spatial axes");
   return values;
 }
 
-Shape output_shape(const OpView& op, const Geometry& g) {
-  const auto check = [&](bool condition, std::string_view rule) {
-    check_internal(condition, op.op().kind, " '", op.op().name, "': ", rule,
-                   ", got x ", to_string(g.x), " and weight ",
-                   to_string(g.weight), " in ", g.groups, " groups");
-  };
+Shape output_shape(const OpCall& op, const Geometry& g) {
   const size_t rank = g.x.size();
-  check(rank >= 3 && g.weight.size() == rank,
-        "x and weight have two axes for channels and at least one more");
-  check(g.groups > 0 && g.x[1] % g.groups == 0 && g.weight[0] % g.groups == 0,
-        "the groups divide the channels");
-  check(g.x[1] == (g.transposed ? g.weight[0] : g.weight[1] * g.groups),
-        "x has the channels that the weight expects");
+  op.require(rank >= 3 && g.weight.size() == rank,
+             "x and weight have two axes for channels and at least one more");
+  op.require(is_valid_shape(g.x) && is_valid_shape(g.weight) &&
+                 num_elements(g.weight) > 0,
+             "x and weight have sizes that are possible");
+  op.require(g.x[1] % g.groups == 0 && g.weight[0] % g.groups == 0,
+             "the groups divide the channels");
+  op.require(g.x[1] == (g.transposed ? g.weight[0] : g.weight[1] * g.groups),
+             "x has the channels that the weight expects");
   Shape y{g.x[0], g.transposed ? g.weight[1] * g.groups : g.weight[0]};
   for (size_t i = 0; i + 2 < rank; ++i) {
-    const int64_t kernel = g.dilation[i] * (g.weight[i + 2] - 1) + 1;
+    const int64_t step = std::max(g.stride[i], g.dilation[i]);
     const int64_t in = g.x[i + 2];
+    op.require(std::max({in, g.weight[i + 2], step, g.padding[i]}) < kMost,
+               "sizes are not beyond all measure");
+    op.require(!g.transposed || g.output_padding[i] < step,
+               "output_padding is less than stride or dilation");
+    const int64_t kernel = g.dilation[i] * (g.weight[i + 2] - 1) + 1;
     const int64_t room = in + 2 * g.padding[i] - kernel;
-    check(g.transposed || room >= 0, "the kernel fits into the padded input");
+    op.require(g.transposed || room >= 0,
+               "the kernel fits into the padded input");
     y.push_back(g.transposed ? (in - 1) * g.stride[i] - 2 * g.padding[i] +
                                    kernel + g.output_padding[i]
                              : room / g.stride[i] + 1);
+    op.require(y.back() > 0, "the padding leaves something of the result");
   }
   return y;
 }
 
-Geometry read_geometry(const OpView& op, const Shape& x, const Shape& weight) {
+Geometry read_geometry(const OpCall& op, const Shape& x, const Shape& weight) {
   const size_t num_axes = x.size() - std::min<size_t>(x.size(), 2);
   Geometry g{.x = x,
              .weight = weight,
@@ -61,57 +69,77 @@ Geometry read_geometry(const OpView& op, const Shape& x, const Shape& weight) {
   return g;
 }
 
-void check_grad_y(const OpView& op, const Geometry& g) {
-  check_internal(op.input(kGradY).shape == g.y, op.op().kind, " '",
-                 op.op().name, "': the gradient has shape ",
-                 to_string(op.input(kGradY).shape),
-                 ", the convolution's output has ", to_string(g.y));
+void check_operands(const OpCall& op) {
+  op.require_one_dtype();
+  static_cast<void>(has_half_partials(op));
 }
 
-void check_dtypes(const OpView& op, std::initializer_list<size_t> inputs) {
-  for (const size_t i : inputs) {
-    if (!op.has_input(i)) continue;
-    check_internal(op.input(i).dtype == op.input(0).dtype, op.op().kind, " '",
-                   op.op().name, "': operands have one element type, got ",
-                   name_of(op.input(i).dtype), " beside ",
-                   name_of(op.input(0).dtype));
-  }
+void check_grad_y(const OpCall& op, const Geometry& g) {
+  op.require(op.input(kGradY).shape == g.y,
+             "the gradient has the shape that the convolution's output has, ",
+             to_string(g.y));
+}
+
+// The kernels are used where a convolution gives a result, or where a
+// transposed one reads.
+graph::Convolution arithmetic_of(const OpCall& op, const Geometry& g) {
+  const Shape& used = g.transposed ? g.x : g.y;
+  const auto product = [](const Shape& shape) {
+    return num_elements({shape.begin() + 2, shape.end()});
+  };
+  return {.batch = g.x[0],
+          .positions = product(used),
+          .kernel = product(g.weight),
+          .groups = g.groups,
+          .in_channels = g.x[1] / g.groups,
+          .out_channels = g.y[1] / g.groups,
+          .dtype = op.input(0).dtype};
 }
 
 }  // namespace
 
-Geometry forward_geometry(const OpView& op) {
+Geometry forward_geometry(const OpCall& op) {
   return read_geometry(op, op.input(kX).shape, op.input(kWeight).shape);
 }
 
-Geometry grad_input_geometry(const OpView& op) {
+Geometry grad_input_geometry(const OpCall& op) {
   return read_geometry(op, op.attribute<Ints>("input_shape"),
                        op.input(kWeight).shape);
 }
 
-Geometry grad_weight_geometry(const OpView& op) {
+Geometry grad_weight_geometry(const OpCall& op) {
   return read_geometry(op, op.input(kForwardX).shape,
                        op.attribute<Ints>("weight_shape"));
 }
 
-std::vector<TensorType> forward_type(const OpView& op) {
-  check_dtypes(op, {kWeight, kBias});
+std::vector<graph::Work> forward_work(const OpView& op) {
+  return {arithmetic_of(op, forward_geometry(op))};
+}
+
+std::vector<graph::Work> grad_input_work(const OpView& op) {
+  return {arithmetic_of(op, grad_input_geometry(op))};
+}
+
+std::vector<graph::Work> grad_weight_work(const OpView& op) {
+  return {arithmetic_of(op, grad_weight_geometry(op))};
+}
+
+std::vector<TensorType> forward_type(const OpCall& op) {
+  check_operands(op);
   const Geometry g = forward_geometry(op);
-  check_internal(!op.has_input(kBias) || op.input(kBias).shape == Shape{g.y[1]},
-                 op.op().kind, " '", op.op().name, "': the bias has ", g.y[1],
-                 " elements");
+  if (op.has_input(kBias)) op.require_shape(kBias, {g.y[1]});
   return {{op.input(kX).dtype, g.y}};
 }
 
-std::vector<TensorType> grad_input_type(const OpView& op) {
-  check_dtypes(op, {kWeight});
+std::vector<TensorType> grad_input_type(const OpCall& op) {
+  check_operands(op);
   const Geometry g = grad_input_geometry(op);
   check_grad_y(op, g);
   return {{op.input(kGradY).dtype, g.x}};
 }
 
-std::vector<TensorType> grad_weight_type(const OpView& op) {
-  check_dtypes(op, {kForwardX});
+std::vector<TensorType> grad_weight_type(const OpCall& op) {
+  check_operands(op);
   const Geometry g = grad_weight_geometry(op);
   check_grad_y(op, g);
   const DType dtype = op.input(kGradY).dtype;

@@ -29,13 +29,18 @@ struct ConvolutionGeometry {
   int64_t groups;
 };
 
-[[nodiscard]] ConvolutionGeometry forward_geometry(const OpView& op);
-[[nodiscard]] ConvolutionGeometry grad_input_geometry(const OpView& op);
-[[nodiscard]] ConvolutionGeometry grad_weight_geometry(const OpView& op);
+[[nodiscard]] ConvolutionGeometry forward_geometry(const OpCall& op);
+[[nodiscard]] ConvolutionGeometry grad_input_geometry(const OpCall& op);
+[[nodiscard]] ConvolutionGeometry grad_weight_geometry(const OpCall& op);
 
 // Shape rules.
-[[nodiscard]] std::vector<TensorType> forward_type(const OpView& op);
-[[nodiscard]] std::vector<TensorType> grad_input_type(const OpView& op);
-[[nodiscard]] std::vector<TensorType> grad_weight_type(const OpView& op);
+[[nodiscard]] std::vector<TensorType> forward_type(const OpCall& op);
+[[nodiscard]] std::vector<TensorType> grad_input_type(const OpCall& op);
+[[nodiscard]] std::vector<TensorType> grad_weight_type(const OpCall& op);
+
+// Arithmetic.
+[[nodiscard]] std::vector<graph::Work> forward_work(const OpView& op);
+[[nodiscard]] std::vector<graph::Work> grad_input_work(const OpView& op);
+[[nodiscard]] std::vector<graph::Work> grad_weight_work(const OpView& op);
 
 }  // namespace popsim::ops

@@ -5,6 +5,7 @@
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
 #include "ops/operands/rows.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -18,11 +19,7 @@ class RowNumbers {
         is_32_bit_(op.input(input).dtype == DType::kInt32),
         num_rows_(num_rows),
         walk_(op.input(input).shape, op.input(input).strides),
-        rows_(static_cast<size_t>(op.input(input).numel())) {
-    check_internal(is_32_bit_ || op.input(input).dtype == DType::kInt64,
-                   op.op().kind, " '", op.op().name,
-                   "': indices must be integers of 32 or 64 bits");
-  }
+        rows_(static_cast<size_t>(op.input(input).numel())) {}
 
   // Throws UserError for a number that is no row.
   [[nodiscard]] const std::vector<int64_t>& read(const RunContext& context) {
@@ -65,11 +62,7 @@ class Embedding final : public Kernel {
         out_(op.output_id(0)),
         row_bytes_(op.input(0).shape[1] * size_in_bytes(op.input(0).dtype)),
         numbers_(op, 1, op.input(0).shape[0]),
-        shares_(threads::elements(op.output(0).numel()), op.input(1).numel()) {
-    check_internal(op.input(0).contiguous() && op.output(0).contiguous(),
-                   "embedding '", op.op().name,
-                   "': table and result must be contiguous");
-  }
+        shares_(threads::elements(op.output(0).numel()), op.input(1).numel()) {}
 
   void run(const RunContext& context) override {
     const std::vector<int64_t>& rows = numbers_.read(context);
@@ -165,37 +158,57 @@ class EmbeddingGrad final : public Kernel {
   std::vector<float> sums_;                  // where the output is not float32
 };
 
-std::vector<TensorType> embedding_type(const OpView& op) {
+std::vector<TensorType> embedding_type(const OpCall& op) {
+  op.require_rank(0, 2);
+  op.require_contiguous(0);
   Shape shape = op.input(1).shape;
-  shape.push_back(op.input(0).shape.at(1));
+  shape.push_back(op.input(0).shape[1]);
   return {{op.input(0).dtype, shape}};
 }
 
-std::vector<TensorType> embedding_grad_type(const OpView& op) {
-  return {{op.input(0).dtype,
-           {op.attribute<int64_t>("rows"), op.input(0).shape.back()}}};
+std::vector<TensorType> embedding_grad_type(const OpCall& op) {
+  Shape shape = op.input(1).shape;
+  op.require_rank(0, shape.size() + 1);
+  const int64_t width = op.input(0).shape.back();
+  shape.push_back(width);
+  op.require_shape(0, shape);
+  return {{op.input(0).dtype, {op.attribute<int64_t>("rows"), width}}};
+}
+
+// Only the rows that are asked for are read.
+std::vector<graph::Work> embedding_work(const OpView& op) {
+  return {graph::Move{2 * op.output(0).bytes() + op.input(1).bytes()}};
+}
+
+std::vector<graph::Work> embedding_grad_work(const OpView& op) {
+  return {graph::Elementwise{op.input(0).numel(), 1}};
 }
 
 }  // namespace
 
 extern const OpDef kEmbedding{
     .name = "embedding",
-    .schema = "embedding(Tensor table, Tensor indices) -> Tensor",
+    .schema = "embedding(Tensor table, Tensor{indices} indices) -> Tensor",
+    .family = "embedding",
     .shape = embedding_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<Embedding>(op);
     },
+    .work = embedding_work,
+    .cheap = true,
 };
 
 extern const OpDef kEmbeddingGrad{
     .name = "embedding_grad",
     .schema =
-        "embedding_grad(Tensor gradient, Tensor indices, *, int rows, "
-        "int padding_index) -> Tensor",
+        "embedding_grad(Tensor{floats} gradient, Tensor{indices} indices, *, "
+        "int{1..} rows, int padding_index) -> Tensor",
+    .family = "embedding",
     .shape = embedding_grad_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<EmbeddingGrad>(op);
     },
+    .work = embedding_grad_work,
 };
 
 }  // namespace popsim::ops

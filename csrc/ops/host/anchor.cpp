@@ -11,6 +11,7 @@
 
 #include "ops/op_def.h"
 #include "ops/operands/aten_types.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -103,17 +104,23 @@ class AnchorKernel final : public Kernel {
   at::Tensor sum_;
 };
 
+std::vector<graph::Work> work(const OpView& op) {
+  return {graph::Host{op.input(0).bytes()}};
+}
+
 }  // namespace
 
 extern const OpDef kAnchor{
     .name = "anchor",
     .schema =
-        "anchor(Tensor x, *, str mode, int period, int buffer, "
-        "bool per_update, str dtype) -> ()",
-    .shape = [](const OpView&) { return std::vector<TensorType>{}; },
+        "anchor(Tensor x, *, str{All, EveryN, Final, Sum} mode, "
+        "int{1..} period, int{0..} buffer, bool per_update, dtype dtype) -> ()",
+    .family = "host",
+    .shape = [](const OpCall&) { return std::vector<TensorType>{}; },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AnchorKernel>(op);
     },
+    .work = work,
 };
 
 }  // namespace popsim::ops

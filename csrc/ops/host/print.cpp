@@ -7,6 +7,7 @@
 #include "ops/host/print_format.h"
 #include "ops/op_def.h"
 #include "ops/operands/strided_walk.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -78,9 +79,6 @@ PrintOptions parse_options(const OpView& op) {
 }
 
 std::unique_ptr<Kernel> prepare_print(const OpView& op) {
-  check_internal(
-      op.graph().root(op.input_id(0)) == op.graph().root(op.output_id(0)),
-      "print '", op.op().name, "': the output must be a view of the input");
   const auto integers = [&](ReadValues<int64_t> read) {
     return std::make_unique<PrintKernel<int64_t>>(op, read, parse_options(op));
   };
@@ -111,8 +109,12 @@ std::unique_ptr<Kernel> prepare_print(const OpView& op) {
   throw InternalError("print: unknown element type");
 }
 
-std::vector<TensorType> printed_type(const OpView& op) {
-  return {{op.input(0).dtype, op.input(0).shape}};
+std::vector<TensorType> printed_type(const OpCall& op) {
+  return {op.input_type(0)};
+}
+
+std::vector<graph::Work> work(const OpView& op) {
+  return {graph::Host{op.input(0).bytes()}};
 }
 
 }  // namespace
@@ -122,10 +124,13 @@ extern const OpDef kPrint{
     .schema =
         "print(Tensor(a) x, *, str title, int summarise_threshold, "
         "int edge_items, int max_line_width, int digits, "
-        "str float_format, str separator, str open_bracket, "
-        "str close_bracket) -> Tensor(a)",
+        "str{auto, fixed, scientific, none} float_format, str separator, "
+        "str open_bracket, str close_bracket) -> Tensor(a)",
+    .family = "host",
     .shape = printed_type,
     .prepare = prepare_print,
+    .work = work,
+    .outputs = OutputLayout::kAny,
 };
 
 }  // namespace popsim::ops

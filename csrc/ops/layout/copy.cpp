@@ -5,6 +5,7 @@
 
 #include "ops/layout/layout_copy.h"
 #include "ops/op_def.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -65,8 +66,12 @@ class ConvertingCopy final : public Kernel {
   graph::TensorId to_;
 };
 
-std::vector<TensorType> copied_type(const OpView& op) {
-  return {{op.output(0).dtype, op.input(0).shape}};
+std::vector<TensorType> copied_type(const OpCall& op) {
+  TensorType type = op.input_type(0);
+  if (op.has_attribute("dtype")) {
+    type.dtype = dtype_from_name(op.attribute<std::string>("dtype"));
+  }
+  return {type};
 }
 
 std::unique_ptr<Kernel> prepare_copy(const OpView& op) {
@@ -86,9 +91,13 @@ std::unique_ptr<Kernel> prepare_copy(const OpView& op) {
 
 extern const OpDef kCopy{
     .name = "copy",
-    .schema = "copy(Tensor x) -> Tensor",
+    .schema = "copy(Tensor x, *, dtype? dtype) -> Tensor",
+    .family = "layout",
     .shape = copied_type,
     .prepare = prepare_copy,
+    .work = no_arithmetic,
+    .outputs = OutputLayout::kAny,
+    .cheap = true,
 };
 
 }  // namespace popsim::ops

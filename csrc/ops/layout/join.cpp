@@ -1,8 +1,10 @@
 // Tensors put into parts of a larger one: side by side, or into zeros.
 #include <cstring>
+#include <utility>
 
 #include "ops/layout/layout_copy.h"
 #include "ops/op_def.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -55,9 +57,6 @@ std::unique_ptr<Kernel> prepare_cat(const OpView& op) {
   int64_t offset = 0;
   for (size_t i = 0; i < op.num_inputs(); ++i) {
     const graph::Tensor& input = op.input(i);
-    check_internal(input.dtype == whole.dtype && input.numel() > 0, "cat '",
-                   op.op().name, "': input ", i,
-                   " is of another type or empty");
     kernel->add(op.input_id(i), input,
                 part_of(whole, input.shape, whole.strides), offset);
     offset += input.shape[axis] * whole.strides[axis];
@@ -65,13 +64,21 @@ std::unique_ptr<Kernel> prepare_cat(const OpView& op) {
   return kernel;
 }
 
-std::vector<TensorType> cat_type(const OpView& op) {
-  Shape shape = op.input(0).shape;
+std::vector<TensorType> cat_type(const OpCall& op) {
+  TensorType whole = op.input_type(0);
   const auto axis = static_cast<size_t>(op.attribute<int64_t>("axis"));
-  for (size_t i = 1; i < op.num_inputs(); ++i) {
-    shape.at(axis) += op.input(i).shape.at(axis);
+  op.require(axis < whole.shape.size(), "there is an axis ", axis);
+  op.require_one_dtype();
+  whole.shape[axis] = 0;
+  for (size_t i = 0; i < op.num_inputs(); ++i) {
+    Shape part = op.input(i).shape;
+    op.require_rank(i, whole.shape.size());
+    const int64_t size = std::exchange(part[axis], whole.shape[axis]);
+    op.require(part == whole.shape && op.input(i).numel() > 0, "input ", i,
+               " differs in axis ", axis, " only and has elements");
+    whole.shape[axis] += size;
   }
-  return {{op.input(0).dtype, shape}};
+  return {whole};
 }
 
 std::unique_ptr<Kernel> prepare_into_zeros(const OpView& op) {
@@ -85,26 +92,38 @@ std::unique_ptr<Kernel> prepare_into_zeros(const OpView& op) {
   return kernel;
 }
 
-std::vector<TensorType> into_zeros_type(const OpView& op) {
-  return {{op.input(0).dtype, op.attribute<std::vector<int64_t>>("shape")}};
+std::vector<TensorType> into_zeros_type(const OpCall& op) {
+  const auto& whole = op.attribute<std::vector<int64_t>>("shape");
+  const auto& strides = op.attribute<std::vector<int64_t>>("strides");
+  const Shape& part = op.input(0).shape;
+  op.require(is_valid_shape(whole) && strides.size() == part.size() &&
+                 lies_within(part, strides, op.attribute<int64_t>("offset"),
+                             num_elements(whole)),
+             "the part lies in ", to_string(whole));
+  return {{op.input(0).dtype, whole}};
 }
 
 }  // namespace
 
 extern const OpDef kCat{
     .name = "cat",
-    .schema = "cat(Tensor[] tensors, *, int axis) -> Tensor",
+    .schema = "cat(Tensor[] tensors, *, int{0..} axis) -> Tensor",
+    .family = "layout",
     .shape = cat_type,
     .prepare = prepare_cat,
+    .work = no_arithmetic,
+    .cheap = true,
 };
 
 extern const OpDef kIntoZeros{
     .name = "into_zeros",
     .schema =
-        "into_zeros(Tensor x, *, int[] shape, int[] strides, int offset) "
-        "-> Tensor",
+        "into_zeros(Tensor x, *, int{0..}[] shape, int{0..}[] strides, "
+        "int{0..} offset) -> Tensor",
+    .family = "layout",
     .shape = into_zeros_type,
     .prepare = prepare_into_zeros,
+    .work = no_arithmetic,
 };
 
 }  // namespace popsim::ops

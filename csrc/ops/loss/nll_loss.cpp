@@ -6,6 +6,7 @@
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
 #include "ops/operands/rows.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -21,9 +22,6 @@ class Labels {
         stride_(op.input(first).strides[0]),
         num_classes_(num_classes),
         ignored_(op.attribute<int64_t>("ignore_index")) {
-    check_internal(is_32_bit_ || op.input(first).dtype == DType::kInt64,
-                   op.op().kind, " '", op.op().name,
-                   "': labels must be integers of 32 or 64 bits");
     if (op.has_input(first + 1)) {
       weights_.emplace(op, first + 1, num_classes);
       weight_values_.resize(static_cast<size_t>(num_classes));
@@ -62,22 +60,15 @@ class Labels {
   const float* weight_ = nullptr;
 };
 
-int64_t num_classes(const OpView& op, size_t input) {
-  const Shape& shape = op.input(input).shape;
-  check_internal(shape.size() == 2, op.op().kind, " '", op.op().name,
-                 "': expected rows of classes, got ", to_string(shape));
-  return shape[1];
-}
-
 class NllLoss final : public Kernel {
  public:
   explicit NllLoss(const OpView& op)
       : samples_(op.input(0).shape[0]),
-        x_(op, 0, num_classes(op, 0)),
-        labels_(op, 1, num_classes(op, 0)),
+        x_(op, 0, op.input(0).shape[1]),
+        labels_(op, 1, op.input(0).shape[1]),
         reduction_(op.attribute<std::string>("reduction")) {
-    if (op.op().outputs[0] != graph::kNoTensor) out_.emplace(op, 0, 1);
-    if (op.op().outputs[1] != graph::kNoTensor) total_.emplace(op, 1, 1);
+    if (op.has_output(0)) out_.emplace(op, 0, 1);
+    if (op.has_output(1)) total_.emplace(op, 1, 1);
   }
 
   void run(const RunContext& context) override {
@@ -245,20 +236,43 @@ class CrossEntropyGrad final : public Kernel {
   std::vector<std::vector<float>> scratch_;  // by share
 };
 
-std::vector<TensorType> loss_types(const OpView& op) {
-  const DType dtype = op.input(0).dtype;
-  const bool reduces = op.attribute<std::string>("reduction") != "none";
-  std::vector<TensorType> types{
-      {dtype, reduces ? Shape{} : Shape{op.input(0).shape[0]}}, {dtype, {}}};
-  for (size_t i = 0; i < 2; ++i) {
-    if (op.op().outputs[i] == graph::kNoTensor) types[i] = {};
-  }
-  return types;
+// Labels are input `labels`, weights by class the next one.
+void check_labels(const OpCall& op, size_t labels, const Shape& samples,
+                  int64_t classes) {
+  op.require_shape(labels, samples);
+  if (op.has_input(labels + 1)) op.require_shape(labels + 1, {classes});
 }
 
-std::vector<TensorType> gradient_type(const OpView& op) {
-  return {{dtype_from_name(op.attribute<std::string>("dtype")),
-           {op.input(2).shape[0], op.attribute<int64_t>("classes")}}};
+std::vector<TensorType> loss_types(const OpCall& op) {
+  op.require_rank(0, 2);
+  const TensorType x = op.input_type(0);
+  const Shape samples{x.shape[0]};
+  check_labels(op, 1, samples, x.shape[1]);
+  const bool reduces = op.attribute<std::string>("reduction") != "none";
+  return {{x.dtype, reduces ? Shape{} : samples}, {x.dtype, {}}};
+}
+
+std::vector<TensorType> gradient_type(const OpCall& op) {
+  const auto& reduction = op.attribute<std::string>("reduction");
+  const int64_t classes = op.attribute<int64_t>("classes");
+  op.require_rank(2, 1);
+  const Shape samples = op.input(2).shape;
+  check_labels(op, 2, samples, classes);
+  op.require_shape(0, reduction == "none" ? samples : Shape{});
+  op.require(op.has_input(1) || reduction != "mean", "a mean has a weight");
+  if (op.has_input(1)) op.require_shape(1, {});
+  const Shape shape{samples[0], classes};
+  op.require(is_valid_shape(shape), "there can be ", classes, " classes");
+  if (op.num_inputs() > 4) op.require_shape(4, shape);
+  return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
+}
+
+// Only the classes of the labels are read.
+std::vector<graph::Work> loss_work(const OpView& op) {
+  const int64_t samples = op.input(0).shape[0];
+  return {graph::Reduce{samples},
+          graph::Move{samples * size_in_bytes(op.input(0).dtype) +
+                      op.input(1).bytes()}};
 }
 
 }  // namespace
@@ -266,36 +280,49 @@ std::vector<TensorType> gradient_type(const OpView& op) {
 extern const OpDef kNllLoss{
     .name = "nll_loss",
     .schema =
-        "nll_loss(Tensor x, Tensor labels, Tensor? weights, *, str reduction, "
-        "int ignore_index) -> (Tensor loss, Tensor total_weight)",
+        "nll_loss(Tensor{floats} x, Tensor{indices} labels, "
+        "Tensor{floats}? weights, *, str{none, mean, sum} reduction, "
+        "int ignore_index) -> (Tensor? loss, Tensor? total_weight)",
+    .family = "loss",
     .shape = loss_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<NllLoss>(op);
     },
+    .work = loss_work,
+    .layer = true,
 };
 
 extern const OpDef kNllLossGrad{
     .name = "nll_loss_grad",
     .schema =
-        "nll_loss_grad(Tensor gradient, Tensor? total_weight, Tensor labels, "
-        "Tensor? weights, *, str reduction, int ignore_index, int classes, "
-        "str dtype) -> Tensor",
+        "nll_loss_grad(Tensor{floats} gradient, Tensor{floats}? total_weight, "
+        "Tensor{indices} labels, Tensor{floats}? weights, *, "
+        "str{none, mean, sum} reduction, int ignore_index, int{1..} classes, "
+        "dtype{floats} dtype) -> Tensor",
+    .family = "loss",
     .shape = gradient_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<NllLossGrad>(op);
     },
+    .work = elementwise<1>,
+    .layer = true,
 };
 
 extern const OpDef kCrossEntropyGrad{
     .name = "cross_entropy_grad",
     .schema =
-        "cross_entropy_grad(Tensor gradient, Tensor? total_weight, "
-        "Tensor labels, Tensor? weights, Tensor log_softmax, *, "
-        "str reduction, int ignore_index, int classes, str dtype) -> Tensor",
+        "cross_entropy_grad(Tensor{floats} gradient, "
+        "Tensor{floats}? total_weight, Tensor{indices} labels, "
+        "Tensor{floats}? weights, Tensor{floats} log_softmax, *, "
+        "str{none, mean, sum} reduction, int ignore_index, int{1..} classes, "
+        "dtype{floats} dtype) -> Tensor",
+    .family = "loss",
     .shape = gradient_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<CrossEntropyGrad>(op);
     },
+    .work = elementwise<14>,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -5,6 +5,7 @@
 #include "ops/map/plan.h"
 #include "ops/map/runner.h"
 #include "ops/op_def.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -36,7 +37,7 @@ void MapKernel::run(const RunContext& context) {
   });
 }
 
-Shape broadcast_shape(const OpView& op) {
+Shape broadcast_shape(const OpCall& op) {
   Shape shape;
   for (size_t i = 0; i < op.num_inputs(); ++i) {
     const Shape& input = op.input(i).shape;
@@ -46,19 +47,20 @@ Shape broadcast_shape(const OpView& op) {
     const size_t missing = shape.size() - input.size();
     for (size_t k = 0; k < input.size(); ++k) {
       int64_t& size = shape[missing + k];
-      check_internal(size == 1 || input[k] == 1 || size == input[k], "map '",
-                     op.op().name, "': input ", i, " ", to_string(input),
-                     " does not broadcast with the others");
+      op.require(size == 1 || input[k] == 1 || size == input[k], "input ", i,
+                 " broadcasts with the others");
       if (size == 1) size = input[k];
     }
   }
   return shape;
 }
 
-std::vector<TensorType> map_types(const OpView& op) {
+std::vector<TensorType> map_types(const OpCall& op) {
   const Shape shape = op.has_attribute("shape")
                           ? op.attribute<std::vector<int64_t>>("shape")
                           : broadcast_shape(op);
+  op.require(is_valid_shape(shape), "there can be a tensor ", to_string(shape));
+  for (size_t i = 0; i < op.num_inputs(); ++i) op.require_broadcasts(i, shape);
   std::vector<TensorType> types;
   for (const std::string& dtype :
        op.attribute<std::vector<std::string>>("dtypes")) {
@@ -67,18 +69,31 @@ std::vector<TensorType> map_types(const OpView& op) {
   return types;
 }
 
+std::vector<graph::Work> map_work(const OpView& op) {
+  const MapProgram program =
+      parse_map_program(op.op().name, op.num_inputs(),
+                        op.attribute<std::vector<std::string>>("code"),
+                        op.attribute<std::vector<double>>("constants"),
+                        op.attribute<std::vector<int64_t>>("results"));
+  return {graph::Elementwise{op.output(0).numel(), program.cost()}};
+}
+
 }  // namespace
 
 extern const OpDef kMap{
     .name = "map",
     .schema =
         "map(Tensor[] inputs, *, str[] code, float[] constants, "
-        "int[] results, str[] dtypes, int[]? shape=None) -> Tensor[]",
+        "int{0..}[] results, dtype{float32, float16, bfloat16, bool}[] dtypes, "
+        "int{0..}[]? shape) -> Tensor[]",
+    .family = "map",
     .shape = map_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<MapKernel>(plan_map(op));
     },
+    .work = map_work,
     .reuses_input = true,
+    .cheap = true,
 };
 
 }  // namespace popsim::ops

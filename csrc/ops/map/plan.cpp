@@ -81,11 +81,6 @@ void Planner::check_outputs() const {
   check_internal(plan_.program.results.size() == op_.num_outputs(), "map '",
                  op_.op().name, "' has ", op_.num_outputs(), " outputs and ",
                  plan_.program.results.size(), " results");
-  for (size_t i = 0; i < op_.num_outputs(); ++i) {
-    check_internal(op_.output(i).contiguous() && op_.output(i).shape == shape_,
-                   "map '", op_.op().name, "': output ", i,
-                   " must be contiguous and shaped like output 0");
-  }
 }
 
 // Rows are the runs over which no input jumps. Short rows share a block, long

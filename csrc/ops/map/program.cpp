@@ -78,6 +78,12 @@ void specialise(MapStatement& statement, const MapProgram& program) {
 
 }  // namespace
 
+int64_t MapProgram::cost() const {
+  int64_t sum = 0;
+  for (const MapStatement& statement : code) sum += statement.instruction->cost;
+  return sum;
+}
+
 MapProgram parse_map_program(const std::string& op_name, size_t num_inputs,
                              std::span<const std::string> code,
                              std::span<const double> constants,

@@ -18,6 +18,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
 #include "ops/operands/partials.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -28,17 +29,8 @@ constexpr size_t kB = 1;
 constexpr size_t kBias = 2;
 constexpr size_t kMask = 3;
 
-double number_or_one(const OpView& op, std::string_view name) {
-  return op.has_attribute(name) ? op.attribute<double>(name) : 1.0;
-}
-
-bool has_relu(const OpView& op) {
-  if (!op.has_attribute("activation")) return false;
-  const auto& activation = op.attribute<std::string>("activation");
-  check_internal(activation == "relu", "matmul '", op.op().name,
-                 "': activation '", activation, "' is not relu");
-  return true;
-}
+// The only activation there is.
+bool has_relu(const OpView& op) { return op.has_attribute("activation"); }
 
 // A batch of matrices times one matrix is one tall matrix times that matrix.
 bool is_one_tall_matrix(const Matrices& a) {
@@ -139,7 +131,7 @@ class DenseMatmul final : public Kernel {
   // matrices. Any other one is what the output holds before the product is
   // added to it.
   void plan_bias(const OpView& op, dense::MatmulSpec& spec) {
-    const auto beta = static_cast<float>(number_or_one(op, "beta"));
+    const auto beta = static_cast<float>(op.attribute<double>("beta"));
     if (!op.has_input(kBias) || beta == 0.0f) return;
     FloatView view = bias_view(op, op.output(0).shape);
     bool per_column = spec.batch == 1;
@@ -209,7 +201,7 @@ std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op,
       .k = a.columns,
       .a = kernel->a_.strides(),
       .b = kernel->b_.strides(),
-      .alpha = static_cast<float>(number_or_one(op, "alpha")),
+      .alpha = static_cast<float>(op.attribute<double>("alpha")),
       .operand_type = memory,
       .result_type = memory,
       .significant_bits = significant_bits(dtype),
@@ -227,8 +219,8 @@ class AtenMatmul final : public Kernel {
       : a_(op.input_id(kA)),
         b_(op.input_id(kB)),
         out_(op.output_id(0)),
-        alpha_(number_or_one(op, "alpha")),
-        beta_(number_or_one(op, "beta")),
+        alpha_(op.attribute<double>("alpha")),
+        beta_(op.attribute<double>("beta")),
         relu_(has_relu(op)),
         widen_(computes_in_float32(op.output(0).dtype)) {
     if (op.has_input(kBias) && beta_ != 0.0) bias_ = op.input_id(kBias);
@@ -281,13 +273,11 @@ class AtenMatmul final : public Kernel {
   bool widen_;
 };
 
-std::vector<TensorType> product_type(const OpView& op) {
+std::vector<TensorType> product_type(const OpCall& op) {
   const graph::Tensor& a = op.input(kA);
   const graph::Tensor& b = op.input(kB);
   const auto check = [&](bool condition, std::string_view rule) {
-    check_internal(condition, "matmul '", op.op().name, "': ", rule, ", got ",
-                   name_of(a.dtype), to_string(a.shape), " and ",
-                   name_of(b.dtype), to_string(b.shape));
+    op.require(condition, rule);
   };
   const auto is_matrix = [](const graph::Tensor& t) {
     return t.shape.size() == 2 || t.shape.size() == 3;
@@ -306,7 +296,7 @@ std::vector<TensorType> product_type(const OpView& op) {
   }
   if (op.has_input(kBias)) {
     check(op.input(kBias).dtype == a.dtype, "the bias has the operands' type");
-    bias_view(op, shape);  // throws where it does not broadcast
+    op.require_broadcasts(kBias, shape);
   }
   if (op.has_input(kMask)) {
     check(op.input(kMask).dtype == a.dtype && op.input(kMask).shape == shape,
@@ -317,7 +307,7 @@ std::vector<TensorType> product_type(const OpView& op) {
 
 std::unique_ptr<Kernel> prepare(const OpView& op) {
   const graph::Tensor& out = op.output(0);
-  const bool multiplies = number_or_one(op, "alpha") != 0.0 &&
+  const bool multiplies = op.attribute<double>("alpha") != 0.0 &&
                           out.numel() > 0 && op.input(kA).numel() > 0;
   if (computes_in_float32(out.dtype) && multiplies && out.contiguous()) {
     for (const Reading reading :
@@ -331,16 +321,30 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
   return std::make_unique<AtenMatmul>(op);
 }
 
+std::vector<graph::Work> product_work(const OpView& op) {
+  const graph::Tensor& a = op.input(kA);
+  const Shape& out = op.output(0).shape;
+  return {graph::Product{.batch = out.size() == 3 ? out[0] : 1,
+                         .rows = out[out.size() - 2],
+                         .columns = out.back(),
+                         .depth = a.shape.back(),
+                         .dtype = a.dtype}};
+}
+
 }  // namespace
 
 extern const OpDef kMatmul{
     .name = "matmul",
     .schema =
-        "matmul(Tensor a, Tensor b, Tensor? bias=None, Tensor? mask=None, *, "
-        "float alpha=1, float beta=1, str? activation=None, "
-        "str? partials=None) -> Tensor",
+        "matmul(Tensor a, Tensor b, Tensor? bias, Tensor? mask, *, "
+        "float alpha=1, float beta=1, str{relu}? activation, "
+        "str{half}? partials) -> Tensor",
+    .family = "matmul",
     .shape = product_type,
     .prepare = prepare,
+    .work = product_work,
+    .outputs = OutputLayout::kAny,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -9,6 +9,7 @@
 #include "ops/norm/channel_walk.h"
 #include "ops/op_def.h"
 #include "ops/operands/image_layout.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -327,11 +328,6 @@ class Gradient final : public Kernel {
         inverse_deviation_(op, 3),
         parts_(static_cast<size_t>(walk_.tasks().count()), PartSums(walk_)),
         outputs_(op) {
-    check_internal(
-        op.input(0).shape == op.input(1).shape &&
-            is_channels_last(op.input(0)) == is_channels_last(op.input(1)),
-        "batch_norm_grad '", op.op().name,
-        "': the gradient lies in memory otherwise than x");
     if (op.has_input(4)) weight_.emplace(op, 4);
     for (Floats& values : results_) {
       values.resize(static_cast<size_t>(walk_.channels()));
@@ -398,16 +394,46 @@ class Gradient final : public Kernel {
   std::array<Floats, 5> results_;
 };
 
-// The types of the outputs are the lowering's choice: statistics stay in
-// float32 where x is half.
-std::vector<TensorType> types_per_channel(const OpView& op, size_t x) {
-  std::vector<TensorType> types;
-  for (size_t i = 0; i < op.num_outputs(); ++i) {
-    const bool read = op.op().outputs[i] != graph::kNoTensor;
-    types.push_back({read ? op.output(i).dtype : DType::kFloat32,
-                     {op.input(x).shape.at(1)}});
+// One value per channel of an image, for each input from `first` on.
+Shape check_channels(const OpCall& op, size_t x, size_t first) {
+  const graph::Tensor& image = op.input(x);
+  op.require(image.shape.size() >= 2 && image.numel() > 0 && is_image(image),
+             "input ", x, " is an image, contiguous or channels last");
+  Shape channels{image.shape[1]};
+  for (size_t i = first; i < op.num_inputs(); ++i) {
+    if (op.has_input(i)) op.require_shape(i, channels);
   }
+  return channels;
+}
+
+// Statistics stay in float32 where x is half.
+std::vector<TensorType> statistics_types(const OpCall& op) {
+  const TensorType vector{DType::kFloat32, check_channels(op, 0, 1)};
+  std::vector<TensorType> types(3, vector);
+  const bool runs = op.has_input(2) && op.has_input(3);
+  types.resize(5, runs ? vector : TensorType::none());
   return types;
+}
+
+std::vector<TensorType> gradient_types(const OpCall& op) {
+  const TensorType vector{DType::kFloat32, check_channels(op, 1, 2)};
+  op.require_shape(0, op.input(1).shape);
+  op.require(is_image(op.input(0)) &&
+                 is_channels_last(op.input(0)) == is_channels_last(op.input(1)),
+             "the gradient lies in memory as x does");
+  TensorType of_weight = vector;
+  of_weight.dtype = op.input(op.has_input(4) ? 4 : 1).dtype;
+  return {of_weight, of_weight, vector, vector, vector};
+}
+
+std::vector<graph::Work> statistics_work(const OpView& op) {
+  const graph::Tensor& x = op.input(0);
+  return {graph::Reduce{4 * x.numel(), 2 * x.shape[1]}};
+}
+
+std::vector<graph::Work> gradient_work(const OpView& op) {
+  const graph::Tensor& x = op.input(1);
+  return {graph::Reduce{4 * x.numel(), 2 * x.shape[1]}};
 }
 
 }  // namespace
@@ -415,28 +441,32 @@ std::vector<TensorType> types_per_channel(const OpView& op, size_t x) {
 extern const OpDef kBatchNormStatistics{
     .name = "batch_norm_statistics",
     .schema =
-        "batch_norm_statistics(Tensor x, Tensor? weight, "
-        "Tensor? running_mean, Tensor? running_variance, *, float momentum, "
-        "float epsilon) -> (Tensor mean, Tensor inverse_deviation, "
-        "Tensor scale, Tensor? new_running_mean, "
+        "batch_norm_statistics(Tensor{floats} x, Tensor{floats}? weight, "
+        "Tensor{floats}? running_mean, Tensor{floats}? running_variance, *, "
+        "float momentum, float epsilon) -> (Tensor? mean, "
+        "Tensor? inverse_deviation, Tensor? scale, Tensor? new_running_mean, "
         "Tensor? new_running_variance)",
-    .shape = [](const OpView& op) { return types_per_channel(op, 0); },
+    .family = "norm",
+    .shape = statistics_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<Statistics>(op);
     },
+    .work = statistics_work,
 };
 
 extern const OpDef kBatchNormGrad{
     .name = "batch_norm_grad",
     .schema =
-        "batch_norm_grad(Tensor grad_y, Tensor x, Tensor mean, "
-        "Tensor inverse_deviation, Tensor? weight) -> (Tensor? grad_weight, "
-        "Tensor? grad_bias, Tensor? of_grad_y, Tensor? of_deviation, "
-        "Tensor? shift)",
-    .shape = [](const OpView& op) { return types_per_channel(op, 1); },
+        "batch_norm_grad(Tensor{floats} grad_y, Tensor{floats} x, "
+        "Tensor{floats} mean, Tensor{floats} inverse_deviation, "
+        "Tensor{floats}? weight) -> (Tensor? grad_weight, Tensor? grad_bias, "
+        "Tensor? of_grad_y, Tensor? of_deviation, Tensor? shift)",
+    .family = "norm",
+    .shape = gradient_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<Gradient>(op);
     },
+    .work = gradient_work,
 };
 
 }  // namespace popsim::ops

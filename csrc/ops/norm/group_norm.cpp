@@ -4,18 +4,19 @@
 // A row is one group of one sample: `channels` runs of `pixels` elements.
 #include "ops/norm/norm_rows.h"
 #include "ops/op_def.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
 
 struct Groups {
-  explicit Groups(const OpView& op, size_t x) {
+  explicit Groups(const OpCall& op, size_t x) {
     const Shape& shape = op.input(x).shape;
     groups = op.attribute<int64_t>("groups");
-    check_internal(shape.size() >= 2 && shape[1] % groups == 0, op.op().kind,
-                   " '", op.op().name, "': the channels of ", to_string(shape),
-                   " cannot be put in ", groups, " groups");
+    op.require(
+        shape.size() >= 2 && op.input(x).numel() > 0 && shape[1] % groups == 0,
+        "the channels of input ", x, " can be put in ", groups, " groups");
     samples = shape[0];
     channels = shape[1] / groups;
     pixels = op.input(x).numel() / (shape[0] * shape[1]);
@@ -23,6 +24,7 @@ struct Groups {
     width = channels * pixels;
   }
 
+  [[nodiscard]] Shape moments() const { return {samples, groups}; }
   // The first channel of a row.
   [[nodiscard]] int64_t first_channel(int64_t row) const {
     return row % groups * channels;
@@ -233,29 +235,60 @@ class GroupNormGrad final : public Kernel {
   std::vector<float> sums_;
 };
 
+std::vector<TensorType> types(const OpCall& op) {
+  const Groups groups(op, 0);
+  for (const size_t i : {1, 2}) {
+    if (op.has_input(i)) op.require_shape(i, {op.input(0).shape[1]});
+  }
+  const TensorType moments{
+      dtype_from_name(op.attribute<std::string>("statistics")),
+      groups.moments()};
+  return {op.input_type(0), moments, moments};
+}
+
+std::vector<TensorType> gradient_types(const OpCall& op) {
+  const Groups groups(op, 1);
+  op.require_shape(0, op.input(1).shape);
+  for (const size_t i : {2, 3}) op.require_shape(i, groups.moments());
+  TensorType of_weight{op.input(1).dtype, {op.input(1).shape[1]}};
+  if (op.has_input(4)) {
+    op.require_shape(4, of_weight.shape);
+    of_weight.dtype = op.input(4).dtype;
+  }
+  return {op.input_type(1), of_weight, of_weight};
+}
+
 }  // namespace
 
 extern const OpDef kGroupNorm{
     .name = "group_norm",
     .schema =
-        "group_norm(Tensor x, Tensor? weight, Tensor? bias, *, int groups, "
-        "float epsilon) -> (Tensor, Tensor mean, Tensor rstd)",
-    .shape = given_types,
+        "group_norm(Tensor{floats} x, Tensor{floats}? weight, "
+        "Tensor{floats}? bias, *, int{1..} groups, float epsilon, "
+        "dtype{floats} statistics=float32) -> (Tensor? y, Tensor? mean, "
+        "Tensor? rstd)",
+    .family = "norm",
+    .shape = types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<GroupNorm>(op);
     },
+    .work = elementwise<8>,
+    .cheap = true,
 };
 
 extern const OpDef kGroupNormGrad{
     .name = "group_norm_grad",
     .schema =
-        "group_norm_grad(Tensor gradient, Tensor x, Tensor mean, Tensor rstd, "
-        "Tensor? weight, *, int groups) -> (Tensor x, Tensor weight, "
-        "Tensor bias)",
-    .shape = given_types,
+        "group_norm_grad(Tensor{floats} gradient, Tensor{floats} x, "
+        "Tensor{floats} mean, Tensor{floats} rstd, Tensor{floats}? weight, *, "
+        "int{1..} groups) -> (Tensor? for_x, Tensor? for_weight, "
+        "Tensor? for_bias)",
+    .family = "norm",
+    .shape = gradient_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<GroupNormGrad>(op);
     },
+    .work = elementwise<12>,
 };
 
 }  // namespace popsim::ops

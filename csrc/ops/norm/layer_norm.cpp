@@ -5,17 +5,38 @@
 #include "ops/math/reduce_functions.h"
 #include "ops/norm/norm_rows.h"
 #include "ops/op_def.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
 
-int64_t width_of(const OpView& op) { return op.attribute<int64_t>("width"); }
+// The axes that are normalised, and what is left when they are single elements.
+struct Normed {
+  Shape row;
+  Shape moments;
+
+  Normed(const OpCall& op, size_t x) {
+    const Shape& shape = op.input(x).shape;
+    const auto axes = static_cast<size_t>(op.attribute<int64_t>("axes"));
+    op.require(axes <= shape.size(), "input ", x, " has ", axes,
+               " axes to normalise");
+    op.require(op.input(x).numel() > 0, "input ", x, " has elements");
+    const auto first = shape.end() - static_cast<std::ptrdiff_t>(axes);
+    row.assign(first, shape.end());
+    moments.assign(shape.begin(), first);
+    moments.resize(shape.size(), 1);
+  }
+};
+
+int64_t width_of(const OpCall& op, size_t x) {
+  return num_elements(Normed(op, x).row);
+}
 
 class LayerNorm final : public Kernel {
  public:
   explicit LayerNorm(const OpView& op)
-      : width_(width_of(op)),
+      : width_(width_of(op, 0)),
         rows_(op.input(0).numel() / width_),
         epsilon_(static_cast<float>(op.attribute<double>("epsilon"))),
         x_(op, 0, width_),
@@ -84,7 +105,7 @@ constexpr int64_t kRowGroup = 4;
 class LayerNormGrad final : public Kernel {
  public:
   explicit LayerNormGrad(const OpView& op)
-      : width_(width_of(op)),
+      : width_(width_of(op, 1)),
         rows_(op.input(1).numel() / width_),
         gradient_(op, 0, width_),
         x_(op, 1, width_),
@@ -238,29 +259,57 @@ class LayerNormGrad final : public Kernel {
   std::vector<std::vector<float>> scratch_;  // by task
 };
 
+std::vector<TensorType> types(const OpCall& op) {
+  const Normed normed(op, 0);
+  for (const size_t i : {1, 2}) {
+    if (op.has_input(i)) op.require_shape(i, normed.row);
+  }
+  const TensorType moments{DType::kFloat32, normed.moments};
+  return {op.input_type(0), moments, moments};
+}
+
+std::vector<TensorType> gradient_types(const OpCall& op) {
+  const Normed normed(op, 1);
+  op.require_shape(0, op.input(1).shape);
+  for (const size_t i : {2, 3}) op.require_shape(i, normed.moments);
+  TensorType of_weight{op.input(1).dtype, normed.row};
+  if (op.has_input(4)) {
+    op.require_shape(4, normed.row);
+    of_weight.dtype = op.input(4).dtype;
+  }
+  return {op.input_type(1), of_weight, of_weight};
+}
+
 }  // namespace
 
 extern const OpDef kLayerNorm{
     .name = "layer_norm",
     .schema =
-        "layer_norm(Tensor x, Tensor? weight, Tensor? bias, *, int width, "
-        "float epsilon) -> (Tensor, Tensor mean, Tensor rstd)",
-    .shape = given_types,
+        "layer_norm(Tensor{floats} x, Tensor{floats}? weight, "
+        "Tensor{floats}? bias, *, int{1..} axes, float epsilon) -> "
+        "(Tensor? y, Tensor? mean, Tensor? rstd)",
+    .family = "norm",
+    .shape = types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LayerNorm>(op);
     },
+    .work = elementwise<8>,
+    .cheap = true,
 };
 
 extern const OpDef kLayerNormGrad{
     .name = "layer_norm_grad",
     .schema =
-        "layer_norm_grad(Tensor gradient, Tensor x, Tensor mean, Tensor rstd, "
-        "Tensor? weight, *, int width) -> (Tensor x, Tensor weight, "
-        "Tensor bias)",
-    .shape = given_types,
+        "layer_norm_grad(Tensor{floats} gradient, Tensor{floats} x, "
+        "Tensor{floats} mean, Tensor{floats} rstd, Tensor{floats}? weight, *, "
+        "int{1..} axes) -> (Tensor? for_x, Tensor? for_weight, "
+        "Tensor? for_bias)",
+    .family = "norm",
+    .shape = gradient_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LayerNormGrad>(op);
     },
+    .work = elementwise<12>,
 };
 
 }  // namespace popsim::ops

@@ -64,17 +64,4 @@ template <typename Add>
   return {mean, 1.0f / std::sqrt(squares / count + epsilon)};
 }
 
-// The types that the lowering gave the outputs.
-[[nodiscard]] inline std::vector<TensorType> given_types(const OpView& op) {
-  std::vector<TensorType> types;
-  for (size_t i = 0; i < op.num_outputs(); ++i) {
-    if (op.op().outputs[i] == graph::kNoTensor) {
-      types.push_back({});
-    } else {
-      types.push_back({op.output(i).dtype, op.output(i).shape});
-    }
-  }
-  return types;
-}
-
 }  // namespace popsim::ops

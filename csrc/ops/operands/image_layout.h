@@ -7,8 +7,6 @@
 
 namespace popsim::ops {
 
-// Of a dense tensor with the channels last; at least one spatial axis.
-[[nodiscard]] Strides channels_last_strides(const Shape& shape);
 // Dense, channels last, and not contiguous as well.
 [[nodiscard]] bool is_channels_last(const graph::Tensor& tensor);
 // Contiguous or channels last: position i in memory is element i of some order.

@@ -4,6 +4,7 @@
 #include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/pool/windows.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -144,35 +145,44 @@ class AveragePoolGradient final : public Kernel {
 extern const OpDef kAveragePool{
     .name = "average_pool",
     .schema =
-        "average_pool(Tensor x, *, int[2] kernel, int[2] stride, "
-        "int[2] padding, int[2] dilation, int[2] output_size, bool adaptive, "
-        "bool count_include_pad, int divisor) -> Tensor",
+        "average_pool(Tensor{floats} x, *, int{1..}[2]? kernel, "
+        "int{1..}[2]? stride, int{0..}[2]? padding, int{1..}[2]? dilation, "
+        "bool? ceil, int{0..}[2]? output_size, bool count_include_pad=False, "
+        "int divisor=0) -> Tensor",
+    .family = "pool",
     .shape =
-        [](const OpView& op) {
+        [](const OpCall& op) {
           return std::vector<TensorType>{
               {op.input(0).dtype, pooled_shape(op, op.input(0).shape)}};
         },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AveragePool>(op);
     },
+    .work = pool_work,
+    .outputs = OutputLayout::kImage,
+    .layer = true,
 };
 
 extern const OpDef kAveragePoolGrad{
     .name = "average_pool_grad",
     .schema =
-        "average_pool_grad(Tensor grad_y, *, int[4] input_shape, "
-        "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, "
-        "int[2] output_size, bool adaptive, bool count_include_pad, "
-        "int divisor) -> Tensor",
+        "average_pool_grad(Tensor{floats} grad_y, *, int{1..}[4] input_shape, "
+        "int{1..}[2]? kernel, int{1..}[2]? stride, int{0..}[2]? padding, "
+        "int{1..}[2]? dilation, bool? ceil, int{0..}[2]? output_size, "
+        "bool count_include_pad=False, int divisor=0) -> Tensor",
+    .family = "pool",
     .shape =
-        [](const OpView& op) {
-          return std::vector<TensorType>{
-              {op.input(0).dtype,
-               op.attribute<std::vector<int64_t>>("input_shape")}};
+        [](const OpCall& op) {
+          const Shape& x = op.attribute<std::vector<int64_t>>("input_shape");
+          op.require_shape(0, pooled_shape(op, x));
+          return std::vector<TensorType>{{op.input(0).dtype, x}};
         },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AveragePoolGradient>(op);
     },
+    .work = pool_grad_work,
+    .outputs = OutputLayout::kImage,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -9,6 +9,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
 #include "ops/pool/windows.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -138,7 +139,9 @@ class MaxPoolGradient final : public Kernel {
       std::fill_n(grad_x, g_.input_size(), 0.0f);
       for (int64_t i = 0; i < g_.output_size(); ++i) {
         // A window of padding alone points nowhere.
-        if (indices[i] < g_.input_size()) grad_x[indices[i]] += grad_y[i];
+        if (indices[i] >= 0 && indices[i] < g_.input_size()) {
+          grad_x[indices[i]] += grad_y[i];
+        }
       }
       return;
     }
@@ -205,39 +208,56 @@ std::unique_ptr<Kernel> prepare(const OpView& op,
   return std::make_unique<PoolKernel<int64_t>>(op);
 }
 
+std::vector<TensorType> pooled_types(const OpCall& op) {
+  const Shape& x = op.input(0).shape;
+  const Shape y = pooled_shape(op, x);
+  const DType indices = dtype_from_name(op.attribute<std::string>("indices"));
+  op.require(indices == DType::kInt64 ||
+                 x[2] * x[3] <= std::numeric_limits<int32_t>::max(),
+             "positions fit into 32 bits");
+  return {{op.input(0).dtype, y}, {indices, y}};
+}
+
+std::vector<TensorType> unpooled_types(const OpCall& op) {
+  const Shape& x = op.attribute<std::vector<int64_t>>("input_shape");
+  const Shape y = pooled_shape(op, x);
+  op.require_shape(0, y);
+  op.require_shape(1, y);
+  return {{op.input(0).dtype, x}};
+}
+
 }  // namespace
 
 extern const OpDef kMaxPool{
     .name = "max_pool",
     .schema =
-        "max_pool(Tensor x, *, int[2] kernel, int[2] stride, int[2] padding, "
-        "int[2] dilation, int[2] output_size) -> (Tensor, Tensor indices)",
-    .shape =
-        [](const OpView& op) {
-          const Shape y = pooled_shape(op, op.input(0).shape);
-          return std::vector<TensorType>{{op.input(0).dtype, y},
-                                         {op.output(1).dtype, y}};
-        },
+        "max_pool(Tensor{floats} x, *, int{1..}[2] kernel, "
+        "int{1..}[2] stride, int{0..}[2] padding, int{1..}[2] dilation, "
+        "bool ceil, dtype{indices} indices) -> (Tensor y, Tensor indices)",
+    .family = "pool",
+    .shape = pooled_types,
     .prepare =
         [](const OpView& op) { return prepare<MaxPool>(op, op.output(1)); },
+    .work = pool_work,
+    .outputs = OutputLayout::kImage,
+    .layer = true,
 };
 
 extern const OpDef kMaxPoolGrad{
     .name = "max_pool_grad",
     .schema =
-        "max_pool_grad(Tensor grad_y, Tensor indices, *, "
-        "int[4] input_shape, int[2] kernel, int[2] stride, int[2] padding, "
-        "int[2] dilation, int[2] output_size) -> Tensor",
-    .shape =
-        [](const OpView& op) {
-          return std::vector<TensorType>{
-              {op.input(0).dtype,
-               op.attribute<std::vector<int64_t>>("input_shape")}};
-        },
+        "max_pool_grad(Tensor{floats} grad_y, Tensor{indices} indices, *, "
+        "int{1..}[4] input_shape, int{1..}[2] kernel, int{1..}[2] stride, "
+        "int{0..}[2] padding, int{1..}[2] dilation, bool ceil) -> Tensor",
+    .family = "pool",
+    .shape = unpooled_types,
     .prepare =
         [](const OpView& op) {
           return prepare<MaxPoolGradient>(op, op.input(1));
         },
+    .work = pool_grad_work,
+    .outputs = OutputLayout::kImage,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

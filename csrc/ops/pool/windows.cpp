@@ -2,12 +2,16 @@
 
 #include <algorithm>
 
+#include "base/numbers.h"
 #include "ops/operands/image_layout.h"
 
 namespace popsim::ops {
 namespace {
 
 using Ints = std::vector<int64_t>;
+
+// So large that sizes computed from it do not overflow.
+constexpr int64_t kMost = int64_t{1} << 30;
 
 std::vector<PoolWindow> even_windows(int64_t size, int64_t count) {
   std::vector<PoolWindow> windows;
@@ -19,22 +23,44 @@ std::vector<PoolWindow> even_windows(int64_t size, int64_t count) {
   return windows;
 }
 
-std::vector<PoolWindow> sliding_windows(const OpView& op, size_t axis,
-                                        int64_t size, int64_t count) {
-  const int64_t kernel = op.attribute<Ints>("kernel").at(axis);
-  const int64_t stride = op.attribute<Ints>("stride").at(axis);
-  const int64_t padding = op.attribute<Ints>("padding").at(axis);
-  const int64_t dilation = op.attribute<Ints>("dilation").at(axis);
-  std::vector<PoolWindow> windows;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t start = i * stride - padding;
-    const int64_t end = start + (kernel - 1) * dilation + 1;
-    int64_t first = start;
-    while (first < 0) first += dilation;
-    windows.push_back(
-        {first, std::min(end, size), std::min(end, size + padding) - start});
+// The windows along one axis of an image.
+struct Sliding {
+  int64_t kernel;
+  int64_t stride;
+  int64_t padding;
+  int64_t dilation;
+
+  Sliding(const OpCall& op, size_t axis)
+      : kernel(op.attribute<Ints>("kernel")[axis]),
+        stride(op.attribute<Ints>("stride")[axis]),
+        padding(op.attribute<Ints>("padding")[axis]),
+        dilation(op.attribute<Ints>("dilation")[axis]) {}
+
+  [[nodiscard]] int64_t span() const { return (kernel - 1) * dilation + 1; }
+  // As in PyTorch: with `ceil`, the last window may hang over the end, but
+  // begins in the image or in front of it.
+  [[nodiscard]] int64_t count(int64_t size, bool ceil) const {
+    const int64_t room = size + 2 * padding - span();
+    if (room < 0 && !(ceil && room + stride > 0)) return 0;
+    int64_t last = (room + (ceil ? stride - 1 : 0)) / stride;
+    if (ceil && last * stride >= size + padding) --last;
+    return last + 1;
   }
-  return windows;
+};
+
+std::vector<PoolWindow> sliding_windows(const OpCall& op, size_t axis,
+                                        int64_t size, int64_t count) {
+  const Sliding windows(op, axis);
+  std::vector<PoolWindow> result;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t start = i * windows.stride - windows.padding;
+    const int64_t end = start + windows.span();
+    int64_t first = start;
+    while (first < 0) first += windows.dilation;
+    result.push_back({first, std::min(end, size),
+                      std::min(end, size + windows.padding) - start});
+  }
+  return result;
 }
 
 // An image of one channel or one position.
@@ -56,14 +82,27 @@ bool PoolGeometry::disjoint() const {
   return follow_each_other(down) && follow_each_other(across);
 }
 
-Shape pooled_shape(const OpView& op, const Shape& x) {
-  const Ints& size = op.attribute<Ints>("output_size");
-  check_internal(x.size() == 4 && size.size() == 2, op.op().kind, " '",
-                 op.op().name, "': takes images, got ", to_string(x));
-  return {x[0], x[1], size[0], size[1]};
+Shape pooled_shape(const OpCall& op, const Shape& x) {
+  op.require(x.size() == 4 && is_valid_shape(x) && num_elements(x) > 0,
+             "the image has four axes and elements");
+  if (op.has_attribute("output_size")) {
+    const Ints& size = op.attribute<Ints>("output_size");
+    return {x[0], x[1], size[0], size[1]};
+  }
+  Shape y{x[0], x[1]};
+  for (const size_t axis : {0, 1}) {
+    const Sliding windows(op, axis);
+    op.require(windows.kernel < kMost && windows.stride < kMost &&
+                   windows.dilation < kMost &&
+                   windows.padding <= windows.span() / 2,
+               "the padding is at most half of the kernel");
+    y.push_back(windows.count(x[axis + 2], op.attribute<bool>("ceil")));
+    op.require(y.back() > 0, "the kernel fits into the image");
+  }
+  return y;
 }
 
-PoolGeometry read_pool(const OpView& op, const Shape& x) {
+PoolGeometry read_pool(const OpCall& op, const Shape& x) {
   const Shape y = pooled_shape(op, x);
   PoolGeometry g{.batch = x[0],
                  .channels = x[1],
@@ -73,7 +112,7 @@ PoolGeometry read_pool(const OpView& op, const Shape& x) {
                  .step_across = 1,
                  .down = {},
                  .across = {}};
-  if (op.has_attribute("adaptive") && op.attribute<bool>("adaptive")) {
+  if (op.has_attribute("output_size")) {
     g.down = even_windows(x[2], y[2]);
     g.across = even_windows(x[3], y[3]);
     return g;
@@ -83,6 +122,34 @@ PoolGeometry read_pool(const OpView& op, const Shape& x) {
   g.down = sliding_windows(op, 0, x[2], y[2]);
   g.across = sliding_windows(op, 1, x[3], y[3]);
   return g;
+}
+
+namespace {
+
+std::vector<graph::Work> window_work(const OpView& op, const Shape& x) {
+  const PoolGeometry g = read_pool(op, x);
+  const auto covered = [](const std::vector<PoolWindow>& windows,
+                          int64_t step) {
+    int64_t sum = 0;
+    for (const PoolWindow& window : windows) {
+      sum += ceil_div(std::max<int64_t>(window.last - window.first, 0), step);
+    }
+    return sum;
+  };
+  const int64_t images = g.batch * g.channels;
+  return {graph::Reduce{
+      images * covered(g.down, g.step_down) * covered(g.across, g.step_across),
+      images * g.output_size()}};
+}
+
+}  // namespace
+
+std::vector<graph::Work> pool_work(const OpView& op) {
+  return window_work(op, op.input(0).shape);
+}
+
+std::vector<graph::Work> pool_grad_work(const OpView& op) {
+  return window_work(op, op.output(0).shape);
 }
 
 bool pool_channels_last(const OpView& op,

@@ -37,10 +37,13 @@ struct PoolGeometry {
   [[nodiscard]] bool disjoint() const;
 };
 
-// `x`: shape of the input. Attributes: kernel, stride, padding, dilation,
-// output_size, two values each; adaptive: the windows cover the input evenly.
-[[nodiscard]] PoolGeometry read_pool(const OpView& op, const Shape& x);
-[[nodiscard]] Shape pooled_shape(const OpView& op, const Shape& x);
+// `x`: shape of the input. Attributes: kernel, stride, padding, dilation, two
+// values each, and ceil: the last windows may hang over the end. Or output_size
+// alone: so many windows cover the input evenly.
+[[nodiscard]] PoolGeometry read_pool(const OpCall& op, const Shape& x);
+// Shape of the result. Throws InternalError for attributes that fit no image of
+// shape `x`.
+[[nodiscard]] Shape pooled_shape(const OpCall& op, const Shape& x);
 // Whether the op works on images with their channels last: as its outputs lie,
 // and those inputs that it reads where they are.
 [[nodiscard]] bool pool_channels_last(const OpView& op,
@@ -51,6 +54,10 @@ void check_pool_layouts(const OpView& op, std::initializer_list<size_t> inputs,
 // Channels last or contiguous, copied if need be.
 [[nodiscard]] FloatInput pool_input(const OpView& op, size_t i,
                                     bool channels_last, Workspace& workspace);
+
+// Every position that windows cover, once for each of them.
+[[nodiscard]] std::vector<graph::Work> pool_work(const OpView& op);
+[[nodiscard]] std::vector<graph::Work> pool_grad_work(const OpView& op);
 
 // Calls visit(position) for the positions of a window, row by row.
 template <typename Visit>

@@ -13,6 +13,7 @@
 #include "base/numbers.h"
 #include "ops/operands/floats.h"
 #include "ops/random/philox.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -132,10 +133,7 @@ RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
                                         ? op.attribute<int64_t>("stream")
                                         : op.index())) {
   constexpr int64_t kCounters = int64_t{1} << 32;
-  check_internal(op.output(0).contiguous(), "random '", op.op().name,
-                 "': the output must be contiguous");
-  check_internal(numel_ <= kCounters * 4, "random '", op.op().name,
-                 "': too many elements");
+  op.require(numel_ <= kCounters * 4, "not too many elements");
   if (op.has_input(0)) {
     const graph::Tensor& p = op.input(0);
     const Shape& shape = op.output(0).shape;
@@ -274,9 +272,18 @@ RandomSpec parse_spec(const OpView& op) {
       join("random '", op.op().name, "': no distribution '", name, "'"));
 }
 
-std::vector<TensorType> random_type(const OpView& op) {
-  return {{dtype_from_name(op.attribute<std::string>("dtype")),
-           op.attribute<std::vector<int64_t>>("shape")}};
+std::vector<TensorType> random_type(const OpCall& op) {
+  const auto& distribution = op.attribute<std::string>("distribution");
+  const Shape& shape = op.attribute<std::vector<int64_t>>("shape");
+  op.require(is_valid_shape(shape), "there can be a tensor ", to_string(shape));
+  op.require(!op.has_input(0) || distribution == "bernoulli",
+             "only bernoulli has probabilities");
+  if (op.has_input(0)) op.require_broadcasts(0, shape);
+  return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
+}
+
+std::vector<graph::Work> work(const OpView& op) {
+  return {graph::Random{op.output(0).numel()}};
 }
 
 }  // namespace
@@ -284,13 +291,17 @@ std::vector<TensorType> random_type(const OpView& op) {
 extern const OpDef kRandom{
     .name = "random",
     .schema =
-        "random(Tensor? p=None, *, str distribution, int[] shape, "
-        "str dtype, float? p, float? from, float? to, float? mean, "
-        "float? std, int? stream=None) -> Tensor",
+        "random(Tensor{floats}? probabilities, *, "
+        "str{bernoulli, uniform, normal} distribution, int{0..}[] shape, "
+        "dtype{float32, float16, bfloat16, bool} dtype, float? p, "
+        "float? from, float? to, float? mean, float? std, int? stream) -> "
+        "Tensor",
+    .family = "random",
     .shape = random_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<RandomKernel>(op, parse_spec(op));
     },
+    .work = work,
 };
 
 }  // namespace popsim::ops

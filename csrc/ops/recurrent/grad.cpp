@@ -11,6 +11,7 @@
 #include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
 #include "ops/recurrent/steps.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -362,8 +363,27 @@ void RecurrentGradKernel<Cell>::run(const RunContext& context) {
   write_weights(context, memory, workspace);
 }
 
-std::vector<TensorType> types(const OpView& op) {
+void check_inputs(const OpCall& op, const Dims& dims) {
+  const recurrent::Kept kept = recurrent::kept_by(op);
+  const Shape state{dims.batch, dims.hidden};
+  const Shape states{dims.steps, dims.batch, dims.hidden};
+  const Shape gates{dims.steps, dims.batch, dims.gate_columns()};
+  const auto check = [&](size_t input, bool wanted, const Shape& shape) {
+    recurrent::check_input(op, input, wanted, shape);
+  };
+  check(kGradY, op.has_input(kGradY), states);
+  check(kGradH, op.has_input(kGradH), state);
+  check(kGradC, kept.cell_state && op.has_input(kGradC), state);
+  check(kH0, true, state);
+  check(kC0, kept.cell_state, state);
+  check(kY, true, states);
+  check(kGates, kept.gates, gates);
+  check(kState, kept.state, states);
+}
+
+std::vector<TensorType> types(const OpCall& op) {
   const Dims dims = recurrent::dims_of(op, kOperands);
+  check_inputs(op, dims);
   const Shape state{dims.batch, dims.hidden};
   const Shape bias{dims.gate_columns()};
   std::vector<TensorType> types;
@@ -381,21 +401,41 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
   });
 }
 
+// For each product of the layer one for its input, and one for its weight.
+std::vector<graph::Work> work(const OpView& op) {
+  const Dims dims = recurrent::dims_of(op, kOperands);
+  std::vector<graph::Work> work = recurrent::layer_work(dims);
+  const auto add = [&](size_t output, int64_t width) {
+    if (!op.has_output(output)) return;
+    work.emplace_back(
+        graph::Product{1, dims.gate_columns(), width, dims.rows(), dims.dtype});
+  };
+  if (!op.has_output(kGradX)) work.erase(work.begin());
+  add(kGradWeightInput, dims.inputs);
+  add(kGradWeightHidden, dims.hidden);
+  return work;
+}
+
 }  // namespace
 
 extern const OpDef kRecurrentGrad{
     .name = "recurrent_grad",
     .schema =
-        "recurrent_grad(Tensor? grad_y, Tensor? grad_h, Tensor? grad_c, "
-        "Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, "
-        "Tensor weight_hidden, Tensor y, Tensor? gates, Tensor? state, *, "
-        "str mode, bool reverse, str? partials=None) -> (Tensor? grad_x, "
-        "Tensor? grad_h0, "
+        "recurrent_grad(Tensor{floats}? grad_y, Tensor{floats}? grad_h, "
+        "Tensor{floats}? grad_c, Tensor{floats} x, Tensor{floats} h0, "
+        "Tensor{floats}? c0, Tensor{floats} weight_input, "
+        "Tensor{floats} weight_hidden, Tensor{floats} y, "
+        "Tensor{floats}? gates, Tensor{floats}? state, *, "
+        "str{lstm, gru, rnn_relu, rnn_tanh} mode, bool reverse, "
+        "str{half}? partials) -> (Tensor? grad_x, Tensor? grad_h0, "
         "Tensor? grad_c0, Tensor? grad_weight_input, "
         "Tensor? grad_weight_hidden, Tensor? grad_bias_input, "
         "Tensor? grad_bias_hidden)",
+    .family = "recurrent",
     .shape = types,
     .prepare = prepare,
+    .work = work,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

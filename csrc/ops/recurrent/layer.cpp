@@ -36,19 +36,17 @@ int64_t num_gates(std::string_view mode) {
   return 1;
 }
 
-Dims dims_of(const OpView& op, const Operands& operands) {
+Dims dims_of(const OpCall& op, const Operands& operands) {
   const graph::Tensor& x = op.input(operands.x);
   const Shape& input = op.input(operands.weight_input).shape;
   const Shape& hidden = op.input(operands.weight_hidden).shape;
   const int64_t gates = num_gates(op.attribute<std::string>("mode"));
-  const bool fits = x.shape.size() == 3 && input.size() == 2 &&
-                    hidden.size() == 2 && input[0] == gates * hidden[1] &&
-                    hidden[0] == input[0] && input[1] == x.shape[2];
-  check_internal(fits, op.op().kind, " '", op.op().name, "': x ",
-                 to_string(x.shape), " with weights ", to_string(input),
-                 " and ", to_string(hidden));
-  check_internal(computes_in_float32(x.dtype), op.op().kind, " '", op.op().name,
-                 "': element type ", name_of(x.dtype));
+  op.require(x.shape.size() == 3 && x.numel() > 0 && input.size() == 2 &&
+                 hidden.size() == 2 && hidden[1] > 0 &&
+                 input[0] == gates * hidden[1] && hidden[0] == input[0] &&
+                 input[1] == x.shape[2],
+             "a recurrent layer has such x and weights");
+  op.require_one_dtype();
   return {.dtype = x.dtype,
           .steps = x.shape[0],
           .batch = x.shape[1],
@@ -57,6 +55,31 @@ Dims dims_of(const OpView& op, const Operands& operands) {
           .gates = gates,
           .reverse = op.attribute<bool>("reverse"),
           .half_partials = has_half_partials(op)};
+}
+
+Kept kept_by(const OpCall& op) {
+  return with_cell(op, [](auto cell) -> Kept {
+    using Cell = decltype(cell);
+    return {.gates = Cell::kGates > 1,
+            .state = Cell::kHasState,
+            .cell_state = std::is_same_v<Cell, Lstm>};
+  });
+}
+
+std::vector<graph::Work> layer_work(const Dims& dims) {
+  constexpr int64_t kCellCost = 20;
+  return {graph::Product{1, dims.rows(), dims.gate_columns(), dims.inputs,
+                         dims.dtype},
+          graph::Product{dims.steps, dims.batch, dims.gate_columns(),
+                         dims.hidden, dims.dtype},
+          graph::Elementwise{dims.gate_floats(), kCellCost}};
+}
+
+void check_input(const OpCall& op, size_t input, bool wanted,
+                 const Shape& shape) {
+  op.require(op.has_input(input) == wanted, "input ", input,
+             wanted ? " is there" : " is left out");
+  if (wanted) op.require_shape(input, shape);
 }
 
 void column_sums(const float* matrix, int64_t rows, int64_t columns,

@@ -50,18 +50,31 @@ struct Operands {
   size_t weight_input;
   size_t weight_hidden;
 };
-[[nodiscard]] Dims dims_of(const OpView& op, const Operands& operands);
+// Throws InternalError where the shapes of the operands do not fit.
+[[nodiscard]] Dims dims_of(const OpCall& op, const Operands& operands);
+// What the cells of a mode keep of every step.
+struct Kept {
+  bool gates;
+  bool state;       // the cell state of an LSTM, a part of a gate of a GRU
+  bool cell_state;  // begins with c0
+};
+[[nodiscard]] Kept kept_by(const OpCall& op);
+// The products and the cells of all steps.
+[[nodiscard]] std::vector<graph::Work> layer_work(const Dims& dims);
+// Throws InternalError where an input is not there though `wanted`, or there
+// though not, or of another shape.
+void check_input(const OpCall& op, size_t input, bool wanted,
+                 const Shape& shape);
 
 [[nodiscard]] int64_t num_gates(std::string_view mode);
 
 // Calls function(cell) with the cell type of the op's mode.
 template <typename Function>
-auto with_cell(const OpView& op, Function&& function) {
+auto with_cell(const OpCall& op, Function&& function) {
   const std::string_view mode = op.attribute<std::string>("mode");
   if (mode == "lstm") return function(Lstm{});
   if (mode == "gru") return function(Gru{});
   if (mode == "rnn_relu") return function(RnnRelu{});
-  check_internal(mode == "rnn_tanh", op.op().kind, ": no mode '", mode, "'");
   return function(RnnTanh{});
 }
 
@@ -100,7 +113,7 @@ class MaybeInput {
 class MaybeOutput {
  public:
   MaybeOutput(const OpView& op, size_t i, Workspace& workspace) {
-    if (op.op().outputs[i] != graph::kNoTensor) {
+    if (op.has_output(i)) {
       output_.emplace(op.output_id(i), op.output(i), workspace);
     }
   }

@@ -9,6 +9,7 @@
 #include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
 #include "ops/recurrent/steps.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -191,13 +192,20 @@ void RecurrentKernel<Cell>::run(const RunContext& context) {
   state_.store(context, workspace);
 }
 
-std::vector<TensorType> types(const OpView& op) {
+std::vector<TensorType> types(const OpCall& op) {
   const Dims dims = recurrent::dims_of(op, kOperands);
-  check_internal(op.has_input(kBiasInput) == op.has_input(kBiasHidden),
-                 "recurrent '", op.op().name, "': one bias without the other");
-  const Shape state{dims.steps, dims.batch, dims.hidden};
-  const Shape gates{dims.steps, dims.batch, dims.gate_columns()};
-  return {{dims.dtype, state}, {dims.dtype, gates}, {dims.dtype, state}};
+  const recurrent::Kept kept = recurrent::kept_by(op);
+  recurrent::check_input(op, kH0, true, {dims.batch, dims.hidden});
+  recurrent::check_input(op, kC0, kept.cell_state, {dims.batch, dims.hidden});
+  for (const size_t bias : {kBiasInput, kBiasHidden}) {
+    recurrent::check_input(op, bias, op.has_input(kBiasInput),
+                           {dims.gate_columns()});
+  }
+  const TensorType state{dims.dtype, {dims.steps, dims.batch, dims.hidden}};
+  const TensorType gates{dims.dtype,
+                         {dims.steps, dims.batch, dims.gate_columns()}};
+  return {state, kept.gates ? gates : TensorType::none(),
+          kept.state ? state : TensorType::none()};
 }
 
 std::unique_ptr<Kernel> prepare(const OpView& op) {
@@ -206,17 +214,25 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
   });
 }
 
+std::vector<graph::Work> work(const OpView& op) {
+  return recurrent::layer_work(recurrent::dims_of(op, kOperands));
+}
+
 }  // namespace
 
 extern const OpDef kRecurrent{
     .name = "recurrent",
     .schema =
-        "recurrent(Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, "
-        "Tensor weight_hidden, Tensor? bias_input, Tensor? bias_hidden, *, "
-        "str mode, bool reverse, str? partials=None) -> (Tensor y, Tensor? "
-        "gates, Tensor? state)",
+        "recurrent(Tensor{floats} x, Tensor{floats} h0, Tensor{floats}? c0, "
+        "Tensor{floats} weight_input, Tensor{floats} weight_hidden, "
+        "Tensor{floats}? bias_input, Tensor{floats}? bias_hidden, *, "
+        "str{lstm, gru, rnn_relu, rnn_tanh} mode, bool reverse, "
+        "str{half}? partials) -> (Tensor y, Tensor? gates, Tensor? state)",
+    .family = "recurrent",
     .shape = types,
     .prepare = prepare,
+    .work = work,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -9,6 +9,7 @@
 #include "ops/operands/float_conversion.h"
 #include "ops/operands/float_operand.h"
 #include "ops/reduce/plan.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -112,8 +113,6 @@ Reduce::Reduce(const OpView& op)
       store_(store_floats(op.output(0).dtype)),
       in_place_(op.input(0).dtype == DType::kFloat32 && plan_.stride == 1) {
   const int64_t numel = op.input(0).numel();
-  check_internal(op.output(0).contiguous() && numel > 0, "reduce '",
-                 op.op().name, "': elements must be there, the output dense");
   if (op.attribute<std::string>("function") == "mean") {
     divisor_ = static_cast<float>(numel / op.output(0).numel());
   }
@@ -377,9 +376,15 @@ void Reduce::finish(const RunContext& context, int64_t index,
   }
 }
 
-std::vector<TensorType> reduced_type(const OpView& op) {
+std::vector<TensorType> reduced_type(const OpCall& op) {
   const Shape& shape = op.input(0).shape;
   const auto& axes = op.attribute<std::vector<int64_t>>("axes");
+  const auto rank = static_cast<int64_t>(shape.size());
+  for (const int64_t axis : axes) {
+    op.require(axis < rank && std::ranges::count(axes, axis) == 1,
+               "axes are different ones of the input's");
+  }
+  op.require(op.input(0).numel() > 0, "there are elements");
   const bool keep = op.attribute<bool>("keepdim");
   Shape result;
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -390,17 +395,23 @@ std::vector<TensorType> reduced_type(const OpView& op) {
   return {{dtype_from_name(op.attribute<std::string>("dtype")), result}};
 }
 
+std::vector<graph::Work> reduce_work(const OpView& op) {
+  return {graph::Reduce{op.input(0).numel(), op.output(0).numel()}};
+}
+
 }  // namespace
 
 extern const OpDef kReduce{
     .name = "reduce",
     .schema =
-        "reduce(Tensor x, *, str function, int[] axes, bool keepdim, "
-        "str dtype) -> Tensor",
+        "reduce(Tensor{floats} x, *, str{amax, amin, mean, sum} function, "
+        "int{0..}[] axes, bool keepdim, dtype{floats} dtype) -> Tensor",
+    .family = "reduce",
     .shape = reduced_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<Reduce>(op);
     },
+    .work = reduce_work,
 };
 
 }  // namespace popsim::ops

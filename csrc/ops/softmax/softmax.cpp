@@ -10,6 +10,7 @@
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
 #include "ops/operands/rows.h"
+#include "ops/work.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops {
@@ -82,8 +83,6 @@ struct Layout {
   explicit Layout(const OpView& op) {
     const Shape& shape = op.output(0).shape;
     const auto axis = static_cast<size_t>(op.attribute<int64_t>("axis"));
-    check_internal(axis < shape.size(), op.op().kind, " '", op.op().name,
-                   "': there is no axis ", axis);
     size = shape[axis];
     for (size_t i = 0; i < shape.size(); ++i) {
       if (i < axis) outer *= shape[i];
@@ -260,9 +259,14 @@ class SoftmaxGradKernel final : public Kernel {
   std::vector<std::vector<float>> scratch_;  // by share
 };
 
-std::vector<TensorType> softmax_type(const OpView& op) {
-  return {
-      {dtype_from_name(op.attribute<std::string>("dtype")), op.input(0).shape}};
+std::vector<TensorType> softmax_type(const OpCall& op) {
+  const Shape& shape = op.input(0).shape;
+  const auto axis = op.attribute<int64_t>("axis");
+  op.require(axis < static_cast<int64_t>(shape.size()), "there is an axis ",
+             axis);
+  op.require(num_elements(shape) > 0, "there are elements");
+  for (size_t i = 1; i < op.num_inputs(); ++i) op.require_shape(i, shape);
+  return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
 }
 
 }  // namespace
@@ -270,25 +274,29 @@ std::vector<TensorType> softmax_type(const OpView& op) {
 extern const OpDef kSoftmax{
     .name = "softmax",
     .schema =
-        "softmax(Tensor x, *, int axis, bool log, str dtype, "
-        "bool safe=False) -> Tensor",
+        "softmax(Tensor{floats} x, *, int{0..} axis, bool log, "
+        "dtype{floats} dtype, bool safe=False) -> Tensor",
+    .family = "softmax",
     .shape = softmax_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       if (op.attribute<bool>("log")) {
         return std::make_unique<SoftmaxKernel<LogSoftmax>>(op);
       }
-      if (op.has_attribute("safe") && op.attribute<bool>("safe")) {
+      if (op.attribute<bool>("safe")) {
         return std::make_unique<SoftmaxKernel<Softmax<true>>>(op);
       }
       return std::make_unique<SoftmaxKernel<Softmax<false>>>(op);
     },
+    .work = elementwise<20>,
+    .cheap = true,
 };
 
 extern const OpDef kSoftmaxGrad{
     .name = "softmax_grad",
     .schema =
-        "softmax_grad(Tensor gradient, Tensor y, *, int axis, bool log, "
-        "str dtype) -> Tensor",
+        "softmax_grad(Tensor{floats} gradient, Tensor{floats} y, *, "
+        "int{0..} axis, bool log, dtype{floats} dtype) -> Tensor",
+    .family = "softmax",
     .shape = softmax_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       if (op.attribute<bool>("log")) {
@@ -296,6 +304,7 @@ extern const OpDef kSoftmaxGrad{
       }
       return std::make_unique<SoftmaxGradKernel<SoftmaxGrad>>(op);
     },
+    .work = elementwise<4>,
 };
 
 }  // namespace popsim::ops

@@ -1,6 +1,7 @@
 // Adds the gradients of the micro-batches of a device iteration up.
 #include "ops/op_def.h"
 #include "ops/update/common.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -61,15 +62,16 @@ class Accumulate final : public Kernel {
 extern const OpDef kAccumulate{
     .name = "accumulate",
     .schema =
-        "accumulate(Tensor gradient, Tensor accumulator, *, "
-        "bool running) -> Tensor accumulator",
-    .shape = [](const OpView& op) -> std::vector<TensorType> {
-      return {{op.input(1).dtype, op.input(1).shape}};
-    },
+        "accumulate(Tensor{floats} gradient, Tensor(a!){floats} accumulator, "
+        "*, bool running) -> Tensor(a!) accumulator",
+    .family = "update",
+    .shape = update::accumulated_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<Accumulate>(op);
     },
+    .work = elementwise<2>,
     .begins_anew = true,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -1,6 +1,7 @@
 // Adam and AdamW.
 #include "ops/op_def.h"
 #include "ops/update/adam_common.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -14,9 +15,7 @@ class AdamPart {
   explicit AdamPart(const OpView& op)
       : operands_(op),
         clip_(op, op.num_inputs() - 1),
-        decoupled_(op.attribute<bool>("decoupled_weight_decay")) {
-    update::check_num_inputs(op, operands_.next_input());
-  }
+        decoupled_(op.attribute<bool>("decoupled_weight_decay")) {}
 
   void begin_step(const RunContext& context,
                   update::BiasCorrection& correction) {
@@ -80,19 +79,25 @@ class AdamUpdate final : public Kernel {
 extern const OpDef kAdamUpdate{
     .name = "adam_update",
     .schema =
-        "adam_update(Tensor weight, Tensor gradient, "
-        "Tensor first_moment, Tensor second_moment, Tensor? step, "
-        "Tensor learning_rate, Tensor weight_decay, Tensor beta1, "
-        "Tensor beta2, Tensor eps, Tensor gradient_scaling, "
-        "Tensor? norm, *, bool decoupled_weight_decay, "
-        "bool bias_correction, float? max_grad_norm, "
-        "int parameters=1) -> "
-        "(Tensor weight, Tensor first_moment, Tensor second_moment, "
-        "Tensor? step)",
+        "adam_update[parameters](Tensor(a!){floats} weight, "
+        "Tensor{floats} gradient, "
+        "Tensor(b!){floats} first_moment, Tensor(c!){floats} second_moment, "
+        "Tensor(d!){float32}[bias_correction] step, "
+        "Tensor{float32} learning_rate, Tensor{float32} weight_decay, "
+        "Tensor{float32} beta1, Tensor{float32} beta2, Tensor{float32} eps, "
+        "Tensor{float32} gradient_scaling, "
+        "Tensor{float32}[max_grad_norm] norm, *, "
+        "bool decoupled_weight_decay, bool bias_correction, "
+        "float? max_grad_norm, int{1..} parameters=1) -> "
+        "(Tensor(a!) weight, Tensor(b!) first_moment, "
+        "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step)",
+    .family = "update",
     .shape = update::updated_types<update::AdamOperands::num_states>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AdamUpdate>(op);
     },
+    .work = update::updating<15>,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

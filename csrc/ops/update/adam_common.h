@@ -59,7 +59,7 @@ class AdamOperands {
 
   // Position of the first input after the scalars of this class.
   [[nodiscard]] size_t next_input() const { return first_scalar_ + 6; }
-  [[nodiscard]] static size_t num_states(const OpView& op) {
+  [[nodiscard]] static size_t num_states(const OpCall& op) {
     return op.attribute<bool>("bias_correction") ? 3 : 2;
   }
 

@@ -188,10 +188,11 @@ class Clip {
 
 // --- checks -------------------------------------------------------------
 
-inline void check_num_inputs(const OpView& op, size_t expected) {
-  expected += op.has_attribute("max_grad_norm") ? 1 : 0;
-  check_internal(op.num_inputs() == expected, op.op().kind, " '", op.op().name,
-                 "' has ", op.num_inputs(), " inputs, expected ", expected);
+// Of [accumulator], where the inputs are [gradient, accumulator, ...].
+[[nodiscard]] inline std::vector<TensorType> accumulated_type(
+    const OpCall& op) {
+  op.require_shape(0, op.input(1).shape);
+  return {op.input_type(1)};
 }
 
 }  // namespace popsim::ops::update

@@ -2,6 +2,7 @@
 // torch.nn.utils.clip_grad_norm_ computes it.
 #include "ops/op_def.h"
 #include "ops/update/common.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -65,19 +66,30 @@ class GradientNorm final : public Kernel {
   std::vector<double> sums_;  // by block
 };
 
+std::vector<graph::Work> work(const OpView& op) {
+  graph::Reduce squares;
+  for (size_t i = 0; i + 1 < op.num_inputs(); ++i) {
+    squares.elements += 2 * op.input(i).numel();
+  }
+  return {squares};
+}
+
 }  // namespace
 
 extern const OpDef kGradientNorm{
     .name = "gradient_norm",
     .schema =
-        "gradient_norm(Tensor[] gradients, Tensor loss_scaling, *, "
-        "float divisor) -> Tensor norm",
-    .shape = [](const OpView&) -> std::vector<TensorType> {
+        "gradient_norm(Tensor{floats}[] gradients, "
+        "Tensor{float32} loss_scaling, *, float divisor) -> Tensor norm",
+    .family = "update",
+    .shape = [](const OpCall&) -> std::vector<TensorType> {
       return {{DType::kFloat32, {}}};
     },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<GradientNorm>(op);
     },
+    .work = work,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -1,6 +1,7 @@
 // LAMB: Adam's update, scaled per parameter to the norm of the weight.
 #include "ops/op_def.h"
 #include "ops/update/adam_common.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -15,9 +16,7 @@ class LambPart {
   explicit LambPart(const OpView& op)
       : operands_(op),
         max_weight_norm_(op, operands_.next_input()),
-        sums_(static_cast<size_t>(update::num_blocks(op.input(0).numel()))) {
-    update::check_num_inputs(op, operands_.next_input() + 1);
-  }
+        sums_(static_cast<size_t>(update::num_blocks(op.input(0).numel()))) {}
 
   void begin_step(const RunContext& context,
                   update::BiasCorrection& correction) {
@@ -135,18 +134,24 @@ class LambUpdate final : public Kernel {
 extern const OpDef kLambUpdate{
     .name = "lamb_update",
     .schema =
-        "lamb_update(Tensor weight, Tensor gradient, "
-        "Tensor first_moment, Tensor second_moment, Tensor? step, "
-        "Tensor learning_rate, Tensor weight_decay, Tensor beta1, "
-        "Tensor beta2, Tensor eps, Tensor gradient_scaling, "
-        "Tensor max_weight_norm, *, bool bias_correction, "
-        "int parameters=1) -> "
-        "(Tensor weight, Tensor first_moment, Tensor second_moment, "
-        "Tensor? step)",
+        "lamb_update[parameters](Tensor(a!){floats} weight, "
+        "Tensor{floats} gradient, "
+        "Tensor(b!){floats} first_moment, Tensor(c!){floats} second_moment, "
+        "Tensor(d!){float32}[bias_correction] step, "
+        "Tensor{float32} learning_rate, Tensor{float32} weight_decay, "
+        "Tensor{float32} beta1, Tensor{float32} beta2, Tensor{float32} eps, "
+        "Tensor{float32} gradient_scaling, "
+        "Tensor{float32} max_weight_norm, *, bool bias_correction, "
+        "int{1..} parameters=1) -> "
+        "(Tensor(a!) weight, Tensor(b!) first_moment, "
+        "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step)",
+    .family = "update",
     .shape = update::updated_types<update::AdamOperands::num_states>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LambUpdate>(op);
     },
+    .work = update::updating<30>,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -13,15 +13,10 @@ Ids part_of(const Ids& ids, size_t part, size_t num_parts) {
 
 }  // namespace
 
-std::vector<graph::Op> split_into_parts(const OpView& op) {
+std::vector<graph::Op> split_into_parts(const OpCall& op) {
   if (!op.has_attribute("parameters")) return {op.op()};
   const auto num_parts =
       static_cast<size_t>(op.attribute<int64_t>("parameters"));
-  check_internal(num_parts > 0 && op.num_inputs() % num_parts == 0 &&
-                     op.num_outputs() % num_parts == 0,
-                 op.op().kind, " '", op.op().name, "': ", op.num_inputs(),
-                 " inputs and ", op.num_outputs(), " outputs for ", num_parts,
-                 " parameters");
   const graph::Op& whole = op.op();
   std::vector<graph::Op> parts;
   for (size_t i = 0; i < num_parts; ++i) {

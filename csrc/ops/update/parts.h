@@ -14,7 +14,7 @@
 namespace popsim::ops::update {
 
 // The parts of an op, each as an op of its own.
-[[nodiscard]] std::vector<graph::Op> split_into_parts(const OpView& op);
+[[nodiscard]] std::vector<graph::Op> split_into_parts(const OpCall& op);
 
 // The elements of several tensors, cut into blocks.
 class Blocks {
@@ -103,23 +103,36 @@ template <typename Part>
 }
 
 // Types of [weight, states...] for each part; kNumStates(part) counts the
-// states of one.
+// states of one. All states but a step, which is one number, have the weight's
+// shape, as the gradient has.
 template <auto kNumStates>
-[[nodiscard]] std::vector<TensorType> updated_types(const OpView& op) {
+[[nodiscard]] std::vector<TensorType> updated_types(const OpCall& op) {
   std::vector<TensorType> types;
-  for (const graph::Op& part : split_into_parts(op)) {
-    const OpView view(op.graph(), part, op.index());
-    for (size_t i = 0; i <= kNumStates(view); ++i) {
-      const graph::Tensor& tensor = view.input(i == 0 ? 0 : 1 + i);
-      types.push_back({tensor.dtype, tensor.shape});
+  for (const graph::Op& whole : split_into_parts(op)) {
+    const OpCall part(op.graph(), whole);
+    const Shape& shape = part.input(0).shape;
+    if (part.has_input(1)) part.require_shape(1, shape);
+    types.push_back(part.input_type(0));
+    for (size_t i = 2; i < kNumStates(part) + 2; ++i) {
+      types.push_back(part.input_type(i));
     }
   }
   return types;
 }
 
+// For entries whose ops compute every element of each weight.
+template <int64_t kCost>
+[[nodiscard]] std::vector<graph::Work> updating(const OpView& op) {
+  graph::Elementwise work{0, kCost};
+  for (const graph::Op& part : split_into_parts(op)) {
+    work.elements += op.graph().tensor(part.inputs[0]).numel();
+  }
+  return {work};
+}
+
 // A number of states that is the same for every op of a kind.
 template <size_t kCount>
-[[nodiscard]] size_t num_states(const OpView&) {
+[[nodiscard]] size_t num_states(const OpCall&) {
   return kCount;
 }
 

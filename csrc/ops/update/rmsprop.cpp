@@ -3,6 +3,7 @@
 
 #include "ops/op_def.h"
 #include "ops/update/parts.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -30,11 +31,10 @@ class RmspropPart {
       mean_.emplace(op, next, next - 1, op.input(0).shape);
       ++next;
     }
-    update::check_num_inputs(op, next + 6);
     for (size_t i = 0; i < 6; ++i) scalars_.emplace_back(op, next + i);
   }
 
-  [[nodiscard]] static size_t num_states(const OpView& op) {
+  [[nodiscard]] static size_t num_states(const OpCall& op) {
     return 1 + (op.attribute<bool>("momentum") ? 1 : 0) +
            (op.attribute<bool>("centered") ? 1 : 0);
   }
@@ -147,16 +147,21 @@ class RmspropPart {
 extern const OpDef kRmspropUpdate{
     .name = "rmsprop_update",
     .schema =
-        "rmsprop_update(Tensor weight, Tensor gradient, "
-        "Tensor mean_square, Tensor? momentum_buffer, Tensor? mean, "
-        "Tensor learning_rate, Tensor weight_decay, Tensor alpha, "
-        "Tensor momentum, Tensor eps, Tensor gradient_scaling, *, "
-        "bool momentum, bool centered, bool tf_variant, "
-        "int parameters=1) -> "
-        "(Tensor weight, Tensor mean_square, Tensor? momentum_buffer, "
-        "Tensor? mean)",
+        "rmsprop_update[parameters](Tensor(a!){floats} weight, "
+        "Tensor{floats} gradient, Tensor(b!){floats} mean_square, "
+        "Tensor(c!){floats}[momentum] momentum_buffer, "
+        "Tensor(d!){floats}[centered] mean, Tensor{float32} learning_rate, "
+        "Tensor{float32} weight_decay, Tensor{float32} alpha, "
+        "Tensor{float32} momentum_factor, Tensor{float32} eps, "
+        "Tensor{float32} gradient_scaling, *, bool momentum, bool centered, "
+        "bool tf_variant, int{1..} parameters=1) -> (Tensor(a!) weight, "
+        "Tensor(b!) mean_square, Tensor(c!)[momentum] momentum_buffer, "
+        "Tensor(d!)[centered] mean)",
+    .family = "update",
     .shape = update::updated_types<RmspropPart::num_states>,
     .prepare = update::prepare_blockwise<RmspropPart>,
+    .work = update::updating<15>,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -5,6 +5,7 @@
 
 #include "ops/op_def.h"
 #include "ops/update/parts.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -34,9 +35,7 @@ class SgdUpdate final : public Kernel {
         decay_(op, 2),
         learning_rate_(op, 3),
         clip_(op, 4),
-        numel_(op.input(0).numel()) {
-    update::check_num_inputs(op, 4);
-  }
+        numel_(op.input(0).numel()) {}
 
   void run(const RunContext& context) override {
     const float decay = decay_.read(context);
@@ -74,7 +73,6 @@ class SgdMomentumPart {
         clip_(op, op.num_inputs() - 1),
         nesterov_(op.attribute<bool>("nesterov")) {
     const size_t num_scalars = nesterov_ ? 8 : 4;
-    update::check_num_inputs(op, 3 + num_scalars);
     for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
   }
 
@@ -149,31 +147,41 @@ class SgdMomentumPart {
 extern const OpDef kSgdUpdate{
     .name = "sgd_update",
     .schema =
-        "sgd_update(Tensor weight, Tensor gradient, "
-        "Tensor weight_decay_scale_factor0, "
-        "Tensor scaled_learning_rate0, Tensor? norm, *, "
-        "float? max_grad_norm) -> Tensor weight",
+        "sgd_update(Tensor(a!){floats} weight, Tensor{floats} gradient, "
+        "Tensor{float32} weight_decay_scale_factor0, "
+        "Tensor{float32} scaled_learning_rate0, "
+        "Tensor{float32}[max_grad_norm] norm, *, float? max_grad_norm) -> "
+        "Tensor(a!) weight",
+    .family = "update",
     .shape = update::updated_types<update::num_states<0>>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<SgdUpdate>(op);
     },
+    .work = elementwise<2>,
+    .layer = true,
 };
 
 extern const OpDef kSgdMomentumUpdate{
     .name = "sgd_momentum_update",
     .schema =
-        "sgd_momentum_update(Tensor weight, Tensor gradient, "
-        "Tensor velocity, Tensor scaled_momentum2, "
-        "Tensor dampening_scale_factor2, Tensor scaled_weight_decay1, "
-        "Tensor scaled_learning_rate2, "
-        "Tensor? nesterov_grad_scale_factor2, "
-        "Tensor? nesterov_dampening_scale_factor2, "
-        "Tensor? sgd_momentum, Tensor? sgd_weight_decay, "
-        "Tensor? norm, *, bool nesterov, float? max_grad_norm, "
-        "int parameters=1) "
-        "-> (Tensor weight, Tensor velocity)",
+        "sgd_momentum_update[parameters](Tensor(a!){floats} weight, "
+        "Tensor{floats} gradient, Tensor(b!){floats} velocity, "
+        "Tensor{float32} scaled_momentum2, "
+        "Tensor{float32} dampening_scale_factor2, "
+        "Tensor{float32} scaled_weight_decay1, "
+        "Tensor{float32} scaled_learning_rate2, "
+        "Tensor{float32}[nesterov] nesterov_grad_scale_factor2, "
+        "Tensor{float32}[nesterov] nesterov_dampening_scale_factor2, "
+        "Tensor{float32}[nesterov] sgd_momentum, "
+        "Tensor{float32}[nesterov] sgd_weight_decay, "
+        "Tensor{float32}[max_grad_norm] norm, *, bool nesterov, "
+        "float? max_grad_norm, int{1..} parameters=1) -> "
+        "(Tensor(a!) weight, Tensor(b!) velocity)",
+    .family = "update",
     .shape = update::updated_types<update::num_states<1>>,
     .prepare = update::prepare_blockwise<SgdMomentumPart>,
+    .work = update::updating<6>,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

@@ -6,6 +6,7 @@
 
 #include "ops/op_def.h"
 #include "ops/update/parts.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -70,7 +71,6 @@ class SgdCombinedPart {
                    "sgd_combined_update '", op.op().name,
                    "': clipping and Nesterov momentum need the gradient");
     const size_t num_scalars = gradient_ ? (nesterov_ ? 8 : 4) : 3;
-    update::check_num_inputs(op, 3 + num_scalars);
     for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
   }
 
@@ -160,32 +160,40 @@ class SgdCombinedPart {
 extern const OpDef kSgdCombinedAccumulate{
     .name = "sgd_combined_accumulate",
     .schema =
-        "sgd_combined_accumulate(Tensor gradient, Tensor velocity, "
-        "Tensor dampening_scale_factor1, *, float initial_scale) "
-        "-> Tensor velocity",
-    .shape = [](const OpView& op) -> std::vector<TensorType> {
-      return {{op.input(1).dtype, op.input(1).shape}};
-    },
+        "sgd_combined_accumulate(Tensor{floats} gradient, "
+        "Tensor(a!){floats} velocity, "
+        "Tensor{float32} dampening_scale_factor1, *, float initial_scale) "
+        "-> Tensor(a!) velocity",
+    .family = "update",
+    .shape = update::accumulated_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<SgdCombinedAccumulate>(op);
     },
+    .work = elementwise<2>,
+    .layer = true,
 };
 
 extern const OpDef kSgdCombinedUpdate{
     .name = "sgd_combined_update",
     .schema =
-        "sgd_combined_update(Tensor weight, Tensor? gradient, "
-        "Tensor velocity, Tensor scaled_momentum1, "
-        "Tensor scaled_weight_decay1, Tensor scaled_learning_rate1, "
-        "Tensor? dampening_scale_factor1, "
-        "Tensor? nesterov_grad_scale_factor1, "
-        "Tensor? nesterov_dampening_scale_factor1, "
-        "Tensor? sgd_momentum, Tensor? sgd_weight_decay, "
-        "Tensor? norm, *, float initial_scale, bool nesterov, "
-        "float? max_grad_norm, int parameters=1) -> "
-        "(Tensor weight, Tensor velocity)",
+        "sgd_combined_update[parameters](Tensor(a!){floats} weight, "
+        "Tensor{floats}? gradient, Tensor(b!){floats} velocity, "
+        "Tensor{float32} scaled_momentum1, "
+        "Tensor{float32} scaled_weight_decay1, "
+        "Tensor{float32} scaled_learning_rate1, "
+        "Tensor{float32}[gradient] dampening_scale_factor1, "
+        "Tensor{float32}[nesterov] nesterov_grad_scale_factor1, "
+        "Tensor{float32}[nesterov] nesterov_dampening_scale_factor1, "
+        "Tensor{float32}[nesterov] sgd_momentum, "
+        "Tensor{float32}[nesterov] sgd_weight_decay, "
+        "Tensor{float32}[max_grad_norm] norm, *, float initial_scale, "
+        "bool nesterov, float? max_grad_norm, int{1..} parameters=1) -> "
+        "(Tensor(a!) weight, Tensor(b!) velocity)",
+    .family = "update",
     .shape = update::updated_types<update::num_states<1>>,
     .prepare = update::prepare_blockwise<SgdCombinedPart>,
+    .work = update::updating<6>,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

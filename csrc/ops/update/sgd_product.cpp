@@ -8,6 +8,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
 #include "ops/update/common.h"
+#include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
@@ -30,7 +31,7 @@ class SgdProductUpdate final : public Kernel {
         b_(op.input_id(kB)),
         decay_(op, 3),
         learning_rate_(op, 4),
-        gradient_(op.num_outputs() > 1 ? op.op().outputs[1] : graph::kNoTensor),
+        gradient_(op.has_output(1) ? op.output_id(1) : graph::kNoTensor),
         product_(dense::Matmul::create({.m = op.input(kA).shape[0],
                                         .n = op.input(kB).shape[1],
                                         .k = op.input(kA).shape[1],
@@ -67,26 +68,20 @@ class SgdProductUpdate final : public Kernel {
   Workspace workspace_;
 };
 
-std::vector<TensorType> types(const OpView& op) {
-  const graph::Tensor& weight = op.input(kWeight);
-  const graph::Tensor& a = op.input(kA);
-  const graph::Tensor& b = op.input(kB);
-  check_internal(a.shape.size() == 2 && b.shape.size() == 2 &&
-                     a.shape[1] == b.shape[0] &&
-                     weight.shape == Shape{a.shape[0], b.shape[1]},
-                 "sgd_product_update '", op.op().name,
-                 "': ", to_string(a.shape), " times ", to_string(b.shape),
-                 " does not give ", to_string(weight.shape));
-  for (const graph::Tensor* t : {&weight, &a, &b}) {
-    check_internal(t->dtype == DType::kFloat32, "sgd_product_update '",
-                   op.op().name, "': '", t->name, "' must be float32");
-  }
-  check_internal(weight.contiguous() && op.input(0).offset == 0,
-                 "sgd_product_update '", op.op().name, "': '", weight.name,
-                 "' must be contiguous");
-  std::vector<TensorType> types{{weight.dtype, weight.shape}};
-  if (op.num_outputs() > 1) types.push_back(types.front());
-  return types;
+std::vector<TensorType> types(const OpCall& op) {
+  const Shape& a = op.input(kA).shape;
+  const Shape& b = op.input(kB).shape;
+  op.require(a.size() == 2 && b.size() == 2 && a[1] == b[0],
+             "there is a product of two matrices");
+  op.require_shape(kWeight, {a[0], b[1]});
+  return {op.input_type(kWeight), op.input_type(kWeight)};
+}
+
+std::vector<graph::Work> work(const OpView& op) {
+  const Shape& a = op.input(kA).shape;
+  const Shape& b = op.input(kB).shape;
+  return {graph::Product{1, a[0], b[1], a[1]},
+          graph::Elementwise{a[0] * b[1], 2}};
 }
 
 }  // namespace
@@ -94,13 +89,17 @@ std::vector<TensorType> types(const OpView& op) {
 extern const OpDef kSgdProductUpdate{
     .name = "sgd_product_update",
     .schema =
-        "sgd_product_update(Tensor weight, Tensor a, Tensor b, "
-        "Tensor weight_decay_scale_factor0, Tensor scaled_learning_rate0) "
-        "-> (Tensor weight, Tensor? gradient)",
+        "sgd_product_update(Tensor(a!){float32} weight, Tensor{float32} a, "
+        "Tensor{float32} b, Tensor{float32} weight_decay_scale_factor0, "
+        "Tensor{float32} scaled_learning_rate0) -> "
+        "(Tensor(a!) weight, Tensor? gradient)",
+    .family = "update",
     .shape = types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<SgdProductUpdate>(op);
     },
+    .work = work,
+    .layer = true,
 };
 
 }  // namespace popsim::ops

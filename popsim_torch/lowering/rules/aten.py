@@ -232,13 +232,13 @@ def lower_aten(
         read = builder.used_results(node)
         flat = [result if i in read else None for i, result in enumerate(flat)]
     outputs = [None if r is None else builder.value(boxer.computed(r.dtype), r.shape) for r in flat]
-    schema = (out or operator)._schema
     attributes: dict[str, Attribute] = {
-        "operator": schema.name,
-        "overload": schema.overload_name,
+        "operator": operator._schema.name,
+        "overload": operator._schema.overload_name,
         "arguments": arguments,
-        "out": out is not None,
     }
+    if out is not None:
+        attributes["out"] = out._schema.overload_name
     if stream is not None:
         attributes["stream"] = stream
     builder.op(

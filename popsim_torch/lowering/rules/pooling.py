@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, operands
@@ -43,14 +44,14 @@ def _like(builder: Builder, other: Tensor, dtype: torch.dtype, shape: Any) -> Te
 
 
 def _window(
-    kernel: Any, stride: Any, padding: Any, dilation: Any, output: Any
+    kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any
 ) -> dict[str, Attribute]:
     return {
         "kernel": _pair(kernel),
         "stride": _pair(stride or kernel),
         "padding": _pair(padding),
         "dilation": _pair(dilation),
-        "output_size": [int(size) for size in output[2:]],
+        "ceil": bool(ceil),
     }
 
 
@@ -61,13 +62,14 @@ def _rest(arguments: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, .
 
 def _max_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     x = builder.image_or_contiguous(builder.tensor(node.args[0]), place)
-    kernel, stride, padding, dilation, _ = _rest(node.args[1:], (0, [], 0, 1, False))
+    window = _window(*_rest(node.args[1:], (0, [], 0, 1, False)))
     shape = node.meta["val"][0].shape
     out = _like(builder, x, x.dtype, shape)
     # Half the memory, where nobody needs PyTorch's type.
     small = x.shape[2] * x.shape[3] <= _SMALL and _only_for_gradients(node)
-    indices = _like(builder, x, torch.int32 if small else torch.int64, shape)
-    attributes = _window(kernel, stride, padding, dilation, shape)
+    dtype = torch.int32 if small else torch.int64
+    indices = _like(builder, x, dtype, shape)
+    attributes = {**window, "indices": dtype_name(dtype)}
     builder.op("max_pool", [x], [out, indices], attributes, place=place)
     return [out, indices]
 
@@ -86,13 +88,12 @@ def _only_for_gradients(node: torch.fx.Node) -> bool:
 
 def _max_pool_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
-    source, kernel, stride, padding, dilation, _, positions = arguments[1:]
+    source, *window, positions = arguments[1:]
     x = builder.tensor(source)
     indices = builder.image_or_contiguous(builder.tensor(positions), place)
     out = _like(builder, indices, x.dtype, x.shape)
     gradient = builder.laid_out_like(builder.tensor(arguments[0]), indices, place)
-    attributes = _window(kernel, stride, padding, dilation, gradient.shape)
-    attributes["input_shape"] = list(x.shape)
+    attributes = {**_window(*window), "input_shape": list(x.shape)}
     builder.op("max_pool_grad", [gradient, indices], [out], attributes, place=place)
     return out
 
@@ -101,14 +102,12 @@ def _average_attributes(
     node: torch.fx.Node, arguments: tuple[Any, ...], output: Any
 ) -> dict[str, Attribute]:
     if node.target in (_ADAPTIVE, _ADAPTIVE_BACKWARD):
-        attributes = _window([0, 0], [0, 0], [0, 0], [1, 1], output)
-        return {**attributes, "adaptive": True, "count_include_pad": False, "divisor": 0}
-    kernel, stride, padding, _, include_padding, divisor = _rest(
+        return {"output_size": [int(size) for size in output[2:]]}
+    kernel, stride, padding, ceil, include_padding, divisor = _rest(
         arguments, (0, [], 0, False, True, None)
     )
     return {
-        **_window(kernel, stride, padding, 1, output),
-        "adaptive": False,
+        **_window(kernel, stride, padding, 1, ceil),
         "count_include_pad": bool(include_padding),
         "divisor": int(divisor or 0),
     }

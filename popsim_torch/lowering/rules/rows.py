@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +42,7 @@ def _layer_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     inputs = [_given(builder, argument) for argument in (x, weight, bias)]
     outputs = _read_results(builder, node)
     attributes: dict[str, Attribute] = {
-        "width": math.prod(shape),
+        "axes": len(shape),
         "epsilon": float(epsilon),
     }
     builder.op("layer_norm", inputs, outputs, attributes, place=place)
@@ -55,8 +54,7 @@ def _layer_norm_backward(builder: Builder, node: torch.fx.Node, place: Place) ->
     gradient, x, shape, mean, rstd, weight, _bias, _mask = arguments
     inputs = [_given(builder, argument) for argument in (gradient, x, mean, rstd, weight)]
     outputs = _read_results(builder, node)
-    width = math.prod(shape)
-    builder.op("layer_norm_grad", inputs, outputs, {"width": width}, place=place)
+    builder.op("layer_norm_grad", inputs, outputs, {"axes": len(shape)}, place=place)
     return outputs
 
 
@@ -68,6 +66,7 @@ def _group_norm(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     attributes: dict[str, Attribute] = {
         "groups": int(groups),
         "epsilon": float(epsilon),
+        "statistics": dtype_name(node.meta["val"][1].dtype),
     }
     builder.op("group_norm", inputs, outputs, attributes, place=place)
     return outputs

@@ -54,7 +54,7 @@ def test_a_view_of_a_view(graph):
     graph.set_name(outer, "second")
     verify(graph)
     outer.base = view.id
-    refused(graph, "view 'second' has a view as its base")
+    refused(graph, "'second' is a view and has a view as its base")
 
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=["input", "variable", "value"])
@@ -78,12 +78,12 @@ def test_a_name_of_no_tensor(graph, tensor_id):
 def test_a_value_read_before_it_is_written(graph):
     graph.ops.reverse()
     graph.ops[0].phase = graph.ops[1].phase = Phase.FORWARD
-    refused(graph, "copy 'Copy:0' reads 'out' before it is written")
+    refused(graph, "copy 'Copy:0' (", "reads 'out' before it is written")
 
 
 def test_a_value_that_nobody_writes(graph):
     del graph.ops[0]
-    refused(graph, "copy 'Copy:0' reads 'out' before it is written")
+    refused(graph, "copy 'Copy:0' (", "reads 'out' before it is written")
 
 
 def test_a_view_counts_as_its_base(graph):
@@ -101,7 +101,7 @@ def test_an_op_that_writes_what_it_reads_first():
     graph = Graph()
     value = graph.add_tensor(TensorKind.VALUE, torch.float32, (2,), name="loop")
     graph.add_op("relu", [value], [value], phase=Phase.FORWARD, name="Relu:0")
-    refused(graph, "relu 'Relu:0' reads 'loop'")
+    refused(graph, "reads 'loop' before it is written")
 
 
 def test_an_op_behind_a_later_phase(graph):

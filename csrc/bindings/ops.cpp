@@ -1,0 +1,169 @@
+#include "bindings/ops.h"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dense/available.h"
+#include "dense/matmul.h"
+#include "dense/tile/units.h"
+#include "dense/vector/piece_matmul.h"
+#include "ops/check.h"
+#include "ops/schema.h"
+#include "ops/work.h"
+
+namespace py = pybind11;
+
+namespace popsim::bindings {
+namespace {
+
+using ops::AttributeRule;
+using ops::OpDef;
+using ops::Operand;
+using ops::Schema;
+
+using Type = std::pair<std::string, Shape>;
+
+// What one kind of work of an op comes to.
+struct WorkView {
+  std::string kind;
+  double flops;
+  int64_t bytes;
+};
+
+std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(name_of(dtype));
+  return names;
+}
+
+ops::OpView view_of(const graph::Graph& graph, int64_t index) {
+  return {graph, graph.ops().at(static_cast<size_t>(index)), index};
+}
+
+// Nothing for a result that there is not, or that only a run tells.
+std::vector<std::optional<Type>> infer_types(const graph::Graph& graph,
+                                             int64_t index) {
+  std::vector<std::optional<Type>> types;
+  for (const ops::TensorType& type : ops::infer_types(view_of(graph, index))) {
+    types.emplace_back();
+    if (type.state == ops::TensorType::State::kKnown) {
+      types.back().emplace(name_of(type.dtype), type.shape);
+    }
+  }
+  return types;
+}
+
+std::vector<WorkView> work_of(const graph::Graph& graph, int64_t index) {
+  std::vector<WorkView> work;
+  for (const graph::Work& part : ops::work_of(view_of(graph, index))) {
+    work.push_back({std::string(graph::name_of(part)), graph::flops(part),
+                    graph::bytes(part)});
+  }
+  return work;
+}
+
+// What may become part of a product; see dense::MatmulSpec.
+enum class Fusion { kRelu, kMask, kUpdate };
+
+bool product_can_fuse(Fusion what, const std::string& dtype, const Shape& a,
+                      const Strides& a_strides, const Shape& b,
+                      const Strides& b_strides) {
+  const DType type = dtype_from_name(dtype);
+  return dense::Matmul::can_fuse({.m = a.at(0),
+                                  .n = b.at(1),
+                                  .k = a.at(1),
+                                  .a = {0, a_strides.at(0), a_strides.at(1)},
+                                  .b = {0, b_strides.at(0), b_strides.at(1)},
+                                  .operand_type = type,
+                                  .result_type = type,
+                                  .relu = what == Fusion::kRelu,
+                                  .mask = what == Fusion::kMask,
+                                  .update = what == Fusion::kUpdate});
+}
+
+void bind_dense(py::module_& m) {
+  m.def("has_onednn", &dense::available);
+  m.def("has_tile_units", &dense::has_tile_units);
+  m.def("emulate_tile_units", &dense::emulate_tile_units, py::arg("on"));
+  m.def("num_emulated_products", &dense::num_emulated_products);
+  m.def("min_cut_work", [] { return dense::kMinCutWork; });
+  py::enum_<Fusion>(m, "Fusion")
+      .value("RELU", Fusion::kRelu)
+      .value("MASK", Fusion::kMask)
+      .value("UPDATE", Fusion::kUpdate);
+  m.def("product_can_fuse", &product_can_fuse, py::arg("what"),
+        py::arg("dtype"), py::arg("a"), py::arg("a_strides"), py::arg("b"),
+        py::arg("b_strides"));
+}
+
+void bind_schema(py::module_& m) {
+  py::class_<Operand>(m, "Operand")
+      .def_readonly("name", &Operand::name)
+      .def_property_readonly(
+          "count", [](const Operand& self) { return name_of(self.count); })
+      .def_readonly("has_gaps", &Operand::has_gaps)
+      .def_readonly("counter", &Operand::counter)
+      .def_property_readonly(
+          "dtypes", [](const Operand& self) { return names_of(self.dtypes); })
+      .def_readonly("memory", &Operand::memory)
+      .def_readonly("written", &Operand::written);
+  py::class_<AttributeRule>(m, "AttributeRule")
+      .def_readonly("name", &AttributeRule::name)
+      .def_property_readonly(
+          "type", [](const AttributeRule& self) { return name_of(self.type); })
+      .def_readonly("is_list", &AttributeRule::is_list)
+      .def_readonly("length", &AttributeRule::length)
+      .def_property_readonly("required",
+                             [](const AttributeRule& self) {
+                               return !self.optional && !self.default_value;
+                             })
+      .def_readonly("choices", &AttributeRule::choices)
+      .def_readonly("least", &AttributeRule::least)
+      .def_readonly("most", &AttributeRule::most);
+  py::class_<Schema>(m, "Schema")
+      .def_readonly("name", &Schema::name)
+      .def_readonly("repeats", &Schema::repeats)
+      .def_readonly("inputs", &Schema::inputs)
+      .def_readonly("attributes", &Schema::attributes)
+      .def_readonly("outputs", &Schema::outputs);
+  m.def("parse_schema", &ops::parse_schema, py::arg("text"));
+}
+
+void bind_table(py::module_& m) {
+  py::class_<OpDef>(m, "OpDef")
+      .def_readonly("name", &OpDef::name)
+      .def_readonly("text", &OpDef::schema)
+      .def_property_readonly(
+          "schema",
+          [](const OpDef& self) { return ops::find_schema(self.name); })
+      .def_readonly("family", &OpDef::family)
+      .def_readonly("reuses_input", &OpDef::reuses_input)
+      .def_readonly("cheap", &OpDef::cheap)
+      .def_readonly("layer", &OpDef::layer);
+  py::class_<WorkView>(m, "Work")
+      .def_readonly("kind", &WorkView::kind)
+      .def_readonly("flops", &WorkView::flops)
+      .def_readonly("bytes", &WorkView::bytes);
+  m.def(
+      "op_table",
+      [] {
+        return std::vector<const OpDef*>(ops::all_ops().begin(),
+                                         ops::all_ops().end());
+      },
+      py::return_value_policy::reference);
+  m.def("infer_types", &infer_types, py::arg("graph"), py::arg("op"));
+  m.def("work_of", &work_of, py::arg("graph"), py::arg("op"));
+}
+
+}  // namespace
+
+void bind_ops(py::module_& m) {
+  bind_schema(m);
+  bind_table(m);
+  bind_dense(m);
+}
+
+}  // namespace popsim::bindings

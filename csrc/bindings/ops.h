@@ -1,0 +1,10 @@
+// The table of ops, and what it says of an op.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace popsim::bindings {
+
+void bind_ops(pybind11::module_& m);
+
+}  // namespace popsim::bindings

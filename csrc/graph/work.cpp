@@ -1,0 +1,48 @@
+#include "graph/work.h"
+
+#include <array>
+
+namespace popsim::graph {
+namespace {
+
+struct Flops {
+  double operator()(const Product& p) const {
+    return 2.0 * times({p.batch, p.rows, p.columns, p.depth});
+  }
+  double operator()(const Convolution& c) const {
+    return 2.0 * times({c.batch, c.positions, c.kernel, c.groups, c.in_channels,
+                        c.out_channels});
+  }
+  double operator()(const Elementwise& e) const {
+    return times({e.elements, e.cost});
+  }
+  double operator()(const Reduce& r) const { return times({r.elements}); }
+  double operator()(const Random& /*r*/) const { return 0.0; }
+  double operator()(const Move& /*m*/) const { return 0.0; }
+  double operator()(const Host& /*h*/) const { return 0.0; }
+
+  // A product of numbers that may be too large for an integer.
+  static double times(std::initializer_list<int64_t> sizes) {
+    double product = 1.0;
+    for (const int64_t size : sizes) product *= static_cast<double>(size);
+    return product;
+  }
+};
+
+constexpr std::array<std::string_view, std::variant_size_v<Work>> kNames{
+    "product", "convolution", "elementwise", "reduce",
+    "random",  "move",        "host"};
+
+}  // namespace
+
+double flops(const Work& work) { return std::visit(Flops{}, work); }
+
+int64_t bytes(const Work& work) {
+  if (const auto* move = std::get_if<Move>(&work)) return move->bytes;
+  if (const auto* host = std::get_if<Host>(&work)) return host->bytes;
+  return 0;
+}
+
+std::string_view name_of(const Work& work) { return kNames.at(work.index()); }
+
+}  // namespace popsim::graph

@@ -1,0 +1,68 @@
+// What an op has to do, in no machine's terms: so much of each of these.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <variant>
+
+#include "base/dtype.h"
+
+namespace popsim::graph {
+
+// `batch` times a matrix [rows, depth] by a matrix [depth, columns].
+struct Product {
+  int64_t batch = 1;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t depth = 0;
+  DType dtype = DType::kFloat32;
+};
+
+// Kernels of `kernel` elements, for so many channels of each group, that are
+// used at `positions` of each of the images; or the gradient of that.
+struct Convolution {
+  int64_t batch = 0;
+  int64_t positions = 0;
+  int64_t kernel = 0;
+  int64_t groups = 1;
+  int64_t in_channels = 0;  // of a group
+  int64_t out_channels = 0;
+  DType dtype = DType::kFloat32;
+};
+
+// As many elements, each of which costs as much as `cost` additions.
+struct Elementwise {
+  int64_t elements = 0;
+  int64_t cost = 1;
+};
+
+// Elements added up (or compared) to fewer results.
+struct Reduce {
+  int64_t elements = 0;
+  int64_t results = 1;
+};
+
+// Numbers drawn.
+struct Random {
+  int64_t elements = 0;
+};
+
+// Bytes read and written: every tensor once, repeated elements too.
+struct Move {
+  int64_t bytes = 0;
+};
+
+// Bytes that leave the device.
+struct Host {
+  int64_t bytes = 0;
+};
+
+using Work =
+    std::variant<Product, Convolution, Elementwise, Reduce, Random, Move, Host>;
+
+// Floating-point operations: two for each multiplication of a product.
+[[nodiscard]] double flops(const Work& work);
+[[nodiscard]] int64_t bytes(const Work& work);
+[[nodiscard]] std::string_view name_of(const Work& work);
+
+}  // namespace popsim::graph

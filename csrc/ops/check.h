@@ -1,0 +1,31 @@
+// Whether a program is one that can run.
+#pragma once
+
+#include <vector>
+
+#include "graph/graph.h"
+#include "ops/op_def.h"
+
+namespace popsim::ops {
+
+// Throws InternalError for the first tensor or op that breaks a rule. Beside
+// those of graph::verify():
+// - ops (check_ops): the kind has an entry; number, presence and element types
+//   of inputs and outputs, names, types and values of attributes are those of
+//   the schema; outputs have the types that the shape rule gives, and lie in
+//   memory as the entry allows, where no other input or output of the op lies;
+// - order (check_order): inputs and constants are never written, values by one
+//   op, variables by one op of each phase; values are written before they are
+//   read, in the order in which stages run; nobody reads a variable on a later
+//   stage than the one that changes it; with several micro-batches in flight,
+//   nobody reads a variable but where it is changed; what runs before
+//   everything else depends on constants only.
+void verify(const graph::Graph& graph, bool in_flight);
+void check_ops(const graph::Graph& graph);
+void check_order(const graph::Graph& graph, bool in_flight);
+
+// What the shape rule says of an op whose inputs and attributes fit the schema.
+// Throws InternalError where they do not.
+[[nodiscard]] std::vector<TensorType> infer_types(const OpCall& op);
+
+}  // namespace popsim::ops

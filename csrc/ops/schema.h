@@ -1,0 +1,93 @@
+// The signature of an op as data, parsed from the text in its entry:
+//
+//   sgd_update(Tensor(a!){floats} weight, Tensor{floats} gradient,
+//              Tensor{float32} rate, Tensor{float32}[max_grad_norm] norm, *,
+//              float? max_grad_norm) -> Tensor(a!) weight
+//
+// Before the `*` stand inputs, behind it attributes, behind the arrow outputs.
+// Inputs and outputs:
+//   Tensor         one
+//   Tensor?        one that may be left out: kNoTensor, or nothing at the end
+//   Tensor[]       any number; Tensor?[]: any of them may be left out
+//   Tensor[name]   as many as the attribute `name` says, 1 for true and for a
+//                  number with a fraction; or as the input `name`: 0 or 1
+//   Tensor(a)      the output with the letter of an input is that input, seen
+//                  once more; with (a!) the op writes there
+//   Tensor{...}    of one of these element types; `floats` and `indices` stand
+//                  for several
+// Attributes are bool, int, float, str, dtype (the name of an element type) and
+// arguments (of an ATen operator):
+//   int?           may be left out
+//   int[], int[2]  a list, of any length or of this one
+//   int{1..}       numbers from 1 on, 0..1: from 0 to 1
+//   str{a, b}      one of these words; the same for dtype
+//   int n=1        1 if it is left out
+// name[n](...): inputs and outputs are repeated as often as the attribute n
+// says, one set after the other.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "graph/graph.h"
+
+namespace popsim::ops {
+
+enum class Count : int8_t { kOne, kOptional, kAny, kCounted };
+
+// An input or output, or several that follow each other.
+struct Operand {
+  std::string name;
+  Count count = Count::kOne;
+  bool has_gaps = false;      // kAny: some may be left out
+  std::string counter;        // kCounted: the attribute or input that counts
+  std::vector<DType> dtypes;  // empty: all
+  std::string memory;         // letter; empty: memory of its own
+  bool written = false;       // the memory with that letter is
+};
+
+enum class AttributeType : int8_t {
+  kBool,
+  kInt,
+  kFloat,
+  kString,
+  kDType,
+  kArguments
+};
+
+struct AttributeRule {
+  std::string name;
+  AttributeType type = AttributeType::kBool;
+  bool is_list = false;
+  std::optional<int64_t> length;  // of a list
+  bool optional = false;
+  std::vector<std::string> choices;  // empty: any
+  std::optional<double> least;
+  std::optional<double> most;
+  std::optional<graph::Attribute> default_value;
+};
+
+struct Schema {
+  std::string name;
+  std::string repeats;  // attribute that counts the sets; empty: one set
+  std::vector<Operand> inputs;
+  std::vector<AttributeRule> attributes;
+  std::vector<Operand> outputs;
+
+  // Whether the outputs are inputs that the op leaves as they are.
+  [[nodiscard]] bool sees_inputs() const;
+  // nullptr for a name that is not there.
+  [[nodiscard]] const AttributeRule* attribute(std::string_view name) const;
+  [[nodiscard]] const Operand* input(std::string_view name) const;
+};
+
+// Throws InternalError that shows where the text is not a schema.
+[[nodiscard]] Schema parse_schema(std::string_view text);
+
+[[nodiscard]] std::string_view name_of(Count count);
+[[nodiscard]] std::string_view name_of(AttributeType type);
+
+}  // namespace popsim::ops

@@ -1,0 +1,25 @@
+// What ops have to do: helpers for the entries, and the whole of it.
+#pragma once
+
+#include <vector>
+
+#include "graph/work.h"
+#include "ops/op_def.h"
+
+namespace popsim::ops {
+
+// What the entry says, and the bytes that the op moves where it does not say
+// those: all of its inputs and outputs, each once.
+[[nodiscard]] std::vector<graph::Work> work_of(const OpView& op);
+
+// For entries whose ops compute nothing.
+[[nodiscard]] std::vector<graph::Work> no_arithmetic(const OpView& op);
+// For entries whose ops compute every element of their first output (or, if
+// nobody reads that, of their first input) from a few others.
+template <int64_t kCost>
+[[nodiscard]] std::vector<graph::Work> elementwise(const OpView& op) {
+  const graph::Tensor& tensor = op.has_output(0) ? op.output(0) : op.input(0);
+  return {graph::Elementwise{tensor.numel(), kCost}};
+}
+
+}  // namespace popsim::ops

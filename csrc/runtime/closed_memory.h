@@ -1,0 +1,84 @@
+// With AddressSanitizer, the memory of a device is closed: an op may touch its
+// own operands and nothing else, though all tensors share one block of memory.
+// Without it, nothing here costs anything.
+#pragma once
+
+#include "runtime/memory.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+#endif
+
+namespace popsim::runtime {
+
+#if defined(__SANITIZE_ADDRESS__)
+
+// Opens tensors for the length of a scope.
+class OpenTensors {
+ public:
+  OpenTensors(const graph::Graph& graph, const DeviceMemory& memory,
+              std::span<const graph::TensorId> ids) {
+    for (const graph::TensorId id : ids) open(graph, memory, id);
+  }
+  OpenTensors(const graph::Graph& graph, const DeviceMemory& memory,
+              const graph::Op& op)
+      : OpenTensors(graph, memory, op.inputs) {
+    for (const graph::TensorId id : op.outputs) open(graph, memory, id);
+  }
+  OpenTensors(const OpenTensors&) = delete;
+  OpenTensors& operator=(const OpenTensors&) = delete;
+  ~OpenTensors() {
+    for (const auto& [start, bytes] : ranges_) {
+      __asan_poison_memory_region(start, bytes);
+    }
+  }
+
+ private:
+  void open(const graph::Graph& graph, const DeviceMemory& memory,
+            graph::TensorId id) {
+    // The caller's memory is the caller's.
+    if (id == graph::kNoTensor ||
+        graph.tensor(graph.root(id)).kind == graph::TensorKind::kInput) {
+      return;
+    }
+    const graph::Tensor& tensor = graph.tensor(id);
+    if (tensor.numel() == 0 || memory.pointer(id) == nullptr) return;
+    int64_t reach = 1;
+    for (size_t i = 0; i < tensor.shape.size(); ++i) {
+      reach += (tensor.shape[i] - 1) * tensor.strides[i];
+    }
+    // Closed again from the start of eight bytes on, as it is opened.
+    const auto first = reinterpret_cast<uintptr_t>(memory.pointer(id));
+    const uintptr_t start = first / 8 * 8;
+    const auto bytes = static_cast<size_t>(reach * size_in_bytes(tensor.dtype));
+    ranges_.emplace_back(reinterpret_cast<void*>(start),
+                         bytes + (first - start));
+    __asan_unpoison_memory_region(ranges_.back().first, ranges_.back().second);
+  }
+
+  std::vector<std::pair<void*, size_t>> ranges_;
+};
+
+inline void close_memory(void* start, int64_t bytes) {
+  __asan_poison_memory_region(start, static_cast<size_t>(bytes));
+}
+
+#else
+
+class OpenTensors {
+ public:
+  template <typename What>
+  OpenTensors(const graph::Graph& /*graph*/, const DeviceMemory& /*memory*/,
+              const What& /*what*/) {}
+};
+
+inline void close_memory(void* /*start*/, int64_t /*bytes*/) {}
+
+#endif
+
+}  // namespace popsim::runtime
