@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,42 +12,14 @@ import torch
 import popsim_torch as poptorch
 from benchmarks.common.clock import calls_per_round, seconds_per_call
 from popsim_torch import _native
+from popsim_torch.executor.build import to_native
 from popsim_torch.ir import Graph, Op, Tensor, TensorKind
-
-_FAMILY_OF_KIND = {
-    "accumulate": "update",
-    "anchor": "copy and anchor",
-    "aten": "aten",
-    "copy": "copy and anchor",
-    "map": "elementwise",
-    "matmul": "matmul",
-}
-# For kinds that are not in the table: the first part that the name contains decides.
-_FAMILY_BY_PART = (
-    ("attention", "attention"),
-    ("convolution", "convolution"),
-    ("update", "update"),
-    ("accumulate", "update"),
-    ("gradient_norm", "update"),
-    ("lstm", "recurrent"),
-    ("gru", "recurrent"),
-    ("rnn", "recurrent"),
-    ("norm", "norm and softmax"),
-    ("softmax", "norm and softmax"),
-    ("loss", "loss"),
-    ("nll", "loss"),
-    ("cross_entropy", "loss"),
-    ("pool", "pool"),
-    ("reduce", "reduction"),
-    ("sum", "reduction"),
-)
+from popsim_torch.passes.op_table import op_table
 
 
 def family_of(op: Op) -> str:
     """Return the group of ops that an op is reported with."""
-    if op.kind in _FAMILY_OF_KIND:
-        return _FAMILY_OF_KIND[op.kind]
-    return next((family for part, family in _FAMILY_BY_PART if part in op.kind), op.kind)
+    return op_table()[op.kind].family
 
 
 @dataclass(frozen=True)
@@ -58,8 +29,8 @@ class OpRecord:
     Attributes:
         op: The op.
         seconds: Median over the calls, of all executions in one call.
-        flops: Floating-point operations of all executions: two per multiply-add for the dense
-            ops, one per instruction and element for elementwise ops, else 0 (not counted).
+        flops: Floating-point operations of all executions, as the op's entry counts them: two per
+            multiply-add; functions such as ``exp`` as so many additions as they take.
         bytes: Read and written by all executions, every tensor counted once per execution.
         text: Kind, name and shapes, for tables.
     """
@@ -109,15 +80,17 @@ def profile(model: poptorch.PoplarExecutor, args: Sequence[torch.Tensor], rounds
         calls.append(seconds_per_call(lambda: model(*args), num_calls))
         turns.append(compiled.executable.profile(inputs, num_calls))
     graph = compiled.program.graph
+    native = to_native(graph)
     records = []
     for times in zip(*turns, strict=True):
         op, executions = graph.ops[times[0].op], times[0].executions
+        work = _native.work_of(native, times[0].op)
         records.append(
             OpRecord(
                 op,
                 statistics.median(time.seconds for time in times),
-                executions * _flops(graph, op),
-                executions * _bytes(graph, op),
+                executions * sum(part.flops for part in work),
+                executions * sum(part.bytes for part in work),
                 _describe(graph, op),
             )
         )
@@ -126,61 +99,6 @@ def profile(model: poptorch.PoplarExecutor, args: Sequence[torch.Tensor], rounds
 
 def _tensors(graph: Graph, ids: Iterable[int]) -> list[Tensor]:
     return [graph.tensors[i] for i in ids if i >= 0]
-
-
-def _bytes(graph: Graph, op: Op) -> float:
-    """Return the size of what an op reads and writes; an expanded dimension is read once."""
-    read = {i: graph.tensors[i] for i in op.inputs if i >= 0}
-    total = 0
-    for tensor in (*read.values(), *_tensors(graph, op.outputs)):
-        sizes = [
-            size for size, stride in zip(tensor.shape, tensor.strides, strict=True) if stride != 0
-        ]
-        total += math.prod(sizes) * tensor.dtype.itemsize
-    if op.kind == "anchor":
-        total *= 2
-    return total
-
-
-def _flops(graph: Graph, op: Op) -> float:
-    inputs, outputs = _tensors(graph, op.inputs), _tensors(graph, op.outputs)
-    if op.kind == "matmul":
-        return 2.0 * math.prod(outputs[0].shape) * inputs[0].shape[-1]
-    if op.kind == "convolution":
-        return _convolution_flops(inputs[0], inputs[1], outputs[0], op)
-    if op.kind == "convolution_grad_input":
-        return _convolution_flops(outputs[0], inputs[1], inputs[0], op)
-    if op.kind == "convolution_grad_weight":
-        return _convolution_flops(inputs[1], outputs[0], inputs[0], op)
-    if op.kind.startswith("attention"):
-        return _attention_flops(graph, op)
-    if op.kind == "map":
-        code = op.attributes["code"]
-        assert isinstance(code, list)
-        return float(len(code) * math.prod(outputs[0].shape))
-    return 0.0
-
-
-def _attention_flops(graph: Graph, op: Op) -> float:
-    """Return two operations per element of an operand and row or column of its product."""
-    shape = op.attributes["shape"]
-    assert isinstance(shape, list)
-    rows, columns = (int(size) for size in shape[-2:])  # type: ignore[arg-type]
-    # By position of the operand: the size of the product that it does not have itself.
-    uses = {0: columns, 2: rows}
-    if op.kind == "attention_grad":
-        uses = {1: columns, 4: columns, 6: rows, 7: columns, 8: columns}
-    return 2.0 * sum(
-        count * math.prod(graph.tensors[op.inputs[position]].shape)
-        for position, count in uses.items()
-        if op.inputs[position] >= 0
-    )
-
-
-def _convolution_flops(x: Tensor, weight: Tensor, y: Tensor, op: Op) -> float:
-    """Return two operations per weight and position where it is used."""
-    positions = (x if op.attributes["transposed"] else y).shape
-    return 2.0 * positions[0] * math.prod(positions[2:]) * math.prod(weight.shape)
 
 
 def _describe(graph: Graph, op: Op) -> str:

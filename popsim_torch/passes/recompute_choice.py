@@ -23,11 +23,12 @@ The rules of the modes:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from popsim_torch.ir import Graph, Op, Phase, TensorKind, walk
+from popsim_torch.ir import Graph, Op, Operand, OpInfo, Phase, TensorKind, walk
 from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.passes.op_table import op_table
 
 
 class Recomputation(enum.IntEnum):
@@ -40,10 +41,25 @@ class Recomputation(enum.IntEnum):
     ALL = 4
 
 
-_NORMS = frozenset({"layer_norm", "group_norm"})
-_CHEAP = _NORMS | {"cat", "copy", "embedding", "map", "softmax"}
-_STATISTICS = "batch_norm_statistics"
-_WITHIN_LAYERS = _CHEAP | {_STATISTICS, "print", "random", "reduce"}
+_RUNNING = "running_"
+"""How the operands are called that a norm moves with every micro-batch."""
+
+
+def _info(op: Op) -> OpInfo:
+    return op_table()[op.kind]
+
+
+def _is_cheap(op: Op) -> bool:
+    return _info(op).cheap
+
+
+def _is_whole_norm(op: Op) -> bool:
+    return _info(op).family == "norm" and _is_cheap(op)
+
+
+def _is_statistics(op: Op) -> bool:
+    """Whether an op computes the statistics of a norm whose rest is elementwise."""
+    return _info(op).family == "norm" and not _is_cheap(op)
 
 
 @dataclass
@@ -86,7 +102,7 @@ def find_repeatable(graph: Graph) -> Repeatable:
     }
     for position, op in walk(graph):
         # A print writes what is there already.
-        if op.phase != Phase.FORWARD or op.kind == "print":
+        if op.phase != Phase.FORWARD or _info(op).sees_inputs:
             continue
         repeated = _second_run(op)
         outputs = set(found.roots(repeated.outputs))
@@ -105,12 +121,19 @@ def find_repeatable(graph: Graph) -> Repeatable:
 
 
 def _second_run(op: Op) -> Op:
-    """Return an op as it is repeated. Running statistics of batch norm move only once."""
-    inputs, outputs = list(op.inputs), list(op.outputs)
-    if op.kind == _STATISTICS:
-        inputs[2:4] = [NO_TENSOR] * 2
-        outputs[3:5] = [NO_TENSOR] * 2
-    return replace(op, inputs=inputs, outputs=outputs, attributes=dict(op.attributes))
+    """Return an op as it is repeated. Running statistics of norms move only once."""
+    info = _info(op)
+    return replace(
+        op,
+        inputs=_without_running(info.inputs, op.inputs),
+        outputs=_without_running(info.outputs, op.outputs),
+        attributes=dict(op.attributes),
+    )
+
+
+def _without_running(operands: Sequence[Operand], ids: Sequence[int]) -> list[int]:
+    running = [position for position, operand in enumerate(operands) if _RUNNING in operand.name]
+    return [NO_TENSOR if position in running else i for position, i in enumerate(ids)]
 
 
 def choose_values(
@@ -128,7 +151,7 @@ def choose_values(
         case Recomputation.NONE:
             return set()
         case Recomputation.STANDARD:
-            return choice.cheap(lambda op: op.kind in _CHEAP)
+            return choice.cheap(_is_cheap)
         case Recomputation.NORM:
             return choice.cheap(choice.is_norm)
         case Recomputation.PIPELINE:
@@ -149,15 +172,15 @@ class _Choice:
         for op in self._graph.ops:
             if op.phase == Phase.BACKWARD:
                 self._read.update(repeatable.roots(op.inputs))
-        normalised = self._behind({_STATISTICS})
-        self._norms = normalised | self._behind(_NORMS) | self._maps_behind(normalised)
+        normalised = self._behind(_is_statistics)
+        self._norms = normalised | self._behind(_is_whole_norm) | self._maps_behind(normalised)
 
-    def _behind(self, kinds: Collection[str]) -> set[int]:
-        """Return the results of ops of these kinds, and of the ``map`` ops that read them."""
+    def _behind(self, is_one: Callable[[Op], bool]) -> set[int]:
+        """Return the results of these ops, and of the ``map`` ops that read them."""
         results = {
             value
             for value, positions in self._repeatable.writers.items()
-            if any(self._repeatable.ops[position].kind in kinds for position in positions)
+            if any(is_one(self._repeatable.ops[position]) for position in positions)
         }
         return results | self._maps_behind(results)
 
@@ -171,7 +194,7 @@ class _Choice:
 
     def is_norm(self, op: Op) -> bool:
         """Whether an op is a norm or an elementwise op directly behind one."""
-        return op.kind in _CHEAP and any(
+        return _is_cheap(op) and any(
             root in self._norms for root in self._repeatable.roots(op.outputs)
         )
 
@@ -228,7 +251,7 @@ class _Choice:
         for op in self._graph.ops:
             if op.phase == Phase.FORWARD:
                 read = (layers.get(root, 0) for root in self._repeatable.roots(op.inputs))
-                layer = max(read, default=0) + (op.kind not in _WITHIN_LAYERS)
+                layer = max(read, default=0) + _info(op).layer
                 for root in self._repeatable.roots(op.outputs):
                     layers[root] = max(layer, layers.get(root, 0))
         return layers
