@@ -1,0 +1,274 @@
+"""Good programs, which together use every op of the device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import popsim_torch as poptorch
+from popsim_torch.executor import compile as compile_path
+from popsim_torch.ir import LoopCounts, Program
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compile path hands to C++.
+
+    Attributes:
+        program: The lowered model.
+        loop: How often a call runs it.
+        training: Whether it has a backward pass.
+        schedule: Its schedule.
+    """
+
+    program: Program
+    loop: LoopCounts
+    training: bool
+    schedule: str
+
+
+def compiled(model: poptorch.PoplarExecutor, *args: torch.Tensor) -> Compiled:
+    """Compile a model and return what reached C++."""
+    with mock.patch.object(
+        compile_path, "build_executable", wraps=compile_path.build_executable
+    ) as build:
+        model.compile(*args)
+    (program, loop), options = build.call_args
+    return Compiled(program, loop, options["training"], options["schedule"])
+
+
+def _options(**attributes: Any) -> poptorch.Options:
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.outputMode(poptorch.OutputMode.All)
+    for name, value in attributes.items():
+        getattr(options.Training if hasattr(options.Training, name) else options, name)(value)
+    return options
+
+
+def _training(
+    module: nn.Module, optimizer: Any, *args: torch.Tensor, options: poptorch.Options | None = None
+) -> Compiled:
+    optimizer = optimizer(module.parameters())
+    return compiled(poptorch.trainingModel(module, options or _options(), optimizer), *args)
+
+
+class _Losses(nn.Module):
+    """The body's result and its loss."""
+
+    def __init__(self, body: nn.Module, loss: Callable[[Any, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.body = body
+        self._loss = loss
+
+    def forward(self, x, target):
+        y = self.body(x)
+        return y, poptorch.identity_loss(self._loss(y, target), "none")
+
+
+def mlp() -> Compiled:
+    """Linear layers and plain SGD, whose updates ride on the products."""
+    body = nn.Sequential(
+        nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 5)
+    )
+    module = _Losses(body, F.cross_entropy)
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    return _training(module, optimizer, torch.randn(6, 12), torch.randint(0, 5, (6,)))
+
+
+def accumulation() -> Compiled:
+    """Several micro-batches per update, clipped, with anchors of every mode."""
+    body = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 4))
+    options = _options(deviceIterations=3, gradientAccumulation=2)
+    for name, tensor, mode in (
+        ("all", "Gradient___body.0.weight", "All"),
+        ("sum", "body/1/Gelu:0", "Sum"),
+        ("final", "Gradient___body.2.bias", "Final"),
+        ("weight", "UpdatedVar___body.2.weight", "Final"),
+        ("accumulated", "Accum___body.0.bias", "Final"),
+    ):
+        options.anchorTensor(name, tensor, getattr(poptorch.OutputMode, mode))
+    options.anchorTensor("some", "body/0/Gemm:0", poptorch.OutputMode.EveryN, 3)
+    optimizer = functools.partial(poptorch.optim.Adam, lr=0.1, max_grad_norm=1.0, loss_scaling=4.0)
+    module = _Losses(body, F.mse_loss)
+    return _training(module, optimizer, torch.randn(12, 6), torch.randn(12, 4), options=options)
+
+
+def images() -> Compiled:
+    """Convolutions, batch norm, pooling and momentum."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 6, 3, padding=1)
+            self.norm = nn.BatchNorm2d(6)
+            self.second = nn.Conv2d(6, 4, 3, stride=2)
+            self.transposed = nn.ConvTranspose2d(4, 6, 2, stride=2)
+            self.groups = nn.GroupNorm(2, 6)
+            self.last = nn.Linear(6, 3)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.relu(self.norm(self.first(x))), 3, 2, 1)
+            x = F.avg_pool2d(self.transposed(self.second(x)), 2)
+            return self.last(F.adaptive_avg_pool2d(self.groups(x), 1).flatten(1))
+
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+    module = _Losses(Body(), F.cross_entropy)
+    return _training(module, optimizer, torch.randn(2, 3, 12, 12), torch.randint(0, 3, (2,)))
+
+
+def attention() -> Compiled:
+    """Attention as one op, forward and backward, with a mask."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projection = nn.Linear(32, 96)
+
+        def forward(self, x):
+            q, k, v = self.projection(x).view(2, 128, 3, 2, 16).permute(2, 0, 3, 1, 4)
+            scores = q @ k.transpose(-2, -1) * 0.25
+            mask = torch.ones(128, 128, dtype=torch.bool).tril()
+            weights = scores.masked_fill(~mask, -1e4).softmax(-1)
+            return (weights @ v).transpose(1, 2).flatten(2)
+
+    optimizer = functools.partial(poptorch.optim.AdamW, lr=0.1)
+    module = _Losses(Body(), F.l1_loss)
+    return _training(module, optimizer, torch.randn(2, 128, 32), torch.randn(2, 128, 32))
+
+
+def recurrent() -> Compiled:
+    """An LSTM, a GRU and a plain recurrent layer, and combined SGD."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(5, 6)
+            self.gru = nn.GRU(6, 4, bidirectional=True)
+            self.rnn = nn.RNN(8, 3)
+
+        def forward(self, x):
+            x, (h, _) = self.lstm(x)
+            x, _ = self.gru(x)
+            x, last = self.rnn(x)
+            return x + last + h.sum()
+
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1, momentum=0.9, use_combined_accum=True)
+    return _training(
+        _Losses(Body(), F.smooth_l1_loss),
+        optimizer,
+        torch.randn(8, 3, 5),
+        torch.randn(8, 3, 3),
+        options=_options(gradientAccumulation=2),
+    )
+
+
+def pipeline() -> Compiled:
+    """Two stages with recomputation."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU())
+            self.second = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3))
+
+        def forward(self, x):
+            with poptorch.Block("first", ipu_id=0):
+                x = self.first(x)
+            with poptorch.Block("second", ipu_id=1):
+                return self.second(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = Body()
+
+        def forward(self, x, target):
+            y = self.body(x)
+            with poptorch.Block("loss", ipu_id=1):
+                return y, poptorch.identity_loss(F.cross_entropy(y, target), "none")
+
+    options = _options(gradientAccumulation=4)
+    options.setExecutionStrategy(
+        poptorch.PipelinedExecution(
+            poptorch.Stage("first").ipu(0), poptorch.Stage("second", "loss").ipu(1)
+        )
+    )
+    optimizer = functools.partial(poptorch.optim.RMSprop, lr=0.1, momentum=0.9, centered=True)
+    return _training(
+        Model(), optimizer, torch.randn(8, 6), torch.randint(0, 3, (8,)), options=options
+    )
+
+
+def words() -> Compiled:
+    """Embeddings, norms, prints, random numbers, and losses that are not fused; float16 inside."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(11, 6, padding_idx=0)
+            self.norm = nn.LayerNorm(6)
+            self.last = nn.Linear(12, 4)
+
+        def forward(self, indices):
+            x = self.norm(self.table(indices))
+            x = F.dropout(x, 0.3) + torch.rand(6)
+            x = torch.cat([x, x[:, :2].mean(1, keepdim=True).expand(-1, 5, -1)], 2)
+            x = poptorch.ipu_print_tensor(x[:, 1:4], "part")
+            weights = torch.softmax(x.sum(2).half(), 1).float()
+            y = self.last((x * weights.unsqueeze(2)).amax(1))
+            return y.flip(1) + y.logsumexp(1, keepdim=True)
+
+    optimizer = functools.partial(poptorch.optim.LAMB, lr=0.1)
+    module = _Losses(Body(), lambda y, target: F.nll_loss(y, target, reduction="mean"))
+    return _training(module, optimizer, torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,)))
+
+
+def inference() -> Compiled:
+    """The long tail, a buffer that forward changes, and half-precision products."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(6, 8).half()
+            self.calls = nn.Buffer(torch.zeros(8))
+
+        def forward(self, x, indices):
+            y = self.first(x.half()).float()
+            self.calls += y.mean(0)
+            top, positions = y.topk(3, dim=1)
+            parts = y.split([3, 5], dim=1)
+            return (
+                top.sort(descending=True)[0].cumprod(1),
+                positions,
+                y.gather(1, indices) + self.calls[:2],
+                torch.nan_to_num(parts[1]).std(1),
+                y.t().contiguous().view(-1).bernoulli(0.5),
+                torch.linalg.vector_norm(parts[0], dim=1),
+            )
+
+    options = _options(deviceIterations=2)
+    model = poptorch.inferenceModel(Model(), options)
+    return compiled(model, torch.randn(8, 6), torch.randint(0, 8, (8, 2)))
+
+
+PROGRAMS: dict[str, Callable[[], Compiled]] = {
+    program.__name__: program
+    for program in (
+        *(mlp, accumulation, images, attention, recurrent),
+        *(pipeline, words, inference),
+    )
+}
+
+
+@functools.cache
+def program(name: str) -> Compiled:
+    """Return a program, compiled once for all tests."""
+    torch.manual_seed(1)
+    return PROGRAMS[name]()
