@@ -12,7 +12,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo test golden slow lint format types tutorials bench bench-quick clean help
+.PHONY: build demo test test-asan golden slow lint format types tutorials bench bench-quick clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,14 @@ test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tes
 
 golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read the difference
 	POPSIM_ACCEPT_GOLDEN=1 $(PY) -m pytest -q tests/golden
+
+# The extension with AddressSanitizer lies beside the package's files in build/asan.
+ASAN := build/asan
+test-asan: build $(STAMPS)/dev.installed ## run spoilt programs where misused memory stops them (a slow build)
+	POPSIM_SANITIZE=address $(PY) setup.py --quiet build --build-temp $(ASAN)/temp --build-lib $(ASAN)/lib
+	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 \
+	  $(PY) -m pytest -o "pythonpath=$(ASAN)/lib . tutorials" -p no:cacheprovider tests/mutants
 
 slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests
 	$(PY) -m pytest -m slow

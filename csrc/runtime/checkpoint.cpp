@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ops/op_def.h"
+#include "runtime/closed_memory.h"
 
 namespace popsim::runtime {
 namespace {
@@ -100,6 +101,7 @@ void Checkpoint::begin(const DeviceMemory& memory) {
     for (const TensorId id : tensors_) bytes += graph_.tensor(id).bytes();
     copy_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(bytes));
   }
+  const OpenTensors open(graph_, memory, tensors_);
   char* next = copy_.get();
   for (const TensorId id : tensors_) {
     const auto bytes = static_cast<size_t>(graph_.tensor(id).bytes());
@@ -109,6 +111,7 @@ void Checkpoint::begin(const DeviceMemory& memory) {
 }
 
 void Checkpoint::restore(const DeviceMemory& memory) const {
+  const OpenTensors open(graph_, memory, tensors_);
   const char* next = copy_.get();
   for (const TensorId id : tensors_) {
     const auto bytes = static_cast<size_t>(graph_.tensor(id).bytes());
