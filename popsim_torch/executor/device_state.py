@@ -124,7 +124,9 @@ class DeviceState:
             for state, ratio in zip(states, ratios.values(), strict=True):
                 values[state] = values[state] * ratio
             for scalar in self._plan.changed_scalars(plan):
-                values[self._program.scalars[scalar.name]] = torch.tensor(scalar.value)
+                values[self._program.scalars[scalar.name]] = torch.tensor(
+                    scalar.value, device="cpu"
+                )
             self._executable.write_all(values)
         self._plan = plan
 

@@ -205,7 +205,7 @@ def test_an_optimizer_for_a_parameter_that_is_gone():
 def test_a_model_without_values_is_refused_every_time():
     model = wrap(Net().to("meta"), False)
     for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"on the device 'meta' and has no values"):
+        with pytest.raises(poptorch.Error, match=r"on the device 'meta': it has no values"):
             model(X)
         assert not model.isCompiled()
 
