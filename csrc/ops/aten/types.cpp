@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 
 #include "ops/aten/call.h"
 #include "ops/operands/aten_types.h"
@@ -35,6 +36,8 @@ std::vector<TensorType> run_without_data(const OpCall& op) {
   call.fill(stack, [&](size_t i) { return without_data(op.input(i)); });
   for (c10::IValue& value : stack) {
     if (value.isDevice()) value = c10::Device(c10::kMeta);
+    // Nothing is drawn, and code without data takes none.
+    if (value.isGenerator()) value = c10::IValue();
   }
   call.handle().callBoxed(stack);
   std::vector<TensorType> types;
@@ -56,6 +59,11 @@ std::vector<TensorType> infer_aten_types(const OpCall& op) {
     } catch (const c10::Error& error) {
       op.require(false, name,
                  " takes its arguments: ", error.what_without_backtrace());
+    } catch (const InternalError&) {
+      throw;
+    } catch (const std::exception&) {
+      // PyTorch's code for it is Python, and does not take all that it takes
+      // with data.
     }
   }
   return {TensorType::unknown()};
