@@ -72,8 +72,13 @@ def interrupted(call, seconds=0.3):
 
     thread = threading.Thread(target=watch)
     thread.start()
+    finished = False
     with pytest.raises(KeyboardInterrupt):
         call()
+        finished = True
+        thread.join()
+        time.sleep(1)
+    assert not finished, "the call was over before the key was pressed"
     took = time.monotonic() - pressed[0]
     thread.join()
     return took
@@ -145,12 +150,12 @@ def test_inference_ends_behind_the_micro_batches_in_flight(stages):
 
 def test_anchors_of_an_interrupted_call_are_not_read():
     net = Net()
-    options = make_options(100_000)
+    options = make_options(1_000_000)
     options.anchorTensor("out", "second/Gemm:0", poptorch.OutputMode.Final)
     model = poptorch.trainingModel(net, options, plain_sgd(net))
-    x = torch.randn(400_000, 4)
+    x = torch.randn(4_000_000, 4)
     model.compile(x)
-    interrupted(lambda: model(x))
+    interrupted(lambda: model(x), seconds=0.1)
     with pytest.raises(poptorch.Error, match=r"'out' is not complete: the last call"):
         model.getAnchoredTensor("out")
     out, _ = model(x)
