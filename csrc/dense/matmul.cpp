@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "dense/tile/matmul.h"
+#include "dense/vector/blocked_matmul.h"
 #include "dense/vector/half_matmul.h"
-#include "dense/vector/packed_matmul.h"
 #include "dense/vector/piece_matmul.h"
 #include "dense/vector/short_matmul.h"
 #include "dense/vector/vector_matmul.h"
@@ -28,7 +28,7 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   if (!is_float32) return nullptr;
   if (auto matmul = create_short_matmul(spec)) return matmul;
   if (auto matmul = create_vector_matmul(spec)) return matmul;
-  return create_packed_matmul(spec);
+  return create_blocked_matmul(spec);
 }
 
 bool Matmul::can_fuse(const MatmulSpec& spec) {

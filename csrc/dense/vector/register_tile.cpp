@@ -1,5 +1,6 @@
 #include "dense/vector/register_tile.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/numbers.h"
@@ -10,15 +11,18 @@ namespace {
 using Vec = at::vec::Vectorized<float>;
 
 template <int kRows, int kVectors, TileResult kResult>
-void compute_tile(TileLeft left, TileRight right, int64_t depth,
-                  TileOutput out) {
+void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
+                  const TileOutput& out) {
   std::array<std::array<Vec, kVectors>, kRows> sums;
   for (auto& row : sums) row.fill(Vec(0.0F));
   // Three rows share a pointer: that many addresses fit the registers.
   constexpr int kPointers = (kRows + 2) / 3;
   std::array<const float*, kPointers> rows;
-  for (int p = 0; p < kPointers; ++p) rows[p] = left.data + 3 * p * left.row;
+  const int64_t row_step = left.row;
+  for (int p = 0; p < kPointers; ++p) rows[p] = left.data + 3 * p * row_step;
   const float* columns = right.data;
+  const int64_t left_step = left.step;
+  const int64_t right_step = right.step;
   for (int64_t d = 0; d < depth; ++d) {
     std::array<Vec, kVectors> b;
 #pragma GCC unroll 2
@@ -27,21 +31,23 @@ void compute_tile(TileLeft left, TileRight right, int64_t depth,
     }
 #pragma GCC unroll 14
     for (int i = 0; i < kRows; ++i) {
-      const Vec a(rows[i / 3][(i % 3) * left.row]);
+      const Vec a(rows[i / 3][(i % 3) * row_step]);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         sums[i][v] = at::vec::fmadd(a, b[v], sums[i][v]);
       }
     }
 #pragma GCC unroll 5
-    for (int p = 0; p < kPointers; ++p) rows[p] += left.step;
-    columns += right.step;
+    for (int p = 0; p < kPointers; ++p) rows[p] += left_step;
+    columns += right_step;
   }
+  float* first = out.data;
+  const int64_t row = out.row;
 #pragma GCC unroll 14
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      float* to = out.data + i * out.row + v * kTileLanes;
+      float* to = first + i * row + v * kTileLanes;
       Vec value = sums[i][v];
       if constexpr (kResult == TileResult::kAdd) {
         value = Vec::loadu(to) + value;
@@ -65,7 +71,8 @@ void compute_tile(TileLeft left, TileRight right, int64_t depth,
   }
 }
 
-using TileFunction = void (*)(TileLeft, TileRight, int64_t, TileOutput);
+using TileFunction = void (*)(const TileLeft&, const TileRight&, int64_t,
+                              const TileOutput&);
 // By vectors and rows.
 using Tiles =
     std::array<std::array<TileFunction, kMaxTileRows>, kMaxTileVectors>;
@@ -100,12 +107,11 @@ void run_tile(const TileLeft& left, const TileRight& right, int64_t rows,
 void run_deep_tile(const TileLeft& left, const TileRight& right, int64_t rows,
                    int64_t columns, int64_t depth, int64_t longest,
                    const TileOutput& out, TileResult result) {
-  const Pieces pieces(depth, longest);
-  for (int64_t i = 0; i < pieces.count; ++i) {
-    const int64_t first = pieces.begin(i);
-    run_tile({left.data + first * left.step, left.row, left.step},
-             {right.data + first * right.step, right.step}, rows, columns,
-             pieces.length(i), out, i == 0 ? result : TileResult::kAdd);
+  run_tile(left, right, rows, columns, std::min(depth, longest), out, result);
+  for (int64_t d = longest; d < depth; d += longest) {
+    run_tile({left.data + d * left.step, left.row, left.step},
+             {right.data + d * right.step, right.step}, rows, columns,
+             std::min(depth - d, longest), out, TileResult::kAdd);
   }
 }
 

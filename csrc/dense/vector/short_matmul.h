@@ -1,8 +1,8 @@
 // Matrix products with one short axis, as small batches give them.
 //
-// Other products pack an operand first (packed_matmul.h). With few rows that
-// costs as much as the product. These codelets read the large operand where it
-// is, once, and copy at most the small one.
+// Other products (blocked_matmul.h) copy blocks of operands that lie by
+// columns. With few rows that costs as much as the product. These codelets read
+// the large operand where it is, once, and copy at most the small one.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Matrix products whose right operand is packed, a stretch at a time, in the
-// order in which the vectors read it.
+// Matrix products of any size, in blocks that stay in the caches. What does not
+// lie as the vectors read it is copied, a block at a time.
 //
 // A number of the result is the sum, in the order of the depth, of sums of up
 // to 256 products: the same whatever the number of threads, and whatever rows
@@ -13,7 +13,7 @@
 namespace popsim::dense {
 
 // Null for operands without an axis of stride 1.
-[[nodiscard]] std::unique_ptr<Matmul> create_packed_matmul(
+[[nodiscard]] std::unique_ptr<Matmul> create_blocked_matmul(
     const MatmulSpec& spec);
 
 }  // namespace popsim::dense

@@ -1,7 +1,9 @@
-#include "dense/vector/packed_matmul.h"
+#include "dense/vector/blocked_matmul.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <span>
 
 #include "base/numbers.h"
 #include "dense/product_row.h"
@@ -14,18 +16,16 @@ namespace {
 
 using threads::Range;
 
-// A panel is a tile's columns. So many of them, of a stretch of the depth, stay
-// in the second-level cache. Measured: longer stretches and fewer panels, or
-// the other way round, are slower by 5 %.
+// A panel is a tile's columns. So much of some panels, of a stretch of the
+// depth, stays in the second-level cache. Measured: longer stretches of fewer
+// columns, or the other way round, are slower by 5 %.
 constexpr int64_t kMaxDepth = 1024;
-constexpr int64_t kMaxPanels = 256 / kTileColumns;
+constexpr int64_t kCachedFloats = 256 * kMaxDepth;
 // Products that are added up one after the other. Sums of twice as many are
 // less accurate than other libraries'.
 constexpr int64_t kMaxSum = 256;
 // Blocks of rows that are multiplied with those panels one after the other.
 constexpr int64_t kGroupBlocks = 8;
-// Rows of the depth that are packed side by side.
-constexpr int64_t kPackedRows = 8;
 // Rows that are multiples of this apart push each other out of the first-level
 // cache.
 constexpr int64_t kBadStride = 1024;
@@ -38,13 +38,14 @@ struct Grid {
   int64_t panels = 1;
 };
 
-class PackedMatmul final : public Matmul {
+class BlockedMatmul final : public Matmul {
  public:
-  explicit PackedMatmul(const MatmulSpec& spec)
+  explicit BlockedMatmul(const MatmulSpec& spec)
       : spec_(spec),
         rows_(spec.m, kMaxTileRows),
         panels_(ceil_div(spec.n, kTileColumns)),
         depth_(spec.k, kMaxDepth),
+        packs_b_(spec.b.column != 1),
         copies_a_(spec.a.column != 1 ||
                   (spec.a.row % kBadStride == 0 && spec.m > 1)),
         keeps_in_c_(spec.beta == 0.0F && !spec.update),
@@ -74,9 +75,12 @@ class PackedMatmul final : public Matmul {
   struct Stretch {
     int64_t item;
     Range panels;
-    int64_t depth;  // which piece of it
-    const float* packed;
-    float* a;  // memory for a copy of rows of a
+    int64_t depth;   // which piece of it
+    int64_t length;  // of that
+    int64_t sum;     // products that are added up one after the other
+    const float* b;  // the first row of it
+    float* packed;   // memory for panels of it
+    float* copied;   // memory for rows of a
   };
   // A block of rows, where it is read.
   struct Block {
@@ -89,9 +93,17 @@ class PackedMatmul final : public Matmul {
   [[nodiscard]] int64_t max_depth() const {
     return ceil_div(spec_.k, depth_.count);
   }
+  [[nodiscard]] int64_t max_panels() const {
+    return std::min(panels_, kCachedFloats / (kTileColumns * max_depth()));
+  }
   [[nodiscard]] int64_t a_stride() const { return max_depth() + kRowPadding; }
+  // Whether a panel is not read where it is.
+  [[nodiscard]] bool is_packed(int64_t panel) const {
+    return packs_b_ || (panel + 1 == panels_ && spec_.n % kTileLanes != 0);
+  }
   [[nodiscard]] int64_t packed_floats() const {
-    return std::min(panels_, kMaxPanels) * kTileColumns * max_depth();
+    const int64_t panels = packs_b_ ? max_panels() : 1;
+    return panels * kTileColumns * max_depth();
   }
   [[nodiscard]] int64_t share_floats() const {
     const int64_t blocks = std::min(rows_.count, kGroupBlocks);
@@ -104,13 +116,13 @@ class PackedMatmul final : public Matmul {
   }
 
   // The slowest share of a grid takes so long, for each element of the depth:
-  // cycles of multiplying, and of packing an element each.
+  // cycles of multiplying, and of fetching an element of b or copying one of a.
   [[nodiscard]] int64_t cost(const Grid& grid) const {
     const int64_t blocks = ceil_div(rows_.count, grid.blocks);
     const int64_t panels = ceil_div(panels_, grid.panels);
     const int64_t multiplied = blocks * panels * kMaxTileRows;
     const int64_t copied =
-        copies_a_ ? blocks * kMaxTileRows * ceil_div(panels, kMaxPanels) : 0;
+        copies_a_ ? blocks * kMaxTileRows * ceil_div(panels, max_panels()) : 0;
     return ceil_div(spec_.batch, grid.items) *
            (multiplied + panels * kTileColumns + copied);
   }
@@ -142,56 +154,50 @@ class PackedMatmul final : public Matmul {
     const Range panels =
         threads::part(panels_, plane % grid.panels, grid.panels);
     for (int64_t item = items.begin; item < items.end; ++item) {
-      for (int64_t i = panels.begin; i < panels.end; i += kMaxPanels) {
-        const Range some{i, std::min(i + kMaxPanels, panels.end)};
+      for (int64_t i = panels.begin; i < panels.end; i += max_panels()) {
+        const Range some{i, std::min(i + max_panels(), panels.end)};
         for (int64_t depth = 0; depth < depth_.count; ++depth) {
-          pack(operands, item, some, depth, packed);
-          multiply(operands,
-                   {item, some, depth, packed, packed + packed_floats()},
-                   blocks);
+          const int64_t length = depth_.length(depth);
+          const Stretch stretch{
+              .item = item,
+              .panels = some,
+              .depth = depth,
+              .length = length,
+              .sum = ceil_div(length, ceil_div(length, kMaxSum)),
+              .b = operands.b_floats() + item * spec_.b.batch +
+                   depth_.begin(depth) * spec_.b.row,
+              .packed = packed,
+              .copied = packed + packed_floats()};
+          pack(stretch);
+          multiply(operands, stretch, blocks);
         }
       }
     }
   }
 
-  // packed[panel][depth][column], with zeros behind the last column.
-  void pack(const MatmulOperands& operands, int64_t item, Range panels,
-            int64_t depth, float* packed) const {
-    const float* b = operands.b_floats() + item * spec_.b.batch +
-                     depth_.begin(depth) * spec_.b.row;
-    const int64_t length = depth_.length(depth);
-    if (spec_.b.column == 1) {
-      // Some rows at a time, each as far as it is needed: reading them panel by
-      // panel would jump from page to page.
-      for (int64_t d = 0; d < length; d += kPackedRows) {
-        const int64_t count = std::min(kPackedRows, length - d);
-        for (int64_t i = panels.begin; i < panels.end; ++i) {
-          float* to = packed + ((i - panels.begin) * length + d) * kTileColumns;
-          pack_rows(b + d * spec_.b.row, i * kTileColumns, count, to);
+  // packed[panel][depth][column] of those panels that are packed, with zeros
+  // behind the last column.
+  void pack(const Stretch& stretch) const {
+    float* to = stretch.packed;
+    for (int64_t i = stretch.panels.begin; i < stretch.panels.end; ++i) {
+      if (!is_packed(i)) continue;
+      const int64_t column = i * kTileColumns;
+      if (packs_b_) {
+        for (int64_t v = 0; v < kTileColumns; v += kTileLanes) {
+          pack_columns(stretch.b, column + v, stretch.length, to + v);
         }
-      }
-      return;
-    }
-    for (int64_t i = panels.begin; i < panels.end; ++i) {
-      for (int64_t v = 0; v < kMaxTileVectors; ++v) {
-        pack_columns(b, i * kTileColumns + v * kTileLanes, length,
-                     packed + (i - panels.begin) * length * kTileColumns +
-                         v * kTileLanes);
-      }
-    }
-  }
-
-  void pack_rows(const float* b, int64_t column, int64_t count,
-                 float* to) const {
-    const int64_t columns = std::min(kTileColumns, spec_.n - column);
-    for (int64_t d = 0; d < count; ++d, to += kTileColumns) {
-      const float* from = b + d * spec_.b.row + column;
-      if (columns == kTileColumns) {
-        std::copy_n(from, kTileColumns, to);
       } else {
-        std::copy_n(from, columns, to);
-        std::fill(to + columns, to + kTileColumns, 0.0F);
+        pack_rows(stretch.b + column, spec_.n - column, stretch.length, to);
       }
+      to += stretch.length * kTileColumns;
+    }
+  }
+
+  void pack_rows(const float* b, int64_t columns, int64_t length,
+                 float* to) const {
+    for (int64_t d = 0; d < length; ++d, to += kTileColumns) {
+      std::copy_n(b + d * spec_.b.row, columns, to);
+      std::fill(to + columns, to + kTileColumns, 0.0F);
     }
   }
 
@@ -219,17 +225,21 @@ class PackedMatmul final : public Matmul {
       const float* from = a + first * spec_.a.row;
       int64_t stride = spec_.a.row;
       if (copies_a_) {
-        copy(from, last - first, depth_.length(stretch.depth), stretch.a);
-        from = stretch.a;
+        copy(from, last - first, stretch.length, stretch.copied);
+        from = stretch.copied;
         stride = a_stride();
       }
+      std::array<Block, static_cast<size_t>(kGroupBlocks)> read;
+      for (int64_t j = group.begin; j < group.end; ++j) {
+        const int64_t row = rows_.begin(j);
+        read[static_cast<size_t>(j - group.begin)] = {
+            row, rows_.length(j), from + (row - first) * stride, stride};
+      }
+      const std::span of_group(read.data(), static_cast<size_t>(group.size()));
       for (int64_t panel = stretch.panels.begin; panel < stretch.panels.end;
            ++panel) {
-        for (int64_t j = group.begin; j < group.end; ++j) {
-          const int64_t row = rows_.begin(j);
-          compute(
-              operands, stretch, panel,
-              {row, rows_.length(j), from + (row - first) * stride, stride});
+        for (const Block& block : of_group) {
+          compute(operands, stretch, panel, block);
         }
       }
     }
@@ -253,31 +263,39 @@ class PackedMatmul final : public Matmul {
     }
   }
 
+  [[nodiscard]] TileRight right_of(const Stretch& stretch,
+                                   int64_t panel) const {
+    if (!is_packed(panel)) {
+      return {stretch.b + panel * kTileColumns, spec_.b.row};
+    }
+    const int64_t index = packs_b_ ? panel - stretch.panels.begin : 0;
+    return {stretch.packed + index * stretch.length * kTileColumns,
+            kTileColumns};
+  }
+
   // A tile.
   void compute(const MatmulOperands& operands, const Stretch& stretch,
                int64_t panel, const Block& block) const {
-    const int64_t length = depth_.length(stretch.depth);
+    const int64_t length = stretch.length;
     const int64_t column = panel * kTileColumns;
     const int64_t columns = std::min(kTileColumns, spec_.n - column);
     const int64_t offset =
         (stretch.item * spec_.m + block.first) * spec_.n + column;
     const TileLeft left{block.a, block.stride, 1};
-    const TileRight right{
-        stretch.packed + (panel - stretch.panels.begin) * length * kTileColumns,
-        kTileColumns};
+    const TileRight right = right_of(stretch, panel);
     const bool first = stretch.depth == 0;
     const bool last = stretch.depth + 1 == depth_.count;
     float* c = operands.c_floats() + offset;
     float* sums = keeps_here() ? kept(operands) + offset : c;
     const bool whole = columns % kTileLanes == 0;
     if (whole && (!last || row_.plain())) {
-      run_deep_tile(left, right, block.rows, columns, length, kMaxSum,
+      run_deep_tile(left, right, block.rows, columns, length, stretch.sum,
                     {sums, spec_.n},
                     first ? TileResult::kStore : TileResult::kAdd);
       return;
     }
     TileBuffer tile;
-    run_deep_tile(left, right, block.rows, columns, length, kMaxSum,
+    run_deep_tile(left, right, block.rows, columns, length, stretch.sum,
                   tile.output());
     for (int64_t i = 0; i < block.rows; ++i) {
       float* row = tile.row(i);
@@ -301,6 +319,7 @@ class PackedMatmul final : public Matmul {
   Pieces rows_;
   int64_t panels_;
   Pieces depth_;
+  bool packs_b_;  // or only columns beyond the last whole vector
   bool copies_a_;
   bool keeps_in_c_;
   ProductRow row_;
@@ -313,9 +332,9 @@ bool has_unit_stride(const MatrixStrides& strides) {
 
 }  // namespace
 
-std::unique_ptr<Matmul> create_packed_matmul(const MatmulSpec& spec) {
+std::unique_ptr<Matmul> create_blocked_matmul(const MatmulSpec& spec) {
   if (!has_unit_stride(spec.a) || !has_unit_stride(spec.b)) return nullptr;
-  return std::make_unique<PackedMatmul>(spec);
+  return std::make_unique<BlockedMatmul>(spec);
 }
 
 }  // namespace popsim::dense
