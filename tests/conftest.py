@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+os.environ["POPSIM_VERIFY_PASSES"] = "1"
+
 
 @pytest.fixture(autouse=True)
 def reset_seed():
