@@ -22,6 +22,20 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, m
 from popsim_torch.errors import InternalError
 from popsim_torch.trace.result import TraceResult
 
+# Operators that fail for some values, and have no results.
+_CHECKS = frozenset(
+    {
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._linalg_check_errors.default,
+    }
+)
+
+
+def is_check(node: torch.fx.Node) -> bool:
+    """Whether a node does nothing but look at values: it is needed though nobody reads it."""
+    return node.op == "call_function" and node.target in _CHECKS
+
 
 def is_mutating(node: torch.fx.Node) -> bool:
     """Whether a node is an operator that changes one of its arguments."""
@@ -105,5 +119,5 @@ def functionalise_graph(
             functionalize(replay.run, remove="mutations_and_views"), tracing_mode="real"
         )(*inputs)
     # Views that are looked at again after a change; some for nobody.
-    functional.graph.eliminate_dead_code()
+    functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, replay.became

@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx
 
 from popsim_torch.ir import names as spelling
-from popsim_torch.trace.functionalise import is_mutating
+from popsim_torch.trace.functionalise import is_check, is_mutating
 from popsim_torch.trace.markers import MARK, PRINT
 from popsim_torch.trace.names import NameTable
 from popsim_torch.trace.result import TraceResult
@@ -99,9 +99,10 @@ class NamedGraph:
         return floating or self.placeholders.index(target) >= self.first_input
 
     def needed(self, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-        """Return the nodes that results, lasting changes and ``wanted`` depend on."""
+        """Return the nodes that results, lasting changes, checks and ``wanted`` depend on."""
         todo = [node for node in self.results if isinstance(node, torch.fx.Node)]
         todo += self.lasting_changes()
+        todo += filter(is_check, self.nodes)
         todo += wanted
         found: set[torch.fx.Node] = set()
         while todo:

@@ -118,7 +118,7 @@ def check_results(node: torch.fx.Node, place: Place) -> None:
     Raises:
         Error: A result is of another type, or not a tensor.
     """
-    results = node.meta["val"]
+    results = node.meta.get("val")
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if result is not None and (
             not isinstance(result, torch.Tensor) or result.dtype not in _SCALAR_TYPES
@@ -221,7 +221,7 @@ def lower_aten(
     operator: Any = target or node.target
     boxer = _Boxer(builder, place, widen=operator not in _MOVES_DATA)
     arguments = [boxer(value) for value in _bound(node, operator)]
-    single = isinstance(node.meta["val"], torch.Tensor)
+    single = isinstance(node.meta.get("val"), torch.Tensor)
     flat = _results(node)
     out = None
     if all(result is not None for result in flat) and not _returns_list(operator):
@@ -253,7 +253,9 @@ def lower_aten(
 
 def _results(node: torch.fx.Node) -> list[Any]:
     """Return a tensor of the shape and type of each result of a node; None for absent ones."""
-    traced = node.meta["val"]
+    traced = node.meta.get("val")
+    if traced is None:  # a check
+        return []
     if node.target in _OTHER_SHAPES_ON_CPU:
         values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
         return list(on_cpu_zeros(node.target, *values))
