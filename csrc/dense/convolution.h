@@ -28,7 +28,7 @@ struct ConvolutionSpec {
   Extents stride;
   Extents padding;    // on both ends
   Extents dilation;   // 1: neighbours
-  bool bias = false;  // forward: added; gradient of the weight: computed
+  bool bias = false;  // forward: added
   // Of the numbers that are read: 24, or less for those widened from 16 bits.
   int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
@@ -41,7 +41,7 @@ enum class ConvolutionPass : int8_t { kForward, kGradInput, kGradWeight };
 // computes is written, the rest is read:
 //   kForward     input, weight, bias -> output
 //   kGradInput   weight, output (its gradient) -> input (its gradient)
-//   kGradWeight  input, output (its gradient) -> weight, bias (their gradients)
+//   kGradWeight  input, output (its gradient) -> weight (its gradient)
 struct ConvolutionTensors {
   float* input = nullptr;   // [batch, in_channels, input_size...]
   float* weight = nullptr;  // [out_channels, in_channels / groups,

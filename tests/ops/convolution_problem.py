@@ -43,16 +43,14 @@ class ConvolutionProblem:
         operands = [self.grad_y, self.weight]
         return self._run("convolution_grad_input", operands, [self.x], **shape)[0]
 
-    def grad_weight_and_bias(self):
-        results = [self.weight, self.bias]
+    def grad_weight(self):
         return self._run(
             "convolution_grad_weight",
             [self.grad_y, self.x],
-            results,
+            [self.weight],
             channels_last=False,
             weight_shape=list(self.weight.shape),
-            bias=True,
-        )
+        )[0]
 
     def _run(self, kind, operands, results, channels_last=True, **attributes):
         outputs = [(v.dtype, v.shape) for v in results]
@@ -60,7 +58,7 @@ class ConvolutionProblem:
         return run_image_op(kind, operands, outputs, attributes, channels_last=channels_last)
 
     def eager(self, dtype):
-        """Return y and the gradients of x, weight and bias, computed in `dtype`."""
+        """Return y and the gradients of x and weight, computed in `dtype`."""
         return self._results(*(v.to(dtype) for v in (*self.operands, self.grad_y)))
 
     def counts(self):
@@ -68,6 +66,6 @@ class ConvolutionProblem:
         return self._results(*(torch.ones_like(v.float()) for v in (*self.operands, self.grad_y)))
 
     def _results(self, x, weight, bias, grad_y):
-        leaves = [v.requires_grad_() for v in (x, weight, bias)]
-        y = self.convolve(*leaves)
+        leaves = [v.requires_grad_() for v in (x, weight)]
+        y = self.convolve(*leaves, bias)
         return [y.detach(), *torch.autograd.grad(y, leaves, grad_y)]

@@ -131,14 +131,12 @@ class Operands:
         self.x = random(case.x, dtype)
         self.weight = random(case.weight, dtype)
         self.bias = random((case.channels,), dtype)
-        values = (self.x, self.weight, self.bias)
+        values = (self.x, self.weight)
         leaves = [value.to(torch.float64, copy=True).requires_grad_() for value in values]
-        y = case.eager(*leaves)
+        y = case.eager(*leaves, self.bias.double())
         self.y = y.detach()
         self.grad_y = random(y.shape, dtype)
-        self.grad_x, self.grad_weight, self.grad_bias = torch.autograd.grad(
-            y, leaves, self.grad_y.double()
-        )
+        self.grad_x, self.grad_weight = torch.autograd.grad(y, leaves, self.grad_y.double())
 
     def forward(self, bias: bool = True) -> torch.Tensor:
         inputs = [self.x, self.weight, self.bias] if bias else [self.x, self.weight]
@@ -149,14 +147,10 @@ class Operands:
         inputs = [self.grad_y, self.weight]
         return Program("convolution_grad_input", inputs, [self.case.x], attributes).run()[0]
 
-    def backward_of_weight(self, bias: bool = True) -> list[torch.Tensor]:
-        attributes = {
-            **self.case.attributes(),
-            "weight_shape": list(self.case.weight),
-            "bias": bias,
-        }
-        shapes = [self.case.weight, (self.case.channels,)][: 1 + bias]
-        return Program("convolution_grad_weight", [self.grad_y, self.x], shapes, attributes).run()
+    def backward_of_weight(self) -> torch.Tensor:
+        attributes = {**self.case.attributes(), "weight_shape": list(self.case.weight)}
+        inputs = [self.grad_y, self.x]
+        return Program("convolution_grad_weight", inputs, [self.case.weight], attributes).run()[0]
 
 
 def random(shape, dtype: torch.dtype) -> torch.Tensor:
@@ -194,19 +188,9 @@ def test_gradient_of_the_input(name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_of_weight_and_bias(name, dtype):
+def test_gradient_of_the_weight(name, dtype):
     operands = Operands(CASES[name], dtype)
-    grad_weight, grad_bias = operands.backward_of_weight()
-    assert_near(grad_weight, operands.grad_weight, dtype)
-    assert_near(grad_bias, operands.grad_bias, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["2d", "2d_pointwise", "transposed_2d"])
-def test_gradient_of_the_weight_alone(name, dtype):
-    operands = Operands(CASES[name], dtype)
-    (grad_weight,) = operands.backward_of_weight(bias=False)
-    assert_near(grad_weight, operands.grad_weight, dtype)
+    assert_near(operands.backward_of_weight(), operands.grad_weight, dtype)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
@@ -231,7 +215,7 @@ def test_layouts(layout, name, dtype):
     names = ("x", "weight", "grad_y")
 
     def results():
-        return [operands.forward(), operands.backward_of_x(), *operands.backward_of_weight()]
+        return [operands.forward(), operands.backward_of_x(), operands.backward_of_weight()]
 
     for operand in names:
         setattr(operands, operand, layout(getattr(operands, operand)))
@@ -249,10 +233,9 @@ def test_no_images(dtype):
     x, weight = torch.zeros(case.x, dtype=dtype), random(case.weight, dtype)
     y = Program("convolution", [x, weight], [(0, 4, 6, 6)], case.attributes()).run()[0]
     assert y.shape == (0, 4, 6, 6)
-    attributes = {**case.attributes(), "weight_shape": list(case.weight), "bias": True}
-    shapes = [case.weight, (4,)]
-    for gradient in Program("convolution_grad_weight", [y, x], shapes, attributes).run():
-        assert not gradient.any()
+    attributes = {**case.attributes(), "weight_shape": list(case.weight)}
+    gradients = Program("convolution_grad_weight", [y, x], [case.weight], attributes).run()
+    assert not gradients[0].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -101,7 +101,6 @@ class TileGradWeight final : public TileConvolution {
   // What a thread has for itself.
   struct Area {
     float* sums;
-    float* bias;
     uint16_t* input;   // packed
     uint16_t* output;  // packed and turned around
     uint16_t* rows;    // the output's, packed only
@@ -161,20 +160,15 @@ class TileGradWeight final : public TileConvolution {
   [[nodiscard]] int64_t image_bytes() const {
     return 2 * (input_numbers() + output_numbers());
   }
-  [[nodiscard]] int64_t bias_numbers() const {
-    return ceil_div(spec_.out_channels, kTileRows) * kTileRows;
-  }
   [[nodiscard]] int64_t thread_bytes() const {
-    return 4 * (num_sums() + bias_numbers()) + images_ * image_bytes() +
-           2 * output_numbers();
+    return 4 * num_sums() + images_ * image_bytes() + 2 * output_numbers();
   }
 
   [[nodiscard]] Area area(void* workspace, int64_t task) const {
     Area area{};
     area.sums = reinterpret_cast<float*>(static_cast<char*>(workspace) +
                                          task * thread_bytes());
-    area.bias = area.sums + num_sums();
-    area.input = reinterpret_cast<uint16_t*>(area.bias + bias_numbers());
+    area.input = reinterpret_cast<uint16_t*>(area.sums + num_sums());
     area.output = area.input + images_ * input_numbers();
     area.rows = area.output + images_ * output_numbers();
     return area;
@@ -184,7 +178,6 @@ class TileGradWeight final : public TileConvolution {
   [[nodiscard]] bool run_task(const ConvolutionTensors& tensors, int64_t task,
                               const Area& area) const {
     const TileScope tiles;
-    std::fill_n(area.bias, spec_.out_channels, 0.0F);
     const int64_t first = num_units_ * task / num_tasks_;
     const int64_t last = num_units_ * (task + 1) / num_tasks_;
     for (int64_t unit = first; unit < last; ++unit) {
@@ -219,25 +212,7 @@ class TileGradWeight final : public TileConvolution {
         transpose_tile(area.rows + offset, to + offset);
       }
     }
-    if (spec_.bias) {
-      auto* scratch = reinterpret_cast<float*>(area.rows);
-      add_bias(output, band, scratch, area.bias);
-    }
     return are_ordinary(of_input, of_output, spec_.batch * num_bands_);
-  }
-
-  // Adds a band's sums, made in `scratch`, to those of the thread.
-  void add_bias(const float* output, int64_t band, float* scratch,
-                float* sums) const {
-    const int64_t rows = output_.size[output_.band_axis];
-    const int64_t row = product(output_.size) / rows;
-    const int64_t end = std::min(band + 2 * half_, rows) * row;
-    const int64_t n = spec_.out_channels;
-    std::fill_n(scratch, n, 0.0F);
-    for (int64_t i = band * row; i < end; ++i) {
-      for (int64_t j = 0; j < n; ++j) scratch[j] += output[i * n + j];
-    }
-    for (int64_t j = 0; j < n; ++j) sums[j] += scratch[j];
   }
 
   void multiply(const Area& area, int64_t num_images, bool first) const {
@@ -295,12 +270,6 @@ class TileGradWeight final : public TileConvolution {
             sum_scale(num_parts_) * sums[static_cast<size_t>(j)];
       }
     }
-    if (!spec_.bias) return;
-    float bias = 0.0F;
-    for (int64_t task = 0; task < num_tasks_; ++task) {
-      bias += area(workspace, task).bias[channel];
-    }
-    tensors.bias[channel] = bias;
   }
 
   ConvolutionSpec spec_;

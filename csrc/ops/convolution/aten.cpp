@@ -98,19 +98,14 @@ class AtenGradInput final : public AtenConvolution {
 
 class AtenGradWeight final : public AtenConvolution {
  public:
-  AtenGradWeight(const OpView& op, const Geometry& geometry)
-      : AtenConvolution(op, geometry), bias_(op.attribute<bool>("bias")) {}
+  using AtenConvolution::AtenConvolution;
 
   void run(const RunContext& context) override {
     const auto [grad_x, grad_weight, grad_bias] =
         backward(input(context, kGradY), input(context, kForwardX),
-                 shape_only(g_.weight), {false, true, bias_});
+                 shape_only(g_.weight), {false, true, false});
     store(context, 0, grad_weight);
-    if (bias_) store(context, kGradBias, grad_bias);
   }
-
- private:
-  bool bias_;
 };
 
 }  // namespace

@@ -55,21 +55,6 @@ void add_per_channel(const float* bias, const Channels& c, float* y) {
   });
 }
 
-void sum_per_channel(const float* y, const Channels& c, float* sums) {
-  const threads::Shares shares(
-      threads::elements(c.batch * c.count * c.positions), c.count);
-  shares.run([&](int64_t /*share*/, threads::Range channels) {
-    for (int64_t channel = channels.begin; channel < channels.end; ++channel) {
-      double sum = 0.0;
-      for (int64_t b = 0; b < c.batch; ++b) {
-        const float* values = y + (b * c.count + channel) * c.positions;
-        sum += std::reduce(values, values + c.positions, 0.0);
-      }
-      sums[channel] = static_cast<float>(sum);
-    }
-  });
-}
-
 Order order_of(const graph::Tensor& tensor) {
   return is_channels_last(tensor) ? Order::kChannelsLast
                                   : Order::kChannelsFirst;
@@ -121,11 +106,7 @@ class DenseConvolution final : public Kernel {
       tensors.*slot = output.buffer(context, workspace);
     }
     convolution_->run(tensors, workspace + offset_);
-    if (channels_ && pass_ == ConvolutionPass::kGradWeight) {
-      sum_per_channel(tensors.input, *channels_, tensors.bias);
-    } else if (channels_) {
-      add_per_channel(tensors.bias, *channels_, tensors.input);
-    }
+    if (channels_) add_per_channel(tensors.bias, *channels_, tensors.input);
     for (const auto& [output, slot] : outputs_) {
       output.store(context, workspace);
     }
@@ -135,7 +116,7 @@ class DenseConvolution final : public Kernel {
   DenseConvolution(const OpView& op, const Roles& roles,
                    const dense::ConvolutionSpec& spec,
                    std::unique_ptr<dense::Convolution> convolution)
-      : pass_(roles.pass), convolution_(std::move(convolution)) {
+      : convolution_(std::move(convolution)) {
     for (const auto& [index, slot] : roles.inputs) {
       const graph::Tensor& input = op.input(index);
       Order order = Order::kChannelsFirst;
@@ -154,7 +135,6 @@ class DenseConvolution final : public Kernel {
     offset_ = workspace_.add(convolution_->workspace_bytes());
   }
 
-  ConvolutionPass pass_;
   std::unique_ptr<dense::Convolution> convolution_;
   Workspace workspace_;
   std::vector<std::pair<FloatInput, Slot>> inputs_;
@@ -225,11 +205,10 @@ extern const OpDef kConvolutionGradWeight{
     .name = "convolution_grad_weight",
     .schema =
         "convolution_grad_weight(Tensor grad_y, Tensor x, *, "
-        "int{1..}[] weight_shape, bool bias, int{1..}[] stride, int{0..}[] "
-        "padding, int{1..}[] dilation, "
+        "int{1..}[] weight_shape, int{1..}[] stride, int{0..}[] padding, "
+        "int{1..}[] dilation, "
         "int{0..}[] output_padding, bool transposed, int{1..} groups, "
-        "str{half}? partials) -> "
-        "(Tensor for_weight, Tensor[bias] for_bias)",
+        "str{half}? partials) -> Tensor",
     .family = "convolution",
     .shape = grad_weight_type,
     .prepare =

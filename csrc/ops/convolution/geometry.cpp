@@ -142,10 +142,7 @@ std::vector<TensorType> grad_weight_type(const OpCall& op) {
   check_operands(op);
   const Geometry g = grad_weight_geometry(op);
   check_grad_y(op, g);
-  const DType dtype = op.input(kGradY).dtype;
-  std::vector<TensorType> types{{dtype, g.weight}};
-  if (op.attribute<bool>("bias")) types.push_back({dtype, {g.y[1]}});
-  return types;
+  return {{op.input(kGradY).dtype, g.weight}};
 }
 
 }  // namespace popsim::ops

@@ -15,7 +15,6 @@ inline constexpr size_t kWeight = 1;
 inline constexpr size_t kBias = 2;
 inline constexpr size_t kGradY = 0;     // both gradients
 inline constexpr size_t kForwardX = 1;  // convolution_grad_weight
-inline constexpr size_t kGradBias = 1;  // output of convolution_grad_weight
 
 struct ConvolutionGeometry {
   Shape x;

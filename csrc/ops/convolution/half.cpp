@@ -230,7 +230,7 @@ std::unique_ptr<Kernel> create_half_convolution(const OpView& op,
     if (num_elements(*shape) == 0) return nullptr;
   }
   if (roles.pass == dense::ConvolutionPass::kGradWeight) {
-    return create_half_weight_gradient(op, geometry, roles.bias);
+    return create_half_weight_gradient(op, geometry);
   }
   return std::make_unique<HalfConvolution>(op, geometry, roles);
 }

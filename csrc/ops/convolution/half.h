@@ -27,6 +27,6 @@ namespace popsim::ops {
 
 // The part for the weight's gradient. Not for tensors without elements.
 [[nodiscard]] std::unique_ptr<Kernel> create_half_weight_gradient(
-    const OpView& op, const ConvolutionGeometry& geometry, bool bias);
+    const OpView& op, const ConvolutionGeometry& geometry);
 
 }  // namespace popsim::ops

@@ -2,7 +2,6 @@
 // the output, a row for each of its channels, times the patches of the input.
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "base/numbers.h"
 #include "dense/vector/panels.h"
@@ -46,8 +45,8 @@ FloatInput channels_outermost(const OpView& op, size_t i,
 
 class HalfWeightGradient final : public Kernel {
  public:
-  HalfWeightGradient(const OpView& op, const Geometry& g, bool bias)
-      : HalfWeightGradient(op, g, dense_spec(g), bias) {}
+  HalfWeightGradient(const OpView& op, const Geometry& g)
+      : HalfWeightGradient(op, g, dense_spec(g)) {}
 
   void run(const RunContext& context) override {
     char* workspace = workspace_.memory();
@@ -64,12 +63,11 @@ class HalfWeightGradient final : public Kernel {
       }
     });
     grad_weight_.store(context, workspace);
-    if (grad_bias_) write_grad_bias(context, workspace, rows);
   }
 
  private:
   HalfWeightGradient(const OpView& op, const Geometry& g,
-                     const dense::ConvolutionSpec& spec, bool bias)
+                     const dense::ConvolutionSpec& spec)
       : map_(PatchMap::forward(spec)),
         groups_(spec.groups),
         in_channels_(spec.in_channels / spec.groups),
@@ -90,14 +88,6 @@ class HalfWeightGradient final : public Kernel {
             sizeof(float))) {
     check_internal(op.output(0).contiguous(), "convolution_grad_weight '",
                    op.op().name, "': the weight's gradient is not contiguous");
-    if (!bias) return;
-    channels_ = g.y[1];
-    positions_ = num_elements(g.y) / channels_;
-    grad_bias_.emplace(op.output_id(kGradBias), op.output(kGradBias),
-                       workspace_);
-    if (g.transposed) {
-      grad_y_.emplace(channels_outermost(op, kGradY, workspace_));
-    }
   }
 
   [[nodiscard]] int64_t width() const { return vectors_ * kLanes; }
@@ -166,23 +156,6 @@ class HalfWeightGradient final : public Kernel {
     }
   }
 
-  // `rows`: the gradient of y, unless the convolution is transposed.
-  void write_grad_bias(const RunContext& context, char* workspace,
-                       const float* rows) const {
-    if (grad_y_) rows = grad_y_->load(context, workspace);
-    float* out = grad_bias_->buffer(context, workspace);
-    const threads::Shares shares(threads::elements(channels_ * positions_),
-                                 channels_);
-    shares.run([&](int64_t /*share*/, threads::Range range) {
-      for (int64_t channel = range.begin; channel < range.end; ++channel) {
-        const float* row = rows + channel * positions_;
-        out[channel] =
-            static_cast<float>(std::reduce(row, row + positions_, 0.0));
-      }
-    });
-    grad_bias_->store(context, workspace);
-  }
-
   Workspace workspace_;
   PatchMap map_;
   int64_t groups_;
@@ -197,19 +170,13 @@ class HalfWeightGradient final : public Kernel {
   FloatInput output_;
   FloatOutput grad_weight_;
   size_t scratch_offset_;
-  // Where the bias has a gradient.
-  int64_t channels_ = 0;
-  int64_t positions_ = 0;
-  std::optional<FloatOutput> grad_bias_;
-  std::optional<FloatInput> grad_y_;
 };
 
 }  // namespace
 
 std::unique_ptr<Kernel> create_half_weight_gradient(const OpView& op,
-                                                    const Geometry& geometry,
-                                                    bool bias) {
-  return std::make_unique<HalfWeightGradient>(op, geometry, bias);
+                                                    const Geometry& geometry) {
+  return std::make_unique<HalfWeightGradient>(op, geometry);
 }
 
 }  // namespace popsim::ops

@@ -60,16 +60,11 @@ ConvolutionRoles grad_input_roles(const OpView&, const Geometry& g) {
           .bias = false};
 }
 
-ConvolutionRoles grad_weight_roles(const OpView& op, const Geometry& g) {
-  ConvolutionRoles roles{
-      .pass = ConvolutionPass::kGradWeight,
-      .inputs = {{kGradY, place_of_y(g)}, {kForwardX, place_of_x(g)}},
-      .outputs = {{0, &ConvolutionTensors::weight}},
-      .bias = op.attribute<bool>("bias")};
-  if (roles.bias) {
-    roles.outputs.emplace_back(kGradBias, &ConvolutionTensors::bias);
-  }
-  return roles;
+ConvolutionRoles grad_weight_roles(const OpView&, const Geometry& g) {
+  return {.pass = ConvolutionPass::kGradWeight,
+          .inputs = {{kGradY, place_of_y(g)}, {kForwardX, place_of_x(g)}},
+          .outputs = {{0, &ConvolutionTensors::weight}},
+          .bias = false};
 }
 
 std::vector<size_t> axes_in(Order order, size_t rank) {

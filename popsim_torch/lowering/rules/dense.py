@@ -158,7 +158,7 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
             "convolution_grad_weight",
             [gradient, x],
             [for_weight],
-            {**attributes, "weight_shape": list(weight.shape), "bias": False},
+            {**attributes, "weight_shape": list(weight.shape)},
             place=place,
         )
     if mask[2] and 2 in used:
