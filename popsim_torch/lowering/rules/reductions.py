@@ -1,4 +1,4 @@
-"""Sums, means and extremes over axes."""
+"""Sums, means and extremes over axes, and running sums."""
 
 from __future__ import annotations
 
@@ -84,6 +84,21 @@ def reduce_over(
     return out
 
 
+def _cumsum(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
+    source = builder.tensor(arguments[0])
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    attributes: dict[str, Attribute] = {"axis": int(arguments[1]) % value.dim()}
+    builder.op("cumsum", [source], [out], attributes, place=place)
+    return out
+
+
+def _keeps_dtype(node: torch.fx.Node) -> bool:
+    value = node.meta["val"]
+    return _is_floating(node) and value.dim() > 0 and operands(node)[0].dtype == value.dtype
+
+
 def _rule(function: str, *, has_axes: bool) -> Rule:
     return Rule(functools.partial(_lower, function, has_axes), _is_floating)
 
@@ -91,6 +106,7 @@ def _rule(function: str, *, has_axes: bool) -> Rule:
 RULES: dict[Any, Rule] = {
     aten.amax.default: _rule("amax", has_axes=True),
     aten.amin.default: _rule("amin", has_axes=True),
+    aten.cumsum.default: Rule(_cumsum, _keeps_dtype),
     aten.mean.default: _rule("mean", has_axes=False),
     aten.mean.dim: _rule("mean", has_axes=True),
     aten.sum.default: _rule("sum", has_axes=False),
