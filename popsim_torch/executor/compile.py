@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from popsim_torch import _native
 from popsim_torch.anchors import resolve
@@ -35,7 +36,6 @@ from popsim_torch.stages import ShardedExecution, StageAssigner
 from popsim_torch.stages.strategies import check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
-from popsim_torch.trace.generated_source import forgotten_source
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import NamedGraph, name_nodes
 from popsim_torch.trace.text import trace_text
@@ -151,7 +151,9 @@ def compile_model(
     start = time.perf_counter()
     training = optimizer is not None
     progress = _progress(bool(options.show_compilation_progress_bar))
-    with _one_at_a_time, forgotten_source(), progress as step:
+    # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
+    without_source = _use_lazy_graph_module(True)
+    with _one_at_a_time, without_source, progress as step:
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
         )
