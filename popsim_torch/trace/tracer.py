@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from popsim_torch.arguments import OutputSpec
@@ -56,7 +57,7 @@ class _Tracer:
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
         self._result = TraceResult(
-            torch.fx.GraphModule({}, torch.fx.Graph()),
+            _make_graph_module({}, torch.fx.Graph()),
             self._parameters,
             self._buffers,
             len(request.inputs),
