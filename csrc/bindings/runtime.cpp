@@ -132,10 +132,11 @@ void bind_runtime(py::module_& m) {
       .def(
           "write",
           [](Executable& self, TensorId id, const at::Tensor& value) {
-            self.write({{id, value}});
+            self.write({{id, value}}, {});
           },
           py::arg("tensor"), py::arg("value"))
-      .def("write_all", &Executable::write, py::arg("values"))
+      .def("write_all", &Executable::write, py::arg("values"),
+           py::arg("factors") = std::map<TensorId, double>())
       .def(
           "read",
           [](const Executable& self, TensorId id) {

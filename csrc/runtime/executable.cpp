@@ -111,13 +111,21 @@ void Executable::check_size(const char* what, TensorId id,
              " elements");
 }
 
-void Executable::write(const std::map<TensorId, at::Tensor>& values) {
+void Executable::write(const std::map<TensorId, at::Tensor>& values,
+                       const std::map<TensorId, double>& factors) {
   const Usage::Copy copy(usage_, "write");
   for (const auto& [id, value] : values) check_size("write", id, value);
-  for (const auto& [id, value] : values) {
+  const auto change = [&](TensorId id, const auto& change_memory) {
     const OpenTensors open(plan_.graph(), stage_.memory(), std::span(&id, 1));
-    memory_of(id).copy_(value.reshape(plan_.graph().tensor(id).shape));
+    change_memory(memory_of(id));
     stage_.note_written(id);
+  };
+  for (const auto& [id, value] : values) {
+    const at::Tensor shaped = value.reshape(plan_.graph().tensor(id).shape);
+    change(id, [&](const at::Tensor& memory) { memory.copy_(shaped); });
+  }
+  for (const auto& [id, factor] : factors) {
+    change(id, [&](const at::Tensor& memory) { memory.mul_(factor); });
   }
 }
 

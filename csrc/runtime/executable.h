@@ -53,8 +53,9 @@ class Executable {
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
 
-  // Each copies all its tensors or none.
-  void write(const std::map<graph::TensorId, at::Tensor>& values);
+  // Each copies all its tensors or none. What has a factor is multiplied by it.
+  void write(const std::map<graph::TensorId, at::Tensor>& values,
+             const std::map<graph::TensorId, double>& factors);
   [[nodiscard]] std::vector<at::Tensor> read(
       const std::vector<graph::TensorId>& ids) const;
   void read_into(const std::map<graph::TensorId, at::Tensor>& targets) const;

@@ -117,17 +117,14 @@ class DeviceState:
         """
         assert self._plan is not None
         self._plan.check_replaceable(plan)
-        ratios = self._plan.state_ratios(plan)
-        states = [self._program.states[name] for name in ratios]
+        states, scalars = self._program.states, self._program.scalars
+        factors = {states[name]: ratio for name, ratio in self._plan.state_ratios(plan).items()}
+        values = {
+            scalars[scalar.name]: torch.tensor(scalar.value, device="cpu")
+            for scalar in self._plan.changed_scalars(plan)
+        }
         with _native.translated_errors():
-            values = dict(zip(states, self._executable.read_all(states), strict=True))
-            for state, ratio in zip(states, ratios.values(), strict=True):
-                values[state] = values[state] * ratio
-            for scalar in self._plan.changed_scalars(plan):
-                values[self._program.scalars[scalar.name]] = torch.tensor(
-                    scalar.value, device="cpu"
-                )
-            self._executable.write_all(values)
+            self._executable.write_all(values, factors)
         self._plan = plan
 
     # DeviceLink
