@@ -40,7 +40,7 @@ std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
 }
 
 ops::OpView view_of(const graph::Graph& graph, int64_t index) {
-  return {graph, graph.ops().at(static_cast<size_t>(index)), index};
+  return {graph, graph.ops().at(static_cast<size_t>(index))};
 }
 
 // Nothing for a result that there is not, or that only a run tells.

@@ -329,8 +329,7 @@ void verify(const graph::Graph& graph, bool in_flight) {
 }
 
 void check_ops(const graph::Graph& graph) {
-  int64_t index = 0;
-  for (const Op& op : graph.ops()) check_op(OpView(graph, op, index++));
+  for (const Op& op : graph.ops()) check_op(OpView(graph, op));
 }
 
 std::vector<TensorType> infer_types(const OpCall& op) {

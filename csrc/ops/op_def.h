@@ -116,21 +116,14 @@ class OpCall {
 // An op together with the graph it stands in.
 class OpView : public OpCall {
  public:
-  // `index`: position of the op in the graph; random ops key their numbers
-  // with it.
-  OpView(const graph::Graph& graph, const graph::Op& op, int64_t index)
-      : OpCall(graph, op), index_(index) {}
+  using OpCall::OpCall;
 
-  [[nodiscard]] int64_t index() const { return index_; }
   [[nodiscard]] size_t num_outputs() const { return op().outputs.size(); }
   [[nodiscard]] bool has_output(size_t i) const {
     return i < op().outputs.size() && op().outputs[i] != graph::kNoTensor;
   }
   [[nodiscard]] const graph::Tensor& output(size_t i) const;
   [[nodiscard]] graph::TensorId output_id(size_t i) const;
-
- private:
-  int64_t index_;
 };
 
 // One type per output that the op may have, whether somebody reads it or not.

@@ -48,7 +48,7 @@ void StageRun::prepare_kernels() {
   const graph::Graph& graph = plan_.graph();
   kernels_.reserve(graph.ops().size());
   for (size_t i = 0; i < graph.ops().size(); ++i) {
-    const ops::OpView view(graph, graph.ops()[i], static_cast<int64_t>(i));
+    const ops::OpView view(graph, graph.ops()[i]);
     kernels_.push_back(prepare(view));
     for (const TensorId id : kernels_.back()->at_tensors()) {
       memory_.make_tensor(id);

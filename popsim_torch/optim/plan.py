@@ -15,8 +15,8 @@ How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of para
    Outputs: a view of the whole of ``w`` named ``u.updated_name``, then one view per state, in the
    order of ``u.states``, named ``u.updated_state_names``.
 
-An accumulator adds up the gradients of all micro-batches *and* replicas of a device iteration, so
-``Cursor.accumulation_step`` must count both: it is 0 for exactly one (micro-batch, replica).
+An accumulator adds up the gradients of all micro-batches of a device iteration;
+``Cursor.accumulation_step`` is 0 for the first of them.
 
 Scalars are float32 tensors of shape ``()``. Those that are not constant are device variables and
 keep their name; constant ones can be unnamed constants.

@@ -58,7 +58,6 @@ def plan_updates(
     parameters: Mapping[str, torch.nn.Parameter],
     *,
     gradient_accumulation: int = 1,
-    replicas: int = 1,
     reduction: ReductionType = ReductionType.Mean,
     running_mean: bool = False,
     relax_checks: bool = False,
@@ -75,8 +74,7 @@ def plan_updates(
         parameters: The parameters that have a gradient, by canonical name; the optimizer's groups
             are found by the identity of these objects.
         gradient_accumulation: Micro-batches per weight update.
-        replicas: Replicas of the model, in all processes.
-        reduction: Sum or mean over micro-batches and replicas.
+        reduction: Sum or mean over micro-batches.
         running_mean: Accumulators hold the mean so far (strategy Running); with Mean only.
         relax_checks: As in ``read_optimizer``.
         all_parameters: Every parameter of the model by canonical name, also those without a
@@ -93,7 +91,7 @@ def plan_updates(
     rule = settings.rule
     mean = reduction == ReductionType.Mean
     mode = AccumulationMode(
-        gradient_accumulation, replicas, mean, running_mean and mean and not rule.combined
+        gradient_accumulation, mean, running_mean and mean and not rule.combined
     )
     _check_range(settings)
     known = {**(all_parameters or {}), **parameters}

@@ -63,26 +63,24 @@ class AccumulationMode:
     """How many gradients an update combines, and how.
 
     Attributes:
-        steps: Micro-batches per weight update and replica.
-        replicas: Replicas, in all processes.
+        steps: Micro-batches per weight update.
         mean: Average them; else add them up.
         running: With ``mean``: accumulators hold the mean so far, instead of a sum.
     """
 
     steps: int = 1
-    replicas: int = 1
     mean: bool = True
     running: bool = False
 
     @property
     def needed(self) -> bool:
         """More than one gradient is combined."""
-        return self.steps * self.replicas > 1
+        return self.steps > 1
 
     @property
     def divisor(self) -> int:
-        """What the accumulated gradient is divided by in the update (``af * rf``)."""
-        return self.steps * self.replicas if self.mean and not self.running else 1
+        """What the accumulated gradient is divided by in the update (``af``)."""
+        return self.steps if self.mean and not self.running else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +222,7 @@ def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         target.scalar("scaledLearningRate2", lambda lr, ls: lr / ls, "lr", "loss_scaling"),
     ]
     if nesterov:
-        scalars += _nesterov_scalars(target, 2, "loss_scaling", 1, mode.divisor)
+        scalars += _nesterov_scalars(target, 2, "loss_scaling", mode.divisor)
     loss_scaling = target.values["loss_scaling"].value
     return ParameterUpdate(
         target.name,
@@ -239,7 +237,7 @@ def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
 
 
 def _nesterov_scalars(
-    target: Target, version: int, velocity_scale: str, copies: int, divisor: int
+    target: Target, version: int, velocity_scale: str, divisor: int
 ) -> list[Scalar]:
     """Return the factors of the step ``scale * (g/den + wd*w) + mm*v``.
 
@@ -247,14 +245,13 @@ def _nesterov_scalars(
         target: The parameter.
         version: 1 for combined SGD, 2 for separate velocity.
         velocity_scale: Name of the value that stored velocities are multiplied by.
-        copies: How often the stored velocity contains the true one at the update.
-        divisor: ``af * rf``.
+        divisor: ``af``.
 
     Source:
         The names are PopART's; which factor stands under which name is ours.
     """
     return [
-        target.scalar(f"nesterovGradScaleFactor{version}", lambda s: s * copies, velocity_scale),
+        target.scalar(f"nesterovGradScaleFactor{version}", lambda s: s, velocity_scale),
         target.scalar(
             f"nesterovDampeningScaleFactor{version}", lambda ls: 1 / (ls * divisor), "loss_scaling"
         ),
@@ -266,17 +263,11 @@ def _nesterov_scalars(
 def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """Return SGD whose velocity is also the accumulator.
 
-    On an IPU every replica adds its gradients to its own copy of the velocity, and the copies are
-    added up before the update; PopART's scalars divide by their number again. Here the replicas
-    share one velocity, which the first gradient of a device iteration therefore multiplies by that
-    number (``copies``).
-
     Clipping and Nesterov momentum need the whole gradient by itself, so with them it is accumulated
     separately, and the update op adds it to the velocity.
     """
     nesterov = bool(target.values["nesterov"].value)
     separate = nesterov or rule.max_grad_norm is not None
-    copies = mode.replicas if mode.steps > 1 else 1
     weight_decay = target.scalar(
         "scaledWeightDecay1",
         lambda dp, wd, vs: (1 - dp) * wd * vs,
@@ -288,24 +279,21 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         initial_per_weight=weight_decay.value,
         scale=target.values["velocity_scaling"].value,
     )
-    # copies / mode.divisor is rc / af of PopART: 1/GA or 1/R with Mean, R or 1 with Sum.
     dampening = target.scalar(
         "dampeningScaleFactor1",
-        lambda dp, vs, ls: (1 - dp) * vs * copies / (ls * mode.divisor),
+        lambda dp, vs, ls: (1 - dp) * vs / (ls * mode.divisor),
         *("dampening", "velocity_scaling", "loss_scaling"),
     )
     scalars = [
-        target.scalar("scaledMomentum1", lambda mm: mm / copies, "momentum"),
+        target.scalar("scaledMomentum1", lambda mm: mm, "momentum"),
         weight_decay,
-        target.scalar(
-            "scaledLearningRate1", lambda lr, vs: lr / (vs * copies), "lr", "velocity_scaling"
-        ),
+        target.scalar("scaledLearningRate1", lambda lr, vs: lr / vs, "lr", "velocity_scaling"),
     ]
     if separate:
         gradient, accumulations = _separate_accumulation(rule, target, mode)
         scalars.append(dampening)
         if nesterov:
-            scalars += _nesterov_scalars(target, 1, "velocity_scaling", copies, mode.divisor)
+            scalars += _nesterov_scalars(target, 1, "velocity_scaling", mode.divisor)
     else:
         gradient = GradientInput.NONE
         accumulations = (
@@ -314,7 +302,6 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
                 velocity,
                 names.velocity_before_update(target.name),
                 (dampening,),
-                {"initial_scale": float(copies)},
             ),
         )
     return ParameterUpdate(
@@ -324,7 +311,6 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         states=(velocity,),
         scalars=tuple(scalars),
         attributes={
-            "initial_scale": float(copies),
             "nesterov": nesterov,
             **_clip_attributes(rule),
         },

@@ -37,9 +37,10 @@ class RandomProgram:
             inputs = [graph.add_view(base, p.shape, p.stride(), p.storage_offset())]
         self._outputs = []
         attributes |= {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
-        for _ in range(num_ops):
+        for stream in range(num_ops):
             out = graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape)
-            graph.add_op("random", inputs, [out], attributes, phase=ir.Phase.FORWARD, name="noise")
+            draws = {"stream": stream, **attributes}
+            graph.add_op("random", inputs, [out], draws, phase=ir.Phase.FORWARD, name="noise")
             self._outputs.append(out)
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():

@@ -56,30 +56,6 @@ def test_sum_reduction(case):
     torch.testing.assert_close(device.read("w"), twin.detach(), **TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize("reduction", [ReductionType.Mean, ReductionType.Sum])
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_replicas(case, accumulation, reduction):
-    replicas = 3
-    weight = some_weight((5,))
-    plan = plan_updates(
-        case.ours([weight]),
-        {"w": weight},
-        gradient_accumulation=accumulation,
-        replicas=replicas,
-        reduction=reduction,
-    )
-    device = Device(plan, {"w": weight}, accumulation * replicas)
-    twin = torch.nn.Parameter(weight.detach().clone())
-    reference = case.reference([twin])
-    for _ in range(STEPS):
-        gradients = torch.randn(accumulation * replicas, 5)
-        device.run(gradients * plan.loss_scaling.value)
-        twin.grad = gradients.mean(0) if reduction == ReductionType.Mean else gradients.sum(0)
-        reference.step()
-    torch.testing.assert_close(device.read("w"), twin.detach(), **TOLERANCES[torch.float32])
-
-
 MOMENTS = {
     "first_order_momentum_accum_type": torch.float16,
     "second_order_momentum_accum_type": torch.float16,

@@ -21,9 +21,8 @@ class AtenKernel final : public Kernel {
         inputs_(op.op().inputs),
         outputs_(op.op().outputs),
         writes_outputs_(op.has_attribute("out")),
-        stream_(op.has_attribute("stream") ? op.attribute<int64_t>("stream")
-                                           : op.index()),
-        generator_(call_.generator()) {
+        generator_(call_.generator()),
+        stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
     op.require(
         !writes_outputs_ || call_.out_positions().size() == outputs_.size(),
         "has ", call_.out_positions().size(), " outputs");
@@ -78,8 +77,8 @@ class AtenKernel final : public Kernel {
   std::vector<TensorId> inputs_;
   std::vector<TensorId> outputs_;
   bool writes_outputs_;
-  int64_t stream_;  // of random numbers, one per random op of the model
   std::optional<at::Generator> generator_;
+  int64_t stream_;  // of random numbers, one per random op of the model
   std::vector<c10::IValue> stack_;
 };
 

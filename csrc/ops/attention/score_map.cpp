@@ -60,7 +60,7 @@ ScoreMap::Sized ScoreMap::plan_rows(const OpView& op, const ScoreMapSpec& spec,
   map.attributes = {{"code", spec.code},
                     {"constants", spec.constants},
                     {"results", std::vector<int64_t>{spec.result}}};
-  MapPlan plan = plan_map(OpView(graph, map, 0));
+  MapPlan plan = plan_map(OpView(graph, map));
   MapRunner runner(plan);
   return {std::move(plan), std::move(runner)};
 }

@@ -129,9 +129,7 @@ RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
       out_(op.output_id(0)),
       store_(store_floats(op.output(0).dtype)),
       numel_(op.output(0).numel()),
-      stream_(static_cast<uint32_t>(op.has_attribute("stream")
-                                        ? op.attribute<int64_t>("stream")
-                                        : op.index())) {
+      stream_(static_cast<uint32_t>(op.attribute<int64_t>("stream"))) {
   constexpr int64_t kCounters = int64_t{1} << 32;
   op.require(numel_ <= kCounters * 4, "not too many elements");
   if (op.has_input(0)) {
@@ -294,7 +292,7 @@ extern const OpDef kRandom{
         "random(Tensor{floats}? probabilities, *, "
         "str{bernoulli, uniform, normal} distribution, int{0..}[] shape, "
         "dtype{float32, float16, bfloat16, bool} dtype, float? p, "
-        "float? from, float? to, float? mean, float? std, int? stream) -> "
+        "float? from, float? to, float? mean, float? std, int stream) -> "
         "Tensor",
     .family = "random",
     .shape = random_type,

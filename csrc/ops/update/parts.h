@@ -57,7 +57,7 @@ class Parts {
  public:
   explicit Parts(const OpView& op) {
     for (const graph::Op& part : split_into_parts(op)) {
-      const OpView view(op.graph(), part, op.index());
+      const OpView view(op.graph(), part);
       parts_.emplace_back(view);
       blocks_.add(view.input(0).numel());
     }

@@ -13,20 +13,16 @@ namespace {
 
 using update::Scratch;
 
-// v = (initial_scale at the first micro-batch, else 1) * v + dampening * g
+// v = v + dampening * g
 class SgdCombinedAccumulate final : public Kernel {
  public:
   explicit SgdCombinedAccumulate(const OpView& op)
       : gradient_(op, 0, op.input(1).shape),
         velocity_(op, 1, 0, op.input(1).shape),
         dampening_(op, 2),
-        initial_scale_(
-            static_cast<float>(op.attribute<double>("initial_scale"))),
         numel_(op.input(1).numel()) {}
 
   void run(const RunContext& context) override {
-    const float keep =
-        context.cursor.accumulation_step == 0 ? initial_scale_ : 1.0F;
     const float dampening = dampening_.read(context);
     update::for_each_block(numel_, [&](int64_t begin, int64_t size) {
       Scratch gradient_scratch;
@@ -35,7 +31,7 @@ class SgdCombinedAccumulate final : public Kernel {
           gradient_.read(context, begin, size, gradient_scratch.data());
       float* v = velocity_.load(context, begin, size, velocity_scratch.data());
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) v[i] = keep * v[i] + dampening * g[i];
+      for (int64_t i = 0; i < size; ++i) v[i] = v[i] + dampening * g[i];
       velocity_.store(context, begin, size, v);
     });
   }
@@ -44,12 +40,11 @@ class SgdCombinedAccumulate final : public Kernel {
   update::Source gradient_;
   update::Target velocity_;
   update::Scalar dampening_;
-  float initial_scale_;
   int64_t numel_;
 };
 
 // With a gradient (the sum over the micro-batches, when it is needed whole: for
-// clipping and Nesterov momentum), first v = initial_scale * v + dampening * g.
+// clipping and Nesterov momentum), first v = v + dampening * g.
 // Then w -= learning_rate * v, or, with Nesterov momentum,
 //   w -= learning_rate * (nesterov_gradient * (nesterov_dampening * g +
 //        nesterov_decay * w) + nesterov_momentum * v);
@@ -60,8 +55,6 @@ class SgdCombinedPart {
       : weight_(op, 0, 0, op.input(0).shape),
         velocity_(op, 2, 1, op.input(0).shape),
         clip_(op, op.num_inputs() - 1),
-        initial_scale_(
-            static_cast<float>(op.attribute<double>("initial_scale"))),
         nesterov_(op.attribute<bool>("nesterov")) {
     if (op.has_input(1)) {
       gradient_.emplace(op, 1, op.input(0).shape);
@@ -109,7 +102,6 @@ class SgdCombinedPart {
     float momentum = 0.0F;
     float decay = 0.0F;
     float rate = 0.0F;
-    float keep = 1.0F;
     float dampening = 0.0F;
     // The weight's step is rate * (of_g * g + of_w * w + of_v * v).
     float of_g = 0.0F;
@@ -123,7 +115,6 @@ class SgdCombinedPart {
                     .rate = scalars_[2].read(context)};
     if (!gradient_) return factors;
     const float clip = clip_.factor(context);
-    factors.keep = initial_scale_;
     factors.dampening = scalars_[3].read(context) * clip;
     if (nesterov_) {
       const float scale = scalars_[4].read(context);
@@ -138,7 +129,7 @@ class SgdCombinedPart {
                                  const float* g, float* v, int64_t size) {
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      v[i] = multiply_add(factors.dampening, g[i], factors.keep * v[i]);
+      v[i] = multiply_add(factors.dampening, g[i], v[i]);
       const float step = multiply_add(factors.of_w, w[i], factors.of_g * g[i]);
       w[i] = multiply_add(-factors.rate, multiply_add(factors.of_v, v[i], step),
                           w[i]);
@@ -150,7 +141,6 @@ class SgdCombinedPart {
   update::Target velocity_;
   std::vector<update::Scalar> scalars_;
   update::Clip clip_;
-  float initial_scale_;
   bool nesterov_;
   Factors factors_;
 };
@@ -162,7 +152,7 @@ extern const OpDef kSgdCombinedAccumulate{
     .schema =
         "sgd_combined_accumulate(Tensor{floats} gradient, "
         "Tensor(a!){floats} velocity, "
-        "Tensor{float32} dampening_scale_factor1, *, float initial_scale) "
+        "Tensor{float32} dampening_scale_factor1) "
         "-> Tensor(a!) velocity",
     .family = "update",
     .shape = update::accumulated_type,
@@ -186,8 +176,8 @@ extern const OpDef kSgdCombinedUpdate{
         "Tensor{float32}[nesterov] nesterov_dampening_scale_factor1, "
         "Tensor{float32}[nesterov] sgd_momentum, "
         "Tensor{float32}[nesterov] sgd_weight_decay, "
-        "Tensor{float32}[max_grad_norm] norm, *, float initial_scale, "
-        "bool nesterov, float? max_grad_norm, int{1..} parameters=1) -> "
+        "Tensor{float32}[max_grad_norm] norm, *, bool nesterov, "
+        "float? max_grad_norm, int{1..} parameters=1) -> "
         "(Tensor(a!) weight, Tensor(b!) velocity)",
     .family = "update",
     .shape = update::updated_types<update::num_states<1>>,

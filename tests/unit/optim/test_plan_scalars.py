@@ -13,7 +13,7 @@ def test_plain_sgd_scalars(fc):
     optimizer = optim.SGD(
         fc.parameters(), lr=0.1, dampening=0.5, weight_decay=0.2, loss_scaling=8.0
     )
-    made = plan(optimizer, fc, gradient_accumulation=2, replicas=2)
+    made = plan(optimizer, fc, gradient_accumulation=4)
     assert values(made) == pytest.approx(
         {"scaledLearningRate0": 0.1 * 0.5 / (8 * 4), "weightDecayScaleFactor0": 1 - 0.1 * 0.5 * 0.2}
     )

@@ -142,31 +142,21 @@ def test_combined_velocity_starts_with_the_weight_decay(fc):
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "replicas", "reduction", "rate", "dampening", "momentum"),
+    ("accumulation", "reduction", "dampening"),
     [
-        (1, 1, ReductionType.Mean, 0.05, 0.125, 0.9),
-        (4, 1, ReductionType.Mean, 0.05, 0.03125, 0.9),
-        (4, 1, ReductionType.Sum, 0.05, 0.125, 0.9),
-        (4, 2, ReductionType.Mean, 0.025, 0.03125, 0.45),
-        (4, 2, ReductionType.Sum, 0.025, 0.25, 0.45),
-        (1, 2, ReductionType.Mean, 0.05, 0.0625, 0.9),
-        (1, 2, ReductionType.Sum, 0.05, 0.125, 0.9),
+        (1, ReductionType.Mean, 0.125),
+        (4, ReductionType.Mean, 0.03125),
+        (4, ReductionType.Sum, 0.125),
     ],
 )
-def test_combined_scalars(fc, accumulation, replicas, reduction, rate, dampening, momentum):
-    made = plan(
-        combined_sgd(fc),
-        fc,
-        gradient_accumulation=accumulation,
-        replicas=replicas,
-        reduction=reduction,
-    )
+def test_combined_scalars(fc, accumulation, reduction, dampening):
+    made = plan(combined_sgd(fc), fc, gradient_accumulation=accumulation, reduction=reduction)
     assert values(made) == pytest.approx(
         {
-            "scaledLearningRate1": rate,
+            "scaledLearningRate1": 0.05,
             "scaledWeightDecay1": 0.2,
             "dampeningScaleFactor1": dampening,
-            "scaledMomentum1": momentum,
+            "scaledMomentum1": 0.9,
         }
     )
 
