@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from tests.options import make_options
 
 
 class Net(nn.Module):
@@ -35,14 +36,6 @@ class Net(nn.Module):
                 return result
         out = self.fc(x) + self.offset
         return out if y is None else (out, self.loss(out, y))
-
-
-def make_options(d=1, ga=1):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    return options
 
 
 def train(net, options=None, lr=0.125):

@@ -8,14 +8,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import ipu_print_tensor
-
-
-def make_options(d=1, ga=1):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    return options
+from tests.options import make_options
 
 
 class Function(nn.Module):

@@ -7,6 +7,7 @@ from torch import nn
 import popsim_torch as poptorch
 from popsim_torch import OutputMode
 from popsim_torch.ir import Phase
+from tests.options import make_options as some_options
 
 MICRO_BATCH = 4
 MODES = [1, 2, 3, 4]  # autoRecomputation
@@ -144,12 +145,8 @@ MODELS = {
 
 
 def make_options(way, mode, d=1, ga=7):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
+    options = some_options(d, ga, seed=5)
     options.outputMode(OutputMode.All)
-    options.randomSeed(5)
     if way == "sharded":
         options.setExecutionStrategy(poptorch.ShardedExecution())
     if mode is not None:

@@ -6,17 +6,14 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import OutputMode
+from tests.options import make_options as some_options
 
 MICRO_BATCH = 2
 
 
 def make_options(d=1, ga=1, strategy=None):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
+    options = some_options(d, ga, seed=7)
     options.outputMode(OutputMode.All)
-    options.randomSeed(7)
     if strategy is not None:
         options.setExecutionStrategy(strategy)
     return options

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from tests.options import make_options
 
 
 class Net(nn.Module):
@@ -24,17 +25,9 @@ class Net(nn.Module):
         return x if y is None else (x, self.loss(x, y))
 
 
-def make_options():
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(2)
-    options.randomSeed(11)
-    return options
-
-
 def train(net, optimizer=None):
     optimizer = optimizer or poptorch.optim.Adam(net.parameters(), lr=0.125)
-    return poptorch.trainingModel(net, make_options(), optimizer)
+    return poptorch.trainingModel(net, make_options(d=2, seed=11), optimizer)
 
 
 def batch():
@@ -156,7 +149,7 @@ def test_a_copy_keeps_the_optimizer_of_the_last_call(duplicate):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_copies_of_inference(duplicate, compiled):
     net = Net().eval()
-    inference = poptorch.inferenceModel(net, make_options())
+    inference = poptorch.inferenceModel(net, make_options(d=2, seed=11))
     x, _ = batch()
     if compiled:
         inference(x)
@@ -173,7 +166,7 @@ def test_copies_of_inference(duplicate, compiled):
 def test_executors_copied_together_stay_connected():
     net = Net()
     training = train(net)
-    inference = poptorch.inferenceModel(training, make_options())
+    inference = poptorch.inferenceModel(training, make_options(d=2, seed=11))
     training(*batch())
     trainer, tester = copy.deepcopy((training, inference))
     assert tester.model is trainer.model
@@ -199,7 +192,7 @@ def test_a_model_that_cannot_be_copied_leaves_the_executor_usable():
 
 
 def test_an_executor_is_no_container_of_the_models_kind():
-    executor = poptorch.inferenceModel(nn.Sequential(nn.Linear(2, 2)), make_options())
+    executor = poptorch.inferenceModel(nn.Sequential(nn.Linear(2, 2)), make_options(d=2, seed=11))
     with pytest.raises(TypeError, match="has no len"):
         len(executor)
     with pytest.raises(AttributeError, match="'PoplarExecutor' object has no attribute '__len__'"):

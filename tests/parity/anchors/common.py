@@ -7,6 +7,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import OutputMode
+from tests.options import make_options
 
 MICRO_BATCH = 4
 
@@ -57,14 +58,6 @@ def make_batch(d, ga, seed=4):
     torch.manual_seed(seed)
     count = d * ga * MICRO_BATCH
     return torch.randn(count, 5), torch.randint(0, 3, (count,))
-
-
-def make_options(d=1, ga=1):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    return options
 
 
 class Eager:

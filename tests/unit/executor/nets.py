@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from tests.options import make_options
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -30,16 +31,6 @@ class Function(nn.Module):
 
     def forward(self, *args):
         return self._function(*args)
-
-
-def make_options(d=1, ga=1, seed=None):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    if seed is not None:
-        options.randomSeed(seed)
-    return options
 
 
 def train(net, options=None, optimizer=None):

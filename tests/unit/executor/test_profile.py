@@ -5,12 +5,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-
-
-def make_options(d=1, ga=1):
-    options = poptorch.Options().showCompilationProgressBar(False).deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    return options
+from tests.options import make_options
 
 
 class Net(nn.Module):

@@ -8,16 +8,9 @@ import popsim_torch as poptorch
 from popsim_torch import OutputMode
 from popsim_torch.passes import pipeline
 from popsim_torch.passes.group_updates import group_updates
+from tests.options import make_options
 
 ALIGNMENT = 64  # bytes
-
-
-def make_options(d=1, ga=1):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    return options
 
 
 def infer(net, *inputs, options=None):

@@ -4,14 +4,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-
-
-def make_options(d=1, ga=1):
-    options = poptorch.Options()
-    options.showCompilationProgressBar(False)
-    options.deviceIterations(d)
-    options.Training.gradientAccumulation(ga)
-    return options
+from tests.options import make_options
 
 
 def trained(net, *inputs, options=None, optimizer=None):

@@ -10,6 +10,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import _native
+from tests.options import make_options as some_options
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,10 +34,8 @@ class Net(nn.Module):
 
 
 def make_options(iterations, accumulation=1):
-    options = poptorch.Options().showCompilationProgressBar(False).randomSeed(7)
-    options.deviceIterations(iterations).outputMode(poptorch.OutputMode.Final)
-    options.Training.gradientAccumulation(accumulation)
-    return options
+    options = some_options(iterations, accumulation, seed=7)
+    return options.outputMode(poptorch.OutputMode.Final)
 
 
 def make_trainer(iterations, accumulation, kind, stages=(0, 0), batch=4):
