@@ -24,7 +24,7 @@ enum class DType : int8_t {
 // Throws UserError for a name that is not an element type.
 [[nodiscard]] DType dtype_from_name(std::string_view name);
 [[nodiscard]] bool is_floating(DType dtype);
-// Of a floating type that is not wider than float32.
+// The bits of a significand. The type is floating and no wider than float32.
 [[nodiscard]] constexpr int significant_bits(DType dtype) {
   return dtype == DType::kFloat16 ? 11 : dtype == DType::kBFloat16 ? 8 : 24;
 }

@@ -29,7 +29,7 @@ struct ConvolutionSpec {
   Extents padding;    // on both ends
   Extents dilation;   // 1: neighbours
   bool bias = false;  // forward: added
-  // Of the numbers that are read: 24, or less for those widened from 16 bits.
+  // Numbers that are read have so many: fewer if widened from 16 bits.
   int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
   Order output_order = Order::kChannelsFirst;

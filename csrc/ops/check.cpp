@@ -39,7 +39,7 @@ bool has_type(const AttributeRule& rule, const Attribute& value) {
   return false;
 }
 
-// Of one number or word of the attribute.
+// Whether the rule allows a number or word of the attribute.
 struct Allowed {
   const AttributeRule& rule;
 

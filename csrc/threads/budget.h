@@ -9,7 +9,8 @@
 
 namespace popsim::threads {
 
-// Of the calling thread; 1 inside of a task that shares its work with others.
+// How many threads the calling thread may use; 1 inside of a task that shares
+// its work with others.
 [[nodiscard]] int64_t budget();
 
 // More than that do not work at a time, as far as is known while a kernel is

@@ -68,7 +68,7 @@ def add_returns(program: Program, request: ReturnRequest) -> None:
     returns.finish()
 
 
-_WRITERS_IF_IT_STAYS = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
+_NUM_WRITERS_OF_KEPT = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
 
 
 class _Returns:
@@ -151,7 +151,7 @@ class _Returns:
         """
         loop = self._loop
         return (
-            len(self._uses.writers(root.id)) == _WRITERS_IF_IT_STAYS.get(root.kind)
+            len(self._uses.writers(root.id)) == _NUM_WRITERS_OF_KEPT.get(root.kind)
             and not self._pipelined
             and returned_dtype(root.dtype, mode) == root.dtype
             and (

@@ -34,8 +34,8 @@ double product(const Extents& values) {
                          std::multiplies<>());
 }
 
-// Of one core with vector instructions, at the units' clock, measured like what
-// cycles() is made of.
+// The cycles, at the units' clock, of one core with vector instructions,
+// measured like what cycles() is made of.
 double other_cycles(const ConvolutionSpec& spec) {
   constexpr double kFlopsPerCycle = 75;
   const int64_t per_position =

@@ -30,7 +30,7 @@ class EmulatedUnits {
     all_products_ += products_;
   }
 
-  // Of all objects that are gone.
+  // Those that all objects that are gone have computed.
   static int64_t num_products() { return all_products_; }
 
   template <int kTile>

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/numbers.h"
 #include "dense/convolution.h"
 #include "dense/tile/parts.h"
 
@@ -99,9 +100,7 @@ struct RowContents {
                      // together with those at `shift` from the position
   Point shift;
 
-  [[nodiscard]] int64_t num_groups() const {
-    return (channels + group - 1) / group;
-  }
+  [[nodiscard]] int64_t num_groups() const { return ceil_div(channels, group); }
 };
 
 // Packs a band of an image that is channels last. `out` has a plane for each

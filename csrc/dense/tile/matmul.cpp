@@ -16,12 +16,13 @@
 namespace popsim::dense {
 namespace {
 
-// Of the resident operand: it stays in a core's cache.
+// The resident operand is no larger: it stays in a core's cache.
 constexpr int64_t kResidentBytes = 1 << 20;
 // Shorter stretches of the depth cost more than packing the other operand
 // again.
 constexpr int64_t kMinPanelSteps = 8;
-// Of the operands of one matrix of a batch, for a thread to work on it alone.
+// The operands of one matrix of a batch are no larger where a thread works on
+// it alone.
 constexpr int64_t kMaxOwnBytes = 1 << 20;
 // Steps of the units, and of packing, that are worth another thread.
 constexpr int64_t kMinTaskSteps = 512;
@@ -129,7 +130,7 @@ class TileMatmul final : public Matmul {
            ceil_div(chunk_, kTileRows) * kTileRows *
                static_cast<int64_t>(sizeof(float));
   }
-  // Of each block of the chunk.
+  // The squares of each block of the chunk.
   [[nodiscard]] float* squares(char* workspace) const {
     return reinterpret_cast<float*>(workspace + chunk_bytes() +
                                     num_tasks_ * block_bytes());
@@ -263,7 +264,7 @@ class TileMatmul final : public Matmul {
             kBlock};
   }
 
-  // Of the first element in c.
+  // Where the first element is in c.
   [[nodiscard]] int64_t offset(const Block& block) const {
     return block.row * kBlock * spec_.n + block.column * kBlock;
   }

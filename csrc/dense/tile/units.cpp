@@ -24,7 +24,7 @@ namespace {
 
 #if defined(POPSIM_PROCESSOR_UNITS)
 bool may_use_tile_data() {
-  // Of Linux' asm/prctl.h: the state of the tiles must be asked for once.
+  // From Linux' asm/prctl.h: the state of the tiles must be asked for once.
   constexpr long kRequestPermission = 0x1023;
   constexpr long kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

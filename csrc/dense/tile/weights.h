@@ -44,7 +44,7 @@ class TileWeights {
   [[nodiscard]] int64_t block_size() const {
     return num_steps() * num_parts_ * 2 * kTileNumbers;
   }
-  // Of the floats that pack() works with.
+  // The size of the floats that pack() works with.
   [[nodiscard]] int64_t row_bytes() const {
     return 4 * kBlock * kStepDepth * num_steps();
   }

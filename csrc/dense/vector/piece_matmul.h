@@ -42,7 +42,7 @@ class PieceMatmul {
   // its batch does not count. No bias, no alpha; beta is 0 or 1.
   [[nodiscard]] static std::unique_ptr<PieceMatmul> create(MatmulSpec spec);
 
-  // Of an axis of rows or depth, for numbers of this precision.
+  // How an axis of rows or depth is cut, for numbers of this precision.
   [[nodiscard]] static Cut cut(int64_t size, int significant_bits);
 
   [[nodiscard]] const Cut& rows() const { return rows_; }

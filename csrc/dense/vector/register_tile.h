@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/numbers.h"
+
 namespace popsim::dense {
 
 inline constexpr int64_t kTileLanes = at::vec::Vectorized<float>::size();
@@ -19,7 +21,7 @@ inline constexpr int64_t kTileColumns = kMaxTileVectors * kTileLanes;
 // An axis in equal pieces of at most `limit`.
 struct Pieces {
   Pieces(int64_t size, int64_t limit)
-      : size(size), count((size + limit - 1) / limit) {}
+      : size(size), count(ceil_div(size, limit)) {}
 
   [[nodiscard]] int64_t begin(int64_t i) const { return size * i / count; }
   [[nodiscard]] int64_t length(int64_t i) const {

@@ -140,7 +140,7 @@ class DenseConvolution final : public Kernel {
   std::vector<std::pair<FloatInput, Slot>> inputs_;
   std::vector<std::pair<FloatOutput, Slot>> outputs_;
   size_t offset_ = 0;
-  // Of y, where the bias is left to us.
+  // The channels of y, where the bias is left to us.
   std::optional<Channels> channels_;
 };
 

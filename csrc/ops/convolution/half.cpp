@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/numbers.h"
 #include "dense/vector/panels.h"
 #include "ops/convolution/patch_map.h"
 #include "ops/math/vec_math.h"
@@ -100,7 +101,7 @@ class HalfConvolution final : public Kernel {
     return panels_.count() * panels_.panel_floats();
   }
   [[nodiscard]] int64_t row_blocks() const {
-    return (rows_ + kGroupRows - 1) / kGroupRows;
+    return ceil_div(rows_, kGroupRows);
   }
   [[nodiscard]] int64_t num_units() const { return groups_ * row_blocks(); }
 
@@ -203,7 +204,7 @@ class HalfConvolution final : public Kernel {
   PatchMap map_;
   int64_t groups_;
   int64_t rows_;
-  // Of the convolution that this is or is the gradient of.
+  // What the convolution has that this is, or is the gradient of.
   GroupChannels in_channels_;
   GroupChannels out_channels_;
   GroupChannels from_;

@@ -159,7 +159,7 @@ class HalfWeightGradient final : public Kernel {
   Workspace workspace_;
   PatchMap map_;
   int64_t groups_;
-  // Of one group.
+  // What one group has.
   int64_t in_channels_;
   int64_t out_channels_;
   int64_t depth_;

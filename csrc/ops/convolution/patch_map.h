@@ -27,7 +27,7 @@ class PatchMap {
   }
 
  private:
-  // Of one spatial axis: [target][kernel] -> source.
+  // One spatial axis: [target][kernel] -> source.
   struct Axis {
     int64_t num_sources;
     int64_t num_targets;

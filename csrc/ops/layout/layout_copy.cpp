@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/numbers.h"
 #include "dense/vector/transpose.h"
 #include "ops/operands/strided_walk.h"
 
@@ -75,7 +76,7 @@ LayoutCopy::LayoutCopy(const graph::Tensor& from, const graph::Tensor& to)
   rows_per_unit_ = transposes_
                        ? kTransposedRows
                        : std::max<int64_t>(kUnitElements / columns.size, 1);
-  units_per_plane_ = (rows.size + rows_per_unit_ - 1) / rows_per_unit_;
+  units_per_plane_ = ceil_div(rows.size, rows_per_unit_);
   int64_t num_units = units_per_plane_;
   for (const CopyAxis& axis : plan_.outer) num_units *= axis.size;
   shares_ = threads::Shares(threads::elements(to.numel()), num_units);

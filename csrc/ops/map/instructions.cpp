@@ -189,8 +189,6 @@ constexpr std::array kInstructions{
 
 }  // namespace
 
-std::span<const MapInstruction> all_map_instructions() { return kInstructions; }
-
 const MapInstruction* find_map_instruction(std::string_view name) {
   for (const MapInstruction& instruction : kInstructions) {
     if (instruction.name == name) return &instruction;

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <span>
 #include <string_view>
 
 namespace popsim::ops {
@@ -23,7 +22,6 @@ struct MapInstruction {
   std::array<MapFunction, 1 << kMaxMapOperands> functions;
 };
 
-[[nodiscard]] std::span<const MapInstruction> all_map_instructions();
 // nullptr for a name that is not an instruction.
 [[nodiscard]] const MapInstruction* find_map_instruction(std::string_view name);
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/numbers.h"
 #include "ops/map/program.h"
 #include "ops/operands/floats.h"
 
@@ -32,7 +33,7 @@ struct MapGrid {
   int64_t num_blocks = 0;
 
   [[nodiscard]] MapBlock block(int64_t i) const {
-    const int64_t pieces = (unit + width - 1) / width;
+    const int64_t pieces = ceil_div(unit, width);
     const int64_t piece = i % pieces;
     return {i / pieces * unit + piece * width,
             std::min(width, unit - piece * width)};

@@ -29,7 +29,7 @@ struct MapProgram {
   [[nodiscard]] size_t num_values() const {
     return num_inputs + constants.size() + code.size();
   }
-  // Of one element, in additions.
+  // What an element costs, in additions.
   [[nodiscard]] int64_t cost() const;
   // The value that statement `i` defines.
   [[nodiscard]] size_t value_of(size_t i) const {

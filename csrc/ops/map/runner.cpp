@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/numbers.h"
+
 namespace popsim::ops {
 namespace {
 
@@ -20,7 +22,7 @@ void run_step(const MapPlan::Step& step, const std::vector<float*>& values,
 
 MapRunner::MapRunner(const MapPlan& plan) {
   const MapProgram& program = plan.program;
-  const int64_t lines = (plan.grid.width + kLineFloats - 1) / kLineFloats;
+  const int64_t lines = ceil_div(plan.grid.width, kLineFloats);
   slots_.resize(plan.num_slots * static_cast<size_t>(lines));
   singles_.resize(program.num_values());
   std::copy(program.constants.begin(), program.constants.end(),

@@ -63,7 +63,7 @@ class Operand {
     strides_ = {m.batch == 1 ? 0 : s[0], s[1], s[2]};
   }
 
-  // Of the memory that load() returns.
+  // How a matrix lies in the memory that load() returns.
   [[nodiscard]] const dense::MatrixStrides& strides() const { return strides_; }
   [[nodiscard]] const void* load(const RunContext& context,
                                  char* workspace) const {

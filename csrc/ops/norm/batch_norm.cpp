@@ -81,7 +81,7 @@ void fold(const Floats& columns, int64_t width, Floats& folded) {
   }
 }
 
-// The other way round.
+// Repeats the values of the channels across the columns.
 void repeat(const float* values, int64_t channels, Floats& columns) {
   const auto width = static_cast<int64_t>(columns.size());
   for (int64_t first = 0; first < width; first += channels) {
@@ -89,8 +89,7 @@ void repeat(const float* values, int64_t channels, Floats& columns) {
   }
 }
 
-// --- Statistics
-// --------------------------------------------------------------
+// --- Statistics ---
 
 // Mean and sum of squared deviations of what a part of the tensor holds.
 class PartMoments {
@@ -274,8 +273,7 @@ class Statistics final : public Kernel {
   Floats running_;
 };
 
-// --- Gradient
-// ----------------------------------------------------------------
+// --- Gradient ---
 
 struct PartSums {
   explicit PartSums(const ChannelWalk& walk)

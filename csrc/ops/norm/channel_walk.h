@@ -35,7 +35,7 @@ class ChannelWalk {
   [[nodiscard]] int64_t count() const { return numel_ / channels_; }
   // Whether neighbours in memory are of different channels.
   [[nodiscard]] bool interleaved() const { return interleaved_; }
-  // Of the widest block.
+  // The size of the widest block.
   [[nodiscard]] int64_t max_width() const;
   [[nodiscard]] int64_t max_elements() const;
   // The tasks that share the tensor. A unit is a row of an interleaved tensor

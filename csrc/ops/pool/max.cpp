@@ -33,7 +33,7 @@ class MaxPool final : public Kernel {
     auto* indices = context.data<Index>(indices_);
     const int64_t in = g_.input_size();
     const int64_t out = g_.output_size();
-    // Of one image with its channels last, else of one channel.
+    // A unit of work is an image with its channels last, else a channel.
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
     const threads::Shares shares(

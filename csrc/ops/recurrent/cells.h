@@ -8,8 +8,8 @@
 
 namespace popsim::ops::recurrent {
 
-// Of one step: each points to the first row of shape (batch, hidden), gates to
-// (batch, gates * hidden).
+// What a step works on: each points to the first row of shape (batch, hidden),
+// gates to (batch, gates * hidden).
 struct ForwardStep {
   int64_t hidden = 0;
   // Holds the part that comes from the input; left with the gates' values.
@@ -31,8 +31,8 @@ struct BackwardStep {
   const float* state = nullptr;
   const float* grad_h = nullptr;  // from outside; null for none
   int64_t grad_h_stride = 0;      // from row to row
-  // Of what the input and what the previous h contribute to the gates; one
-  // memory except for GRU.
+  // Gradients of what the input and what the previous h contribute to the
+  // gates; one memory except for GRU.
   float* grad_input_gates = nullptr;
   float* grad_hidden_gates = nullptr;
   // From the following step to the previous: LSTM the gradient of the cell

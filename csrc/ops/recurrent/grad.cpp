@@ -48,7 +48,8 @@ enum Output : size_t {
 
 constexpr recurrent::Operands kOperands{kX, kWeightInput, kWeightHidden};
 
-// Rows of any length of step may be further apart than they are long.
+// The gradient of y is read where it is if the numbers of a row follow each
+// other, however far apart the rows are.
 FloatInput grad_y_of(const OpView& op, Workspace& workspace) {
   const graph::Tensor& y = op.input(kGradY);
   const bool keep = y.strides[2] == 1 || y.shape[2] == 1;

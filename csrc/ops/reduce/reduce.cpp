@@ -4,6 +4,7 @@
 // not depend on the number of threads.
 #include <numeric>
 
+#include "base/numbers.h"
 #include "ops/math/reduce_functions.h"
 #include "ops/op_def.h"
 #include "ops/operands/float_conversion.h"
@@ -123,11 +124,11 @@ void Reduce::plan_tasks(int64_t numel) {
   if (plan_.keeps_width) {
     fold_ = rows_to_fold(plan_);
     tile_ = std::min(plan_.width, kRowTile);
-    tiles_per_row_ = (plan_.width + tile_ - 1) / tile_;
+    tiles_per_row_ = ceil_div(plan_.width, tile_);
     num_pieces_ = plan_.num_results * tiles_per_row_;
     num_units_ = std::max<int64_t>(plan_.rows_per_result / fold_, 1);
   } else {
-    runs_per_row_ = (plan_.width + kRunElements - 1) / kRunElements;
+    runs_per_row_ = ceil_div(plan_.width, kRunElements);
     num_pieces_ = plan_.num_results;
     num_units_ = plan_.rows_per_result * runs_per_row_;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/numbers.h"
 #include "ops/math/softmax_rows.h"
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
@@ -88,7 +89,7 @@ struct Layout {
       if (i < axis) outer *= shape[i];
       if (i > axis) inner *= shape[i];
     }
-    blocks = (inner + kColumns - 1) / kColumns;
+    blocks = ceil_div(inner, kColumns);
     shares = threads::Shares(threads::elements(4 * op.output(0).numel()),
                              outer * blocks);
   }

@@ -26,10 +26,11 @@ namespace popsim::ops::update {
 inline constexpr int64_t kBlock = 512;
 
 [[nodiscard]] inline int64_t num_blocks(int64_t numel) {
-  return (numel + kBlock - 1) / kBlock;
+  return ceil_div(numel, kBlock);
 }
 
-// Of so many elements: an update reads and writes at least two tensors.
+// The work of an update of so many elements, which reads and writes at least
+// two tensors.
 [[nodiscard]] inline threads::Work work_of(int64_t numel) {
   return threads::elements(2 * numel);
 }
@@ -188,7 +189,8 @@ class Clip {
 
 // --- checks -------------------------------------------------------------
 
-// Of [accumulator], where the inputs are [gradient, accumulator, ...].
+// The type of the accumulator, where the inputs are [gradient, accumulator,
+// ...].
 [[nodiscard]] inline std::vector<TensorType> accumulated_type(
     const OpCall& op) {
   op.require_shape(0, op.input(1).shape);
