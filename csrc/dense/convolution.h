@@ -33,6 +33,8 @@ struct ConvolutionSpec {
   int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
   Order output_order = Order::kChannelsFirst;
+
+  bool operator==(const ConvolutionSpec&) const = default;
 };
 
 enum class ConvolutionPass : int8_t { kForward, kGradInput, kGradWeight };

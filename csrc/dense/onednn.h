@@ -29,8 +29,12 @@ class WorkspacePlan {
   // Returns the offset of the new buffer, a multiple of 64 bytes.
   size_t add(size_t bytes) {
     const size_t offset = bytes_;
-    bytes_ += (bytes + 63) / 64 * 64;
+    bytes_ += space(bytes);
     return offset;
+  }
+  // What a buffer takes up.
+  [[nodiscard]] static size_t space(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
   }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 

@@ -1,7 +1,6 @@
 // The gradient of a convolution's weight with half partials: the gradient of
 // the output, a row for each of its channels, times the patches of the input.
 #include <algorithm>
-#include <numeric>
 
 #include "base/numbers.h"
 #include "dense/vector/panels.h"
