@@ -18,7 +18,7 @@ class Usage {
     explicit Run(Usage& usage);
     Run(const Run&) = delete;
     Run& operator=(const Run&) = delete;
-    ~Run() { usage_.state_ = State::kFree; }
+    ~Run() { usage_.leave(); }
 
    private:
     Usage& usage_;
@@ -30,7 +30,7 @@ class Usage {
     Copy(Usage& usage, std::string_view what);
     Copy(const Copy&) = delete;
     Copy& operator=(const Copy&) = delete;
-    ~Copy() { usage_.state_ = State::kFree; }
+    ~Copy() { usage_.leave(); }
 
    private:
     Usage& usage_;
@@ -46,6 +46,7 @@ class Usage {
   enum class State : int8_t { kFree, kRunning, kStopping, kCopying };
 
   void enter(State state, std::string_view what);
+  void leave() { state_.store(State::kFree, std::memory_order_release); }
 
   std::atomic<State> state_ = State::kFree;
 };
