@@ -209,7 +209,8 @@ def train(make, loop, dtype, *, anchored):
             optimizer.param_groups[1]["lr"] = 0.05
             model.setOptimizer(optimizer)
     values += [parameter.detach().clone() for parameter in net.parameters()]
-    values += [value for _, value in sorted(model._state.read_state().items())]
+    compiled = model.compiled
+    values += [compiled.executable.read(i) for _, i in sorted(compiled.program.states.items())]
     kinds = [op.kind for op in model.compiled.host_program.graph.ops if op.phase == Phase.UPDATE]
     return values, [kind for kind in kinds if kind.endswith("_update")]
 

@@ -207,7 +207,7 @@ def test_a_wakeup_descriptor_is_left_as_it_was():
 def test_a_run_is_stopped_by_another_thread():
     _, model, x = make_trainer(400_000, 1, plain_sgd)
     model.compile(x)
-    executable = model._compiled.executable
+    executable = model.compiled.executable
     assert not executable.stop()  # nothing runs
     outcome = []
 
