@@ -245,7 +245,7 @@ def inference() -> Compiled:
             top, positions = y.topk(3, dim=1)
             parts = y.split([3, 5], dim=1)
             return (
-                top.sort(descending=True)[0].cumprod(1),
+                top.sort(descending=True)[0].cumprod(1).cumsum(1),
                 positions,
                 y.gather(1, indices) + self.calls[:2],
                 torch.nan_to_num(parts[1]).std(1),
