@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -70,12 +71,10 @@ class StateLowering:
     def _assign(self, target: Any, source: Tensor) -> None:
         variable = self._variables[target]
         name = self._traced.names[target]
-        written = self._builder.written_in(source)
-        stage = 0 if written is None else written[1]
         view = self._builder.graph.add_view(
             variable, variable.shape, variable.strides, variable.offset
         )
-        place = Place(Phase.FORWARD, stage, f"assign {name}")
+        place = Place(Phase.FORWARD, self._stage_of_change(target), f"assign {name}")
         if self._builder.graph.root(source) is self._builder.graph.root(variable):
             # What is written must not be read in another order meanwhile.
             apart = self._builder.value(source.dtype, source.shape)
@@ -107,26 +106,41 @@ class StateLowering:
         known = self._program.parameters if is_parameter else self._program.buffers
         known[name] = tensor.id
         if node in self._changes:
-            self._check_stages(node, name)
-            if self._read_by_backward(node):
-                self._give_copy(node, tensor)
+            self._keep_old_value(node, tensor)
 
-    def _read_by_backward(self, node: torch.fx.Node) -> bool:
-        """Whether the backward pass reads a placeholder, which forward has changed by then."""
-        todo, seen = [node], {node}
+    def _keep_old_value(self, node: torch.fx.Node, tensor: Tensor) -> None:
+        """Let everybody read the value that a placeholder had before forward changed it.
+
+        Who reads it behind the change, in the backward pass or on a later stage, is given a copy.
+        An earlier stage is already busy with the next micro-batch when it changes: refused.
+        """
+        stage = self._stage_of_change(node)
+        behind = False
+        for reader in self._readers(node):
+            origin = origin_of(reader)
+            if not origin.backward and origin.stage < stage:
+                raise Error(
+                    f"The buffer '{tensor.name}' is read on pipeline stage {origin.stage} and "
+                    f"changed on stage {stage}. Read and change it on the same stage."
+                )
+            reads_late = origin.backward or origin.stage > stage
+            behind = behind or (reads_late and not ignores(reader, node))
+        if behind:
+            self._give_copy(node, tensor)
+
+    def _readers(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """Return what reads a placeholder's old value, also what reads it by a view."""
+        todo, readers = [node], dict[torch.fx.Node, None]()
         while todo:
             for user in todo.pop().users:
-                if user not in self._needed or user in seen or user is self._changes[node]:
+                if user not in self._needed or user in readers or user is self._changes[node]:
                     continue
-                if origin_of(user).backward and not ignores(user, node):
-                    return True
-                if is_view(user):
-                    seen.add(user)
+                readers[user] = None
+                if is_view(user) or user.target is operator.getitem:
                     todo.append(user)
-        return False
+        return list(readers)
 
     def _give_copy(self, node: torch.fx.Node, tensor: Tensor) -> None:
-        """Let everybody read the value that a placeholder had before forward changed it."""
         copy = self._builder.value(tensor.dtype, tensor.shape)
         place = Place(Phase.FORWARD, self._stage_of_change(node), f"{tensor.name} before forward")
         self._builder.op("copy", [tensor], [copy], place=place)
@@ -135,19 +149,3 @@ class StateLowering:
     def _stage_of_change(self, node: torch.fx.Node) -> int:
         source: Any = self._changes[node].args[1]
         return origin_of(source).stage
-
-    def _check_stages(self, node: torch.fx.Node, name: str) -> None:
-        """Refuse a buffer read on an earlier stage than it is changed on.
-
-        In a pipeline the earlier stage is already busy with the next micro-batch.
-        """
-        stage = self._stage_of_change(node)
-        for user in node.users:
-            origin = origin_of(user)
-            if user in self._needed and not origin.backward and origin.stage < stage:
-                if user is self._changes[node]:
-                    continue
-                raise Error(
-                    f"The buffer '{name}' is read on pipeline stage {origin.stage} and changed on "
-                    f"stage {stage}. Read and change it on the same stage."
-                )
