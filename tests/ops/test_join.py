@@ -30,8 +30,15 @@ def test_cat(axis, dtype, layout):
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 @pytest.mark.parametrize(
     "part",
-    [lambda x: x[2], lambda x: x[:, 3], lambda x: x[..., -1], lambda x: x[:, 2::3], lambda x: x],
-    ids=["first", "middle", "last", "steps", "whole"],
+    [
+        lambda x: x[2],
+        lambda x: x[:, 3],
+        lambda x: x[..., -1],
+        lambda x: x[:, 2::3],
+        lambda x: x,
+        lambda x: x[..., 3:3],
+    ],
+    ids=["first", "middle", "last", "steps", "whole", "nothing"],
 )
 def test_into_zeros(part, dtype, layout):
     expected = torch.zeros(4, 11, 21, dtype=dtype)

@@ -73,9 +73,11 @@ LayoutCopy::LayoutCopy(const graph::Tensor& from, const graph::Tensor& to)
   const CopyAxis& rows = plan_.rows;
   const CopyAxis& columns = plan_.columns;
   transposes_ = rows.from == 1 && columns.from > 1 && columns.to == 1;
-  rows_per_unit_ = transposes_
-                       ? kTransposedRows
-                       : std::max<int64_t>(kUnitElements / columns.size, 1);
+  // Of tensors without elements every row is one without columns.
+  rows_per_unit_ =
+      transposes_
+          ? kTransposedRows
+          : kUnitElements / std::clamp<int64_t>(columns.size, 1, kUnitElements);
   units_per_plane_ = ceil_div(rows.size, rows_per_unit_);
   int64_t num_units = units_per_plane_;
   for (const CopyAxis& axis : plan_.outer) num_units *= axis.size;
