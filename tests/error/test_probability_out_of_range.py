@@ -1,4 +1,8 @@
-"""``bernoulli`` of what is no probability: the run fails, the next one is right."""
+"""Random numbers with parameters that no distribution has.
+
+A probability that forward computes fails the run, and the next one is right; a number is refused
+when the model is compiled.
+"""
 
 import math
 
@@ -45,3 +49,21 @@ def test_in_training_nothing_is_updated(h):
         model(x, y, torch.full((6, 3), 2.0))
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    "draw, problem",
+    [
+        (lambda x: torch.bernoulli(x, 1.5), r"p is 1.5, it must be in \[0, 1\]"),
+        (lambda x: x.clone().bernoulli_(math.nan), "p is nan"),
+        (lambda x: x.clone().uniform_(2.0, 1.0), "from is 2.0, it must not be above to = 1.0"),
+    ],
+)
+def test_a_number_in_forward(h, draw, problem):
+    net = h.Net(lambda net, x: draw(x))
+    model = poptorch.inferenceModel(net, h.make_options())
+    x, _ = h.good_batch()
+    with pytest.raises(poptorch.Error, match=rf"test_probability_out_of_range.py:\d+.*{problem}"):
+        model(x)
+    net.switch["on"] = False
+    torch.testing.assert_close(model(x), net(x))

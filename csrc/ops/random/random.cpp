@@ -234,8 +234,7 @@ RandomSpec parse_bernoulli(const OpView& op) {
   RandomSpec spec{.distribution = Distribution::kBernoulli};
   if (op.has_input(0)) return spec;
   const double p = op.attribute<double>("p");
-  check_user(p >= 0.0 && p <= 1.0, "random '", op.op().name, "': p is ", p,
-             ", it must be in [0, 1]");
+  op.require(p >= 0.0 && p <= 1.0, "p is in [0, 1], not ", p);
   spec.first = static_cast<float>(p);
   return spec;
 }
@@ -243,8 +242,7 @@ RandomSpec parse_bernoulli(const OpView& op) {
 RandomSpec parse_uniform(const OpView& op) {
   const double from = op.attribute<double>("from");
   const double to = op.attribute<double>("to");
-  check_user(from <= to, "random '", op.op().name, "': from is ", from,
-             ", it must not be above to, which is ", to);
+  op.require(from <= to, "from, which is ", from, ", is not above to, ", to);
   const auto low = static_cast<float>(from);
   return {.distribution = Distribution::kUniform,
           .first = low,
@@ -254,8 +252,7 @@ RandomSpec parse_uniform(const OpView& op) {
 
 RandomSpec parse_normal(const OpView& op) {
   const double std = op.attribute<double>("std");
-  check_user(std >= 0.0, "random '", op.op().name, "': std is ", std,
-             ", it must not be negative");
+  op.require(std >= 0.0, "std is not negative, as ", std, " is");
   return {.distribution = Distribution::kNormal,
           .first = static_cast<float>(op.attribute<double>("mean")),
           .second = static_cast<float>(std)};

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -98,6 +99,7 @@ def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value
     attributes = _distribution(node)
     if attributes is None or val.numel() == 0:
         return None
+    _check_parameters(attributes, place)
     inputs = []
     if node.target is aten.bernoulli.default:
         inputs = [builder.tensor(node.args[0])]
@@ -133,6 +135,19 @@ def _distribution(node: torch.fx.Node) -> dict[str, Any] | None:
         if math.isfinite(mean) and math.isfinite(std):
             return {"distribution": "normal", "mean": mean, "std": std}
     return None
+
+
+def _check_parameters(attributes: Mapping[str, Any], place: Place) -> None:
+    """Refuse numbers that the user's distribution cannot have, NaN among them."""
+    problem = ""
+    if "p" in attributes and not 0.0 <= attributes["p"] <= 1.0:
+        problem = f"p is {attributes['p']}, it must be in [0, 1]"
+    elif "from" in attributes and not attributes["from"] <= attributes["to"]:
+        problem = f"from is {attributes['from']}, it must not be above to = {attributes['to']}"
+    elif "std" in attributes and not attributes["std"] >= 0.0:
+        problem = f"std is {attributes['std']}, it must not be negative"
+    if problem:
+        raise Error(f"Random numbers {place.shown}: {problem}.")
 
 
 RULES = {target: Rule(functools.partial(_filled, fill)) for target, fill in _FILLS.items()}
