@@ -4,10 +4,12 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "base/check.h"
+#include "ops/host/anchor.h"
 #include "ops/operands/aten_types.h"
 #include "runtime/closed_memory.h"
 
@@ -15,8 +17,38 @@ namespace popsim::runtime {
 
 using graph::TensorId;
 
+namespace {
+
+// Throws InternalError unless each return is filled, by one op.
+void check_returns(const Plan& plan, const std::vector<ReturnSpec>& returns) {
+  std::vector<bool> filled(returns.size());
+  for (const graph::Op& op : plan.graph().ops()) {
+    if (op.kind != "anchor") continue;
+    const ops::Filled part =
+        ops::filled_by(ops::OpView(plan.graph(), op), plan.loop());
+    const auto position = static_cast<size_t>(part.buffer);
+    check_internal(position < returns.size(), "returns: ", describe(op),
+                   " fills return ", part.buffer, " of ", returns.size());
+    const ReturnSpec& spec = returns[position];
+    check_internal(
+        part.dtype == spec.dtype && part.numel == num_elements(spec.shape),
+        "returns: ", describe(op), " fills ", part.numel, " elements of ",
+        name_of(part.dtype), " in return ", part.buffer, ", which is ",
+        name_of(spec.dtype), to_string(spec.shape));
+    check_internal(!filled[position], "returns: ", describe(op),
+                   " fills return ", part.buffer, " a second time");
+    filled[position] = true;
+  }
+  const auto empty = std::ranges::find(filled, false);
+  check_internal(empty == filled.end(), "returns: nothing fills return ",
+                 empty - filled.begin());
+}
+
+}  // namespace
+
 Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
     : plan_(std::move(plan)), stage_(plan_), returns_(std::move(returns)) {
+  check_returns(plan_, returns_);
   for (const TensorId id : plan_.inputs()) {
     slices_.emplace_back(plan_.graph().tensor(id).bytes());
   }

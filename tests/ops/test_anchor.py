@@ -8,18 +8,19 @@ from popsim_torch.errors import InternalError
 from popsim_torch.executor.build import to_native
 
 
-def anchored(mode, period=1, dtype="float32"):
-    """Return a program whose only op copies its input, of one element, to return 0."""
+def anchored(mode, period=1, dtype="float32", buffer=0, phase=ir.Phase.FORWARD, times=1):
+    """Return a program that copies its input, of one element, to a return."""
     graph = ir.Graph()
     x = graph.add_tensor(ir.TensorKind.INPUT, torch.float32, (1,))
     attributes = {
         "mode": mode,
         "period": period,
-        "buffer": 0,
+        "buffer": buffer,
         "per_update": False,
         "dtype": dtype,
     }
-    graph.add_op("anchor", [x], [], attributes, phase=ir.Phase.FORWARD)
+    for _ in range(times):
+        graph.add_op("anchor", [x], [], attributes, phase=phase)
     return to_native(graph)
 
 
@@ -47,7 +48,34 @@ def test_one_program_serves_every_loop_count(mode, period, expected):
         assert run(anchored(mode, period), *counts, len(values)) == values
 
 
-@pytest.mark.parametrize("mode, num_entries", [("All", 5), ("All", 0), ("Final", 0), ("Sum", 0)])
-def test_a_return_that_is_too_small_is_not_overrun(mode, num_entries):
-    with pytest.raises(InternalError, match=r"entry \d of 4 bytes is outside of a buffer of"):
+@pytest.mark.parametrize("mode, num_entries", [("All", 5), ("All", 7), ("Final", 0), ("Sum", 2)])
+def test_a_return_of_another_size_is_refused(mode, num_entries):
+    with pytest.raises(InternalError, match=rf"elements of float32 .* float32\({num_entries}\)"):
         run(anchored(mode), 2, 3, num_entries)
+
+
+def test_a_return_of_another_type_is_refused():
+    with pytest.raises(InternalError, match="1 elements of float64 in return 0, which is float32"):
+        run(anchored("All", dtype="float64"), 1, 1, 1)
+
+
+def test_a_return_that_is_not_there_is_refused():
+    with pytest.raises(InternalError, match="fills return 1 of 1"):
+        run(anchored("All", buffer=1), 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "times, problem", [(0, "nothing fills return 0"), (2, "fills return 0 a second time")]
+)
+def test_each_return_is_filled_once(times, problem):
+    with pytest.raises(InternalError, match=problem):
+        run(anchored("All", times=times), 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "phase, problem",
+    [(ir.Phase.SETUP, "it runs with every run"), (ir.Phase.UPDATE, "per_update says whether")],
+)
+def test_an_anchor_in_another_phase_is_refused(phase, problem):
+    with pytest.raises(InternalError, match=problem):
+        run(anchored("All", phase=phase), 1, 1, 1)

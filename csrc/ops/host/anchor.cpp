@@ -3,13 +3,14 @@
 // A return buffer has one entry per micro-batch that its mode keeps, in the
 // order device iteration, accumulation step. A tensor written once per weight
 // update stands for all accumulation steps of its device iteration.
+#include "ops/host/anchor.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
 
-#include "ops/op_def.h"
 #include "ops/operands/aten_types.h"
 #include "ops/work.h"
 
@@ -104,11 +105,33 @@ class AnchorKernel final : public Kernel {
   at::Tensor sum_;
 };
 
+std::vector<TensorType> anchor_types(const OpCall& op) {
+  const graph::Phase phase = op.op().phase;
+  op.require(phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(
+      op.attribute<bool>("per_update") == (phase == graph::Phase::kUpdate),
+      "per_update says whether it runs once for each update");
+  return {};
+}
+
 std::vector<graph::Work> work(const OpView& op) {
   return {graph::Host{op.input(0).bytes()}};
 }
 
 }  // namespace
+
+Filled filled_by(const OpView& op, LoopCounts loop) {
+  const auto& mode = op.attribute<std::string>("mode");
+  const auto [iterations, steps] = loop;
+  int64_t entries = 1;
+  if (mode == "All") entries = iterations * steps;
+  if (mode == "EveryN") {
+    entries = iterations / op.attribute<int64_t>("period") * steps;
+  }
+  return {op.attribute<int64_t>("buffer"),
+          dtype_from_name(op.attribute<std::string>("dtype")),
+          entries * op.input(0).numel()};
+}
 
 extern const OpDef kAnchor{
     .name = "anchor",
@@ -116,7 +139,7 @@ extern const OpDef kAnchor{
         "anchor(Tensor x, *, str{All, EveryN, Final, Sum} mode, "
         "int{1..} period, int{0..} buffer, bool per_update, dtype dtype) -> ()",
     .family = "host",
-    .shape = [](const OpCall&) { return std::vector<TensorType>{}; },
+    .shape = anchor_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AnchorKernel>(op);
     },
