@@ -7,6 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
 
 #include "ops/aten/call.h"
 #include "ops/operands/aten_types.h"
@@ -47,26 +53,103 @@ std::vector<TensorType> run_without_data(const OpCall& op) {
   return types;
 }
 
+// All that the operator's results depend on, as bytes.
+class Key {
+ public:
+  template <typename T>
+  void add(const T& value) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+      bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    } else if constexpr (std::is_same_v<T, graph::TensorArgument>) {
+      add(value.input);
+    } else if constexpr (std::is_same_v<T, graph::TensorListArgument>) {
+      add(value.inputs);
+    } else if constexpr (!std::is_same_v<T, std::monostate>) {
+      add(value.size());
+      for (const auto& item : value) add(item);
+    }
+  }
+  void add(const graph::Argument& argument) {
+    add(argument.index());
+    std::visit([this](const auto& value) { add(value); }, argument);
+  }
+  [[nodiscard]] std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+std::string key_of(const OpCall& op) {
+  Key key;
+  key.add(op.attribute<std::string>("operator"));
+  key.add(op.attribute<std::string>("overload"));
+  key.add(op.attribute<graph::Arguments>("arguments").values);
+  for (size_t i = 0; i < op.num_inputs(); ++i) {
+    key.add(op.has_input(i));
+    if (!op.has_input(i)) continue;
+    const graph::Tensor& input = op.input(i);
+    key.add(input.dtype);
+    key.add(input.shape);
+    key.add(input.strides);
+  }
+  return key.take();
+}
+
+// What was asked before: much of PyTorch's code without data is Python, and a
+// model asks for most of its layers several times.
+class Answers {
+ public:
+  std::optional<std::vector<TensorType>> find(const std::string& key) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = types_.find(key);
+    if (found == types_.end()) return std::nullopt;
+    return found->second;
+  }
+  void add(std::string key, const std::vector<TensorType>& types) {
+    const std::scoped_lock lock(mutex_);
+    if (types_.size() >= kMost) types_.clear();
+    types_.insert_or_assign(std::move(key), types);
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::vector<TensorType>> types_;
+};
+
+Answers& answers() {
+  static Answers instance;
+  return instance;
+}
+
 }  // namespace
 
 std::vector<TensorType> infer_aten_types(const OpCall& op) {
   const auto& name = op.attribute<std::string>("operator");
-  if (std::ranges::find(kOtherOnCpu, name) == kOtherOnCpu.end()) {
-    try {
-      return run_without_data(op);
-    } catch (const c10::NotImplementedError&) {
-      // The operator, or one that it is made of, has no code for this.
-    } catch (const c10::Error& error) {
-      op.require(false, name,
-                 " takes its arguments: ", error.what_without_backtrace());
-    } catch (const InternalError&) {
-      throw;
-    } catch (const std::exception&) {
-      // PyTorch's code for it is Python, and does not take all that it takes
-      // with data.
-    }
+  if (std::ranges::find(kOtherOnCpu, name) != kOtherOnCpu.end()) {
+    return {TensorType::unknown()};
   }
-  return {TensorType::unknown()};
+  std::string key = key_of(op);
+  if (auto known = answers().find(key)) return std::move(*known);
+  std::vector<TensorType> types{TensorType::unknown()};
+  try {
+    types = run_without_data(op);
+  } catch (const c10::NotImplementedError&) {
+    // The operator, or one that it is made of, has no code for this.
+  } catch (const c10::Error& error) {
+    op.require(false, name,
+               " takes its arguments: ", error.what_without_backtrace());
+  } catch (const InternalError&) {
+    throw;
+  } catch (const std::exception& error) {
+    // PyTorch's code for it is Python.
+    const std::string_view problem = error.what();
+    op.require(problem.starts_with("NotImplementedError"), name,
+               " takes its arguments: ", problem.substr(0, problem.find('\n')));
+  }
+  answers().add(std::move(key), types);
+  return types;
 }
 
 }  // namespace popsim::ops
