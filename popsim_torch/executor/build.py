@@ -6,6 +6,7 @@ from typing import Any
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
+from popsim_torch.errors import InternalError
 from popsim_torch.ir import (
     Graph,
     LoopCounts,
@@ -26,6 +27,8 @@ def _argument(value: Any) -> Any:
 def _attribute(key: str, value: Any) -> Any:
     if key == "arguments":
         return _native.Arguments([_argument(item) for item in value])
+    if isinstance(value, list) and any(isinstance(item, bool) for item in value):
+        raise TypeError(f"{key} is a list of truth values, which C++ would take for numbers")
     return _text(value) if isinstance(value, str) else value
 
 
@@ -48,16 +51,22 @@ def to_native(graph: Graph) -> _native.Graph:
             tensor.offset,
         )
     for op in graph.ops:
-        native.add_op(
-            op.kind,
-            _text(op.name),
-            op.inputs,
-            op.outputs,
-            {key: _attribute(key, value) for key, value in op.attributes.items()},
-            getattr(_native.Phase, op.phase.name),
-            op.stage,
-            op.origin.source,
-        )
+        try:
+            native.add_op(
+                op.kind,
+                _text(op.name),
+                op.inputs,
+                op.outputs,
+                {key: _attribute(key, value) for key, value in op.attributes.items()},
+                getattr(_native.Phase, op.phase.name),
+                op.stage,
+                op.origin.source,
+            )
+        except TypeError as error:
+            raise InternalError(
+                f"build: C++ has no {op.kind} '{op.name}' with such values: {op.attributes}, "
+                f"inputs {op.inputs}, outputs {op.outputs}, stage {op.stage}"
+            ) from error
     return native
 
 

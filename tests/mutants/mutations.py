@@ -385,7 +385,7 @@ def other_memory(graph: Graph, random: Random) -> str | None:
 MUTATIONS: tuple[Mutation, ...] = (
     *(other_size, other_rank, other_dtype, other_dtype_of_one, other_kind_of_tensor),
     *(missing_input, missing_output, extra_operand, swapped_operands, other_operand, like_operand),
-    *(missing_attribute, extra_attribute, other_attribute, other_attribute, other_kind),
+    *(missing_attribute, extra_attribute, other_attribute, other_kind),
     *(moved_op, missing_op, repeated_op, other_phase, other_stage),
     *(other_offset, other_strides, other_view_size, other_base, other_memory),
 )
