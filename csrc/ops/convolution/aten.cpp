@@ -101,9 +101,12 @@ class AtenGradWeight final : public AtenConvolution {
   using AtenConvolution::AtenConvolution;
 
   void run(const RunContext& context) override {
+    // On several threads PyTorch's oneDNN writes outside of its memory for
+    // images whose channels lie last (a 1x1 kernel with a stride of 2).
     const auto [grad_x, grad_weight, grad_bias] =
-        backward(input(context, kGradY), input(context, kForwardX),
-                 shape_only(g_.weight), {false, true, false});
+        backward(input(context, kGradY).contiguous(),
+                 input(context, kForwardX).contiguous(), shape_only(g_.weight),
+                 {false, true, false});
     store(context, 0, grad_weight);
   }
 };
