@@ -8,7 +8,20 @@
 
 #include "base/check.h"
 
+// MKL, which PyTorch brings along on some processors, does not ask OpenMP once
+// PyTorch has set a number for the process. This is for the calling thread;
+// zero: the process's. Returns the number before.
+extern "C" int MKL_Set_Num_Threads_Local(int num_threads) __attribute__((weak));
+
 namespace popsim::threads {
+namespace {
+
+int set_for_mkl(int num_threads) {
+  if (&MKL_Set_Num_Threads_Local == nullptr) return 0;
+  return MKL_Set_Num_Threads_Local(num_threads);
+}
+
+}  // namespace
 
 int64_t budget() { return omp_in_parallel() != 0 ? 1 : at::get_num_threads(); }
 
@@ -24,8 +37,12 @@ ScopedBudget::ScopedBudget(int64_t num_threads)
     : before_(at::get_num_threads()) {
   check_internal(num_threads >= 1, "a budget of ", num_threads, " threads");
   omp_set_num_threads(static_cast<int>(num_threads));
+  mkl_before_ = set_for_mkl(static_cast<int>(num_threads));
 }
 
-ScopedBudget::~ScopedBudget() { omp_set_num_threads(before_); }
+ScopedBudget::~ScopedBudget() {
+  omp_set_num_threads(before_);
+  set_for_mkl(mkl_before_);
+}
 
 }  // namespace popsim::threads

@@ -1,7 +1,8 @@
 // How many threads may work at a time.
 //
 // The budget belongs to the thread that runs the program: it counts that thread
-// and those that it wakes, whoever wakes them - our own code, ATen or oneDNN.
+// and those that it wakes, whoever wakes them - our own code, ATen, oneDNN or
+// MKL.
 // At first it is the process's number of threads (torch.set_num_threads).
 #pragma once
 
@@ -27,6 +28,7 @@ class ScopedBudget {
 
  private:
   int before_;
+  int mkl_before_;
 };
 
 }  // namespace popsim::threads

@@ -50,18 +50,12 @@ void run_on(int64_t num_threads, int64_t count, const Body& body) {
 }
 
 // Calls body() so that nothing in it wakes another thread, for code of
-// libraries whose results depend on the number of threads.
+// libraries whose results depend on the number of threads. Not as one of
+// several tasks: MKL's factorisations of matrices are wrong inside of those.
 template <typename Body>
 void run_alone(const Body& body) {
-  if (budget() == 1) {
-    body();
-    return;
-  }
-  // Some (MKL) do not ask for the budget, but all ask whether they are in one
-  // thread of several already. The other one has nothing to do.
-  run_on(2, 2, [&](int64_t i) {
-    if (i == 0) body();
-  });
+  const ScopedBudget alone(1);
+  body();
 }
 
 class Tasks {

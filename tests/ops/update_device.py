@@ -109,6 +109,10 @@ class Device:
             inputs += norm if update.clipped else []
             self._op(update.kind, inputs, [weight, *states], update.attributes, ir.Phase.UPDATE)
 
+    def kinds(self) -> set[str]:
+        """Return the kinds of its ops."""
+        return {op.kind for op in self._graph.ops}
+
     def _gradient_of(self, update) -> ir.Tensor | None:
         if update.gradient is GradientInput.NONE:
             return None

@@ -4,6 +4,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <array>
@@ -14,23 +15,27 @@
 
 #include "ops/operands/aten_types.h"
 #include "ops/operands/float_operand.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
 
 using Geometry = ConvolutionGeometry;
 
+// Each task computes some of the images, on one thread: with several of its own
+// PyTorch adds up in another order.
 class AtenConvolution : public Kernel {
  public:
   AtenConvolution(const OpView& op, Geometry geometry)
       : g_(std::move(geometry)),
         inputs_(op.op().inputs),
-        outputs_(op.op().outputs),
+        output_(op.output_id(0)),
         type_(to_scalar_type(op.output(0).dtype)),
-        widen_(computes_in_float32(op.output(0).dtype)) {}
+        widen_(computes_in_float32(op.output(0).dtype)),
+        tasks_(threads::multiplications(num_multiplications(g_)), g_.x[0]) {}
 
   std::vector<graph::TensorId> at_tensors() const override {
-    std::vector<graph::TensorId> ids = outputs_;
+    std::vector<graph::TensorId> ids{output_};
     std::ranges::copy_if(
         inputs_, std::back_inserter(ids),
         [](graph::TensorId id) { return id != graph::kNoTensor; });
@@ -49,9 +54,30 @@ class AtenConvolution : public Kernel {
   [[nodiscard]] at::Tensor shape_only(const Shape& shape) const {
     return at::empty(shape, widen_ ? at::kFloat : type_);
   }
-  void store(const RunContext& context, size_t i,
-             const at::Tensor& value) const {
-    context.tensor(outputs_.at(i)).copy_(value);
+  [[nodiscard]] const at::Tensor& output(const RunContext& context) const {
+    return context.tensor(output_);
+  }
+  static at::Tensor images_of(const at::Tensor& tensor, threads::Range images) {
+    return tensor.narrow(0, images.begin, images.size());
+  }
+  // The results of compute(images) for each task.
+  template <typename Compute>
+  std::vector<at::Tensor> compute_all(const Compute& compute) const {
+    std::vector<at::Tensor> results(static_cast<size_t>(tasks_.count()));
+    tasks_.run([&](int64_t task, threads::Range images) {
+      const c10::InferenceMode no_autograd;
+      const threads::ScopedBudget alone(1);
+      results[static_cast<size_t>(task)] = compute(images);
+    });
+    return results;
+  }
+  void store_images(const RunContext& context,
+                    const std::vector<at::Tensor>& results) const {
+    int64_t first = 0;
+    for (const at::Tensor& images : results) {
+      output(context).narrow(0, first, images.size(0)).copy_(images);
+      first += images.size(0);
+    }
   }
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
       const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
@@ -64,10 +90,17 @@ class AtenConvolution : public Kernel {
   Geometry g_;
 
  private:
+  static int64_t num_multiplications(const Geometry& g) {
+    const Shape& positions = g.transposed ? g.x : g.y;
+    return num_elements(positions) * num_elements(g.weight) /
+           std::max<int64_t>(g.weight[0], 1);
+  }
+
   std::vector<graph::TensorId> inputs_;
-  std::vector<graph::TensorId> outputs_;
+  graph::TensorId output_;
   at::ScalarType type_;
   bool widen_;
+  threads::Tasks tasks_;
 };
 
 class AtenForward final : public AtenConvolution {
@@ -75,12 +108,16 @@ class AtenForward final : public AtenConvolution {
   using AtenConvolution::AtenConvolution;
 
   void run(const RunContext& context) override {
+    const at::Tensor x = input(context, kX);
+    const at::Tensor weight = input(context, kWeight);
     std::optional<at::Tensor> bias;
     if (has_input(kBias)) bias = input(context, kBias);
-    store(context, 0,
-          at::convolution(input(context, kX), input(context, kWeight), bias,
-                          g_.stride, g_.padding, g_.dilation, g_.transposed,
-                          g_.output_padding, g_.groups));
+    store_images(context, compute_all([&](threads::Range images) {
+                   return at::convolution(images_of(x, images), weight, bias,
+                                          g_.stride, g_.padding, g_.dilation,
+                                          g_.transposed, g_.output_padding,
+                                          g_.groups);
+                 }));
   }
 };
 
@@ -89,10 +126,14 @@ class AtenGradInput final : public AtenConvolution {
   using AtenConvolution::AtenConvolution;
 
   void run(const RunContext& context) override {
-    const auto [grad_x, grad_weight, grad_bias] =
-        backward(input(context, kGradY), shape_only(g_.x),
-                 input(context, kWeight), {true, false, false});
-    store(context, 0, grad_x);
+    const at::Tensor grad_y = input(context, kGradY);
+    const at::Tensor weight = input(context, kWeight);
+    const at::Tensor x = shape_only(g_.x);
+    store_images(context, compute_all([&](threads::Range images) {
+                   return std::get<0>(backward(images_of(grad_y, images),
+                                               images_of(x, images), weight,
+                                               {true, false, false}));
+                 }));
   }
 };
 
@@ -103,11 +144,16 @@ class AtenGradWeight final : public AtenConvolution {
   void run(const RunContext& context) override {
     // On several threads PyTorch's oneDNN writes outside of its memory for
     // images whose channels lie last (a 1x1 kernel with a stride of 2).
-    const auto [grad_x, grad_weight, grad_bias] =
-        backward(input(context, kGradY).contiguous(),
-                 input(context, kForwardX).contiguous(), shape_only(g_.weight),
-                 {false, true, false});
-    store(context, 0, grad_weight);
+    const at::Tensor grad_y = input(context, kGradY).contiguous();
+    const at::Tensor x = input(context, kForwardX).contiguous();
+    const at::Tensor weight = shape_only(g_.weight);
+    std::vector<at::Tensor> sums = compute_all([&](threads::Range images) {
+      return std::get<1>(backward(images_of(grad_y, images),
+                                  images_of(x, images), weight,
+                                  {false, true, false}));
+    });
+    for (size_t i = 1; i < sums.size(); ++i) sums[0].add_(sums[i]);
+    output(context).copy_(sums[0]);
   }
 };
 

@@ -21,9 +21,11 @@ at::Tensor matrix(const float* data, int64_t rows, int64_t columns,
 
 void run_aten(const dense::MatmulSpec& spec, const float* a, const float* b,
               const float* bias, float* c) {
-  at::Tensor product =
-      at::matmul(matrix(a, spec.m, spec.k, spec.a.row, spec.a.column),
-                 matrix(b, spec.k, spec.n, spec.b.row, spec.b.column));
+  at::Tensor product;
+  threads::run_alone([&] {
+    product = at::matmul(matrix(a, spec.m, spec.k, spec.a.row, spec.a.column),
+                         matrix(b, spec.k, spec.n, spec.b.row, spec.b.column));
+  });
   if (bias != nullptr) product.add_(matrix(bias, 1, spec.n, spec.n, 1));
   matrix(c, spec.m, spec.n, spec.n, 1).copy_(product);
 }
