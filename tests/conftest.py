@@ -37,16 +37,11 @@ def tile_units(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "processor":
         yield request.param
         return
-    import torch
-
     from popsim_torch import _native
 
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # what pays depends on it
     before = _native.emulate_tile_units(True)
     yield request.param
     _native.emulate_tile_units(before)
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

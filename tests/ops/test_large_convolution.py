@@ -13,6 +13,7 @@ from popsim_torch import _native
 from tests.ops.accuracy import assert_as_exact_as_one_sum
 from tests.ops.convolution_problem import ConvolutionProblem
 from tests.ops.images import run_image_op
+from tests.ops.num_threads import threads
 
 pytestmark = pytest.mark.usefixtures("tile_units")
 # Rounding once to the type of the result, as a share of the largest value.
@@ -141,3 +142,15 @@ def test_every_run_is_the_same():
     first = [problem.forward(), problem.grad_x(), problem.grad_weight()]
     second = [problem.forward(), problem.grad_x(), problem.grad_weight()]
     assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.usefixtures("used_tile_units")
+@pytest.mark.parametrize("name", ["bands", "many_weights", "sixteen_channels", "line", "volume"])
+def test_any_number_of_threads_gives_the_same_bits(name):
+    problem = ConvolutionProblem(CASES[name])
+    expected = []
+    for count in (1, 2, 3, 5):
+        with threads(count):
+            actual = [problem.forward(), problem.grad_x(), problem.grad_weight()]
+        expected = expected or actual
+        assert all(map(torch.equal, actual, expected)), count

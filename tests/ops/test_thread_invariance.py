@@ -5,8 +5,7 @@ A program is compiled under one number and run under another. A new op needs a s
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ import torch
 import popsim_torch as poptorch
 from popsim_torch import _native
 from popsim_torch.optim.planning import plan_updates
+from tests.ops.dense_samples import MATMULS
+from tests.ops.num_threads import threads
 from tests.ops.one_op import dtype_name
 from tests.ops.op_samples import SAMPLES
 from tests.ops.update_device import CASES, Device
@@ -21,16 +22,6 @@ from tests.ops.update_device import CASES, Device
 # Threads when the program is compiled, and when it runs.
 NUMBERS = [(1, 1), (1, 2), (1, 3), (1, 5), (2, 1), (2, 2), (3, 3), (5, 5)]
 Results = list[torch.Tensor]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
@@ -62,6 +53,13 @@ def assert_invariant(compile_program: Callable[[], Callable[[], Results]], numbe
 )
 def test_ops(sample, dtype):
     assert_invariant(lambda: sample.compile(dtype).run)
+
+
+@pytest.mark.usefixtures("used_tile_units")
+@pytest.mark.parametrize("tile_units", ["emulated"], indirect=True)
+@pytest.mark.parametrize("sample", MATMULS[:2], ids=lambda sample: sample.name)
+def test_products_on_matrix_units(sample):
+    assert_invariant(lambda: sample.compile(torch.float32).run)
 
 
 # --- Weight updates -----------------------------------------------------------

@@ -197,7 +197,7 @@ def cpp_problems(csrc: Path) -> list[str]:
             found.append(f"{where}: {source} has no layer; add it to CPP_LAYERS")
             continue
         text = _BLOCK_COMMENT.sub("", path.read_text(encoding="utf-8"))
-        if source != CPP_THREADS and not where.startswith("dense/tile/"):
+        if source != CPP_THREADS:
             for word in _THREAD_WORDS.findall(_LINE_COMMENT.sub("", text)):
                 found.append(f"{where}: only {CPP_THREADS} may name {word}")
         for bracket, header in _INCLUDE.findall(text):
@@ -212,8 +212,6 @@ def cpp_problems(csrc: Path) -> list[str]:
                     found.append(f"{where}: write own header {header} in quotes")
                 continue
             doors = sorted(door for door in CPP_DOORS if header.startswith(door))[-1:]
-            if where.startswith("dense/tile/") and header == "ATen/Parallel.h":
-                continue
             vectors = folder == "dense" and header.startswith(CPP_VECTORS)
             if vectors and "dense/onednn.h" in text:
                 # torch ships the headers of another oneDNN.

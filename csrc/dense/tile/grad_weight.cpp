@@ -1,5 +1,3 @@
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -10,12 +8,19 @@
 #include "dense/tile/image.h"
 #include "dense/tile/parts.h"
 #include "dense/tile/units.h"
+#include "threads/tasks.h"
 
 namespace popsim::dense {
 namespace {
 
 // Packed images that stay in a core's cache.
 constexpr int64_t kCacheBytes = 1 << 20;
+// Of images, that there are to be for several threads to share.
+constexpr int64_t kUnits = 4;
+// Sums that are added up, one for each task: fewer where they are large.
+constexpr int64_t kMaxTasks = 8;
+constexpr int64_t kMinTasks = 2;
+constexpr int64_t kTaskBytes = 1 << 23;
 
 // A column tile of the products: channels of the input at a tap.
 struct Columns {
@@ -26,7 +31,7 @@ struct Columns {
 // A weight's gradient is a product whose depth are the positions of the output:
 // the output's gradient times the input at a tap. A row of a tile holds two
 // positions, `half_` rows of a band apart, so that the input at another tap
-// starts some rows further here too. Each thread adds up its images.
+// starts some rows further here too. Each task adds up its images.
 class TileGradWeight final : public TileConvolution {
  public:
   explicit TileGradWeight(const ConvolutionSpec& spec)
@@ -34,8 +39,7 @@ class TileGradWeight final : public TileConvolution {
         input_(forward_products(spec)),
         num_parts_(num_parts_of(spec.significant_bits)),
         pack_row_(pack_row_function(num_parts_)),
-        multiply_(block_function(num_parts_)),
-        num_threads_(at::get_num_threads()) {
+        multiply_(block_function(num_parts_)) {
     plan_bands();
     input_contents_ = contents(spec.in_channels, input_.source);
     output_contents_ = contents(spec.out_channels, output_);
@@ -47,7 +51,9 @@ class TileGradWeight final : public TileConvolution {
                                   input_.source.offset(tap));
       }
     }
-    const int64_t share = ceil_div(spec.batch * num_bands_, num_threads_);
+    const int64_t max_tasks =
+        std::clamp(kTaskBytes / (4 * num_sums()), kMinTasks, kMaxTasks);
+    const int64_t share = ceil_div(spec.batch * num_bands_, max_tasks);
     images_ = num_bands_ > 1
                   ? 1
                   : std::clamp<int64_t>(kCacheBytes / image_bytes(), 1, share);
@@ -59,23 +65,31 @@ class TileGradWeight final : public TileConvolution {
       }
     }
     num_units_ = ceil_div(spec.batch, images_) * num_bands_;
-    num_tasks_ = std::min(num_threads_, num_units_);
+    num_tasks_ = std::min(max_tasks, num_units_);
+    tasks_ = {threads::Work{num_tasks_}, num_tasks_};
+    constexpr int64_t kChannels = 8;  // that are worth a thread
+    channels_ = {threads::work_of(spec.out_channels, kChannels),
+                 spec.out_channels};
   }
 
   size_t workspace_bytes() const override {
-    return static_cast<size_t>(num_tasks_ * thread_bytes());
+    return static_cast<size_t>(num_tasks_ * sum_bytes() +
+                               tasks_.limit() * share_bytes());
   }
 
   bool run(const ConvolutionTensors& tensors, void* workspace) override {
     std::atomic<bool> ordinary = true;
-    at::parallel_for(0, num_tasks_, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        if (!run_task(tensors, task, area(workspace, task))) ordinary = false;
+    tasks_.run([&](int64_t share, threads::Range tasks) {
+      for (int64_t task = tasks.begin; task < tasks.end; ++task) {
+        const Area area = this->area(workspace, task, share);
+        if (!run_task(tensors, task, area)) ordinary = false;
       }
     });
     if (!ordinary) return false;
-    at::parallel_for(0, spec_.out_channels, 8, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) add_up(tensors, workspace, i);
+    channels_.run([&](int64_t /*share*/, threads::Range channels) {
+      for (int64_t i = channels.begin; i < channels.end; ++i) {
+        add_up(tensors, workspace, i);
+      }
     });
     return true;
   }
@@ -98,7 +112,7 @@ class TileGradWeight final : public TileConvolution {
   }
 
  private:
-  // What a thread has for itself.
+  // The memory of a task; all but the sums is that of a share of the tasks.
   struct Area {
     float* sums;
     uint16_t* input;   // packed
@@ -115,7 +129,7 @@ class TileGradWeight final : public TileConvolution {
     const int64_t positions = source.num_positions() / source.extent[axis];
     const int64_t row_bytes = 2 * positions * num_parts_ * kStepDepth *
                               ceil_div(spec_.in_channels, kTileRows);
-    const int64_t per_image = ceil_div(num_threads_, spec_.batch);
+    const int64_t per_image = ceil_div(kUnits, spec_.batch);
     const int64_t rows = std::clamp<int64_t>(
         std::min(kCacheBytes / row_bytes, ceil_div(num_rows, per_image)), 1,
         num_rows);
@@ -160,15 +174,20 @@ class TileGradWeight final : public TileConvolution {
   [[nodiscard]] int64_t image_bytes() const {
     return 2 * (input_numbers() + output_numbers());
   }
-  [[nodiscard]] int64_t thread_bytes() const {
-    return 4 * num_sums() + images_ * image_bytes() + 2 * output_numbers();
+  [[nodiscard]] int64_t sum_bytes() const { return 4 * num_sums(); }
+  [[nodiscard]] int64_t share_bytes() const {
+    return images_ * image_bytes() + 2 * output_numbers();
   }
 
-  [[nodiscard]] Area area(void* workspace, int64_t task) const {
+  [[nodiscard]] float* sums_of(void* workspace, int64_t task) const {
+    return static_cast<float*>(workspace) + task * num_sums();
+  }
+  [[nodiscard]] Area area(void* workspace, int64_t task, int64_t share) const {
     Area area{};
-    area.sums = reinterpret_cast<float*>(static_cast<char*>(workspace) +
-                                         task * thread_bytes());
-    area.input = reinterpret_cast<uint16_t*>(area.sums + num_sums());
+    area.sums = sums_of(workspace, task);
+    area.input = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) +
+                                             num_tasks_ * sum_bytes() +
+                                             share * share_bytes());
     area.output = area.input + images_ * input_numbers();
     area.rows = area.output + images_ * output_numbers();
     return area;
@@ -247,7 +266,7 @@ class TileGradWeight final : public TileConvolution {
     }
   }
 
-  // The threads' sums of one channel of the output.
+  // The tasks' sums of one channel of the output.
   void add_up(const ConvolutionTensors& tensors, void* workspace,
               int64_t channel) const {
     const int64_t num_taps = num_columns() / input_contents_.num_groups();
@@ -262,7 +281,7 @@ class TileGradWeight final : public TileConvolution {
       const int64_t count = std::min(kTileRows, spec_.in_channels - first);
       std::array<float, static_cast<size_t>(kTileRows)> sums{};
       for (int64_t task = 0; task < num_tasks_; ++task) {
-        const float* of_task = area(workspace, task).sums + from;
+        const float* of_task = sums_of(workspace, task) + from;
         for (size_t j = 0; j < sums.size(); ++j) sums[j] += of_task[j];
       }
       for (int64_t j = 0; j < count; ++j) {
@@ -278,7 +297,6 @@ class TileGradWeight final : public TileConvolution {
   int num_parts_;
   PackRowFunction pack_row_;
   BlockFunction multiply_;
-  int64_t num_threads_;
   int64_t half_ = 0;  // rows of a band
   int64_t num_bands_ = 0;
   int64_t num_steps_ = 0;  // of an image
@@ -291,6 +309,8 @@ class TileGradWeight final : public TileConvolution {
   std::vector<int64_t> output_steps_;
   int64_t num_units_ = 0;
   int64_t num_tasks_ = 0;
+  threads::Shares tasks_;
+  threads::Shares channels_;  // of the output
 };
 
 }  // namespace

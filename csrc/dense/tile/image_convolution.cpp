@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/cpu/vec/vec.h>
 
 #include <algorithm>
@@ -16,12 +15,15 @@
 #include "dense/tile/parts.h"
 #include "dense/tile/units.h"
 #include "dense/tile/weights.h"
+#include "threads/tasks.h"
 
 namespace popsim::dense {
 namespace {
 
 // Packed weights, or packed images, that stay in a core's cache.
 constexpr int64_t kCacheBytes = 1 << 20;
+// Of images, that there are to be for several threads to share.
+constexpr int64_t kUnits = 4;
 // Steps whose sum is added to that of the steps before, which keeps the error
 // of long sums small.
 constexpr int64_t kMaxSteps = 64;
@@ -38,8 +40,8 @@ struct Part {
   int64_t band_step;  // in the output image, from row to row of a band
 };
 
-// Each thread packs images, or bands of them, and multiplies them with all of
-// the packed weights.
+// A unit is some images, or a band of one: packed by a thread and multiplied
+// with all of the packed weights.
 class ImageConvolution final : public TileConvolution {
  public:
   ImageConvolution(const ConvolutionSpec& spec, ConvolutionPass pass)
@@ -51,7 +53,6 @@ class ImageConvolution final : public TileConvolution {
         num_parts_(num_parts_of(spec.significant_bits)),
         pack_row_(pack_row_function(num_parts_)),
         multiply_(block_function(num_parts_)),
-        num_threads_(at::get_num_threads()),
         columns_(forward_ ? spec.out_channels : spec.in_channels),
         num_blocks_(ceil_div(columns_, kBlock)),
         num_results_(product(products_.output_size) * columns_) {
@@ -96,7 +97,8 @@ class ImageConvolution final : public TileConvolution {
   }
 
   size_t workspace_bytes() const override {
-    return static_cast<size_t>(2 * num_weights_ + num_threads_ * thread_bytes_);
+    const int64_t areas = std::max(units_.limit(), blocks_.limit());
+    return static_cast<size_t>(2 * num_weights_ + areas * share_bytes_);
   }
 
   bool run(const ConvolutionTensors& tensors, void* workspace) override {
@@ -107,22 +109,17 @@ class ImageConvolution final : public TileConvolution {
                     .workspace = static_cast<char*>(workspace)};
     const float of_weights = pack_weights(call);
     std::atomic<bool> ordinary = true;
-    const int64_t num_units = ceil_div(batch_, images_) * num_bands_;
-    const int64_t num_tasks = std::min(num_threads_, num_units);
-    at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) {
+    units_.run([&](int64_t share, threads::Range units) {
       const TileScope tiles;
-      for (int64_t task = begin; task < end; ++task) {
-        auto* images = reinterpret_cast<uint16_t*>(thread_area(call, task));
-        const int64_t last = num_units * (task + 1) / num_tasks;
-        for (int64_t i = num_units * task / num_tasks; i < last; ++i) {
-          const float of_images = pack_unit(call, unit_at(i), images);
-          if (!are_ordinary(of_images, of_weights, /*num_sums=*/1)) {
-            ordinary = false;
-            return;
-          }
-          for (const Part& part : parts_) {
-            compute(call, unit_at(i), part, images);
-          }
+      auto* images = reinterpret_cast<uint16_t*>(share_area(call, share));
+      for (int64_t i = units.begin; i < units.end; ++i) {
+        const float of_images = pack_unit(call, unit_at(i), images);
+        if (!are_ordinary(of_images, of_weights, /*num_sums=*/1)) {
+          ordinary = false;
+          return;
+        }
+        for (const Part& part : parts_) {
+          compute(call, unit_at(i), part, images);
         }
       }
     });
@@ -145,18 +142,18 @@ class ImageConvolution final : public TileConvolution {
     int64_t band;  // its first row
   };
 
-  // A thread's packed image.
+  // A packed image.
   [[nodiscard]] int64_t image_numbers() const {
     return contents_.num_groups() * num_parts_ * products_.source.plane();
   }
 
-  // Bands that fit into the cache, and enough of them for all threads.
+  // Bands that fit into the cache, and enough of them for some threads.
   void cut_bands() {
     const PackedImage& source = products_.source;
     const int64_t num_rows = products_.num_rows();
     const int64_t row_bytes =
         2 * image_numbers() / source.extent[source.band_axis];
-    const int64_t per_image = ceil_div(num_threads_, batch_);
+    const int64_t per_image = ceil_div(kUnits, batch_);
     const int64_t rows = std::clamp<int64_t>(
         std::min(kCacheBytes / std::max<int64_t>(row_bytes, 1),
                  ceil_div(num_rows, per_image)),
@@ -212,12 +209,16 @@ class ImageConvolution final : public TileConvolution {
     chunk_ = std::clamp<int64_t>(kCacheBytes / block_bytes, 1, num_blocks_);
     if (chunk_ < num_blocks_) {
       images_ = std::clamp<int64_t>(kCacheBytes / image_bytes, 1,
-                                    ceil_div(batch_, num_threads_));
+                                    ceil_div(batch_, kUnits));
     }
-    thread_bytes_ = images_ * image_bytes;
+    share_bytes_ = images_ * image_bytes;
     for (const Part& part : parts_) {
-      thread_bytes_ = std::max(thread_bytes_, part.weights.row_bytes());
+      share_bytes_ = std::max(share_bytes_, part.weights.row_bytes());
     }
+    // The units are for large layers only.
+    constexpr threads::Work kLarge{threads::Tasks::kMax};
+    units_ = {kLarge, ceil_div(batch_, images_) * num_bands_};
+    blocks_ = {kLarge, std::ssize(parts_) * num_blocks_};
   }
 
   [[nodiscard]] Unit unit_at(int64_t i) const {
@@ -226,8 +227,8 @@ class ImageConvolution final : public TileConvolution {
             i % num_bands_ * band_rows_};
   }
 
-  [[nodiscard]] char* thread_area(const Call& call, int64_t task) const {
-    return call.workspace + 2 * num_weights_ + task * thread_bytes_;
+  [[nodiscard]] char* share_area(const Call& call, int64_t share) const {
+    return call.workspace + 2 * num_weights_ + share * share_bytes_;
   }
 
   [[nodiscard]] uint16_t* packed_weights(const Call& call, const Part& part,
@@ -239,17 +240,13 @@ class ImageConvolution final : public TileConvolution {
   // Returns the largest sum of squares of a block.
   [[nodiscard]] float pack_weights(const Call& call) const {
     Largest largest;
-    const int64_t count = static_cast<int64_t>(parts_.size()) * num_blocks_;
-    const int64_t num_tasks = std::min(num_threads_, count);
-    at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        auto* rows = reinterpret_cast<float*>(thread_area(call, task));
-        for (int64_t i = task; i < count; i += num_tasks) {
-          const Part& part = parts_[static_cast<size_t>(i / num_blocks_)];
-          const int64_t block = i % num_blocks_;
-          largest.add(part.weights.pack(call.weight, block, rows,
-                                        packed_weights(call, part, block)));
-        }
+    blocks_.run([&](int64_t share, threads::Range blocks) {
+      auto* rows = reinterpret_cast<float*>(share_area(call, share));
+      for (int64_t i = blocks.begin; i < blocks.end; ++i) {
+        const Part& part = parts_[static_cast<size_t>(i / num_blocks_)];
+        const int64_t block = i % num_blocks_;
+        largest.add(part.weights.pack(call.weight, block, rows,
+                                      packed_weights(call, part, block)));
       }
     });
     return largest.value();
@@ -359,7 +356,6 @@ class ImageConvolution final : public TileConvolution {
   int num_parts_;
   PackRowFunction pack_row_;
   BlockFunction multiply_;
-  int64_t num_threads_;
   int64_t columns_;      // channels of the result
   int64_t num_blocks_;   // of columns
   int64_t num_results_;  // numbers of an image of the result
@@ -370,7 +366,9 @@ class ImageConvolution final : public TileConvolution {
   int64_t num_weights_ = 0;  // packed numbers
   int64_t images_ = 1;       // of a unit
   int64_t chunk_ = 1;        // blocks of columns that stay in the cache
-  int64_t thread_bytes_ = 0;
+  int64_t share_bytes_ = 0;
+  threads::Shares units_;
+  threads::Shares blocks_;  // of the weights of all parts
 };
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "dense/tile/matmul.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "dense/tile/parts.h"
 #include "dense/tile/plain_block.h"
 #include "dense/tile/units.h"
+#include "threads/tasks.h"
 
 namespace popsim::dense {
 namespace {
@@ -25,8 +24,8 @@ constexpr int64_t kMinPanelSteps = 8;
 // it alone.
 constexpr int64_t kMaxOwnBytes = 1 << 20;
 // Steps of the units, and of packing, that are worth another thread.
-constexpr int64_t kMinTaskSteps = 512;
-constexpr int64_t kMinPackSteps = 64;
+constexpr int64_t kStepsForOne = 512;
+constexpr int64_t kPackedStepsForOne = 64;
 
 // One operand in blocks.
 struct Operand {
@@ -42,7 +41,7 @@ struct Panel {
   bool last;
 };
 
-// The threads keep a chunk of one operand, the resident one, packed in their
+// Threads keep a chunk of one operand, the resident one, packed in their
 // caches; each packs blocks of the other one, the streamed one, and multiplies
 // them with all of the chunk. Both are cut along the depth where the chunk
 // would be too small otherwise.
@@ -63,10 +62,10 @@ class TileMatmul final : public Matmul {
                                    resident_.num_blocks)),
         keeps_in_c_(spec.result_type == DType::kFloat32 && spec.beta == 0.0F &&
                     !spec.update),
-        num_threads_(spec.one_thread ? 1 : at::get_num_threads()),
-        own_(spec.batch >= num_threads_ &&
+        own_(!spec.one_thread && spec.batch >= threads::most() &&
              (a_.num_blocks + b_.num_blocks) * block_bytes() <= kMaxOwnBytes),
-        num_tasks_(own_ ? 1 : num_tasks()),
+        items_(threads::Work{own_ ? spec.batch : 1}, spec.batch),
+        blocks_(block_work(), streamed_.num_blocks),
         multiply_(block_function(num_parts_)),
         writer_(spec_) {
     for (int64_t step = 0; step < panel_steps_; ++step) {
@@ -77,28 +76,19 @@ class TileMatmul final : public Matmul {
   using Matmul::run;
 
   size_t workspace_bytes() const override {
-    return static_cast<size_t>((own_ ? num_threads_ : 1) * item_bytes());
+    return static_cast<size_t>(items_.limit() * item_bytes());
   }
 
   void run(const MatmulOperands& operands) override {
     auto* workspace = static_cast<char*>(operands.workspace);
-    const int64_t groups = own_ ? num_threads_ : 1;
-    for_each_task(groups, [&](int64_t group) {
-      const int64_t last = spec_.batch * (group + 1) / groups;
-      for (int64_t i = spec_.batch * group / groups; i < last; ++i) {
-        multiply(operands_of(operands, i), workspace + group * item_bytes());
+    items_.run([&](int64_t share, threads::Range items) {
+      for (int64_t i = items.begin; i < items.end; ++i) {
+        multiply(operands_of(operands, i), workspace + share * item_bytes());
       }
     });
   }
 
  private:
-  template <typename Body>
-  static void for_each_task(int64_t count, const Body& body) {
-    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) body(task);
-    });
-  }
-
   [[nodiscard]] Operand operand(int64_t rows, TileOrder order) const {
     return {ceil_div(rows, kBlock),
             pack_function(spec_.operand_type, num_parts_, order)};
@@ -116,24 +106,27 @@ class TileMatmul final : public Matmul {
     return std::max(kResidentBytes / resident_step, kMinPanelSteps);
   }
 
-  [[nodiscard]] int64_t num_tasks() const {
-    const int64_t steps = a_.num_blocks * b_.num_blocks * num_steps_;
-    return std::clamp<int64_t>(
-        std::min(steps / kMinTaskSteps, streamed_.num_blocks), 1, num_threads_);
+  // Of a thread that has a matrix for itself, or that may wake no other.
+  [[nodiscard]] bool alone() const { return own_ || spec_.one_thread; }
+
+  [[nodiscard]] threads::Work block_work() const {
+    if (alone()) return {};
+    return threads::work_of(a_.num_blocks * b_.num_blocks * num_steps_,
+                            kStepsForOne);
   }
 
-  // The chunk, a block for each task, the sums of squares, the sums of all
+  // The chunk, a block for each share, the sums of squares, the sums of all
   // blocks between panels.
   [[nodiscard]] int64_t chunk_bytes() const { return chunk_ * block_bytes(); }
   [[nodiscard]] int64_t packed_bytes() const {
-    return chunk_bytes() + num_tasks_ * block_bytes() +
+    return chunk_bytes() + blocks_.limit() * block_bytes() +
            ceil_div(chunk_, kTileRows) * kTileRows *
                static_cast<int64_t>(sizeof(float));
   }
   // The squares of each block of the chunk.
   [[nodiscard]] float* squares(char* workspace) const {
     return reinterpret_cast<float*>(workspace + chunk_bytes() +
-                                    num_tasks_ * block_bytes());
+                                    blocks_.limit() * block_bytes());
   }
   [[nodiscard]] int64_t item_bytes() const {
     const int64_t blocks = a_.num_blocks * b_.num_blocks;
@@ -189,12 +182,11 @@ class TileMatmul final : public Matmul {
     const int64_t last = std::min(first + chunk_, resident_.num_blocks);
     pack_chunk(resident_source, panel, first, last, call.workspace);
     const float* squares = this->squares(call.workspace);
-    for_each_task(num_tasks_, [&](int64_t task) {
+    blocks_.run([&](int64_t share, threads::Range blocks) {
       const TileScope tiles;
       auto* block = reinterpret_cast<uint16_t*>(call.workspace + chunk_bytes() +
-                                                task * block_bytes());
-      const int64_t end = streamed_.num_blocks * (task + 1) / num_tasks_;
-      for (int64_t i = streamed_.num_blocks * task / num_tasks_; i < end; ++i) {
+                                                share * block_bytes());
+      for (int64_t i = blocks.begin; i < blocks.end; ++i) {
         const float of_block =
             pack_block(streamed_, streamed_source, panel, i, block);
         for (int64_t j = first; j < last; ++j) {
@@ -212,13 +204,16 @@ class TileMatmul final : public Matmul {
 
   void pack_chunk(const PartSource& source, const Panel& panel, int64_t first,
                   int64_t last, char* workspace) const {
-    const int64_t grain = std::max<int64_t>(1, kMinPackSteps / panel.num_steps);
-    at::parallel_for(first, last, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        auto* out = reinterpret_cast<uint16_t*>(workspace +
-                                                (i - first) * block_bytes());
-        squares(workspace)[i - first] =
-            pack_block(resident_, source, panel, i, out);
+    const threads::Work work =
+        alone() ? threads::Work{}
+                : threads::work_of((last - first) * panel.num_steps,
+                                   kPackedStepsForOne);
+    const threads::Shares shares(work, last - first);
+    shares.run([&](int64_t /*share*/, threads::Range blocks) {
+      for (int64_t i = blocks.begin; i < blocks.end; ++i) {
+        auto* out = reinterpret_cast<uint16_t*>(workspace + i * block_bytes());
+        squares(workspace)[i] =
+            pack_block(resident_, source, panel, first + i, out);
       }
     });
   }
@@ -342,11 +337,11 @@ class TileMatmul final : public Matmul {
   int64_t num_steps_;
   int64_t num_panels_;
   int64_t panel_steps_;
-  int64_t chunk_;    // blocks
-  bool keeps_in_c_;  // sums between panels
-  int64_t num_threads_;
-  bool own_;  // a thread has matrices of the batch for itself
-  int64_t num_tasks_;
+  int64_t chunk_;           // blocks
+  bool keeps_in_c_;         // sums between panels
+  bool own_;                // a thread has matrices of the batch for itself
+  threads::Shares items_;   // of the batch
+  threads::Shares blocks_;  // of the streamed operand
   BlockFunction multiply_;
   BlockWriter writer_;
   std::vector<int64_t> steps_;  // where a packed block's steps are
