@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch._native import has_onednn, min_cut_work
+from popsim_torch._native import min_cut_work
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, Uses
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.map_code import MapCode
@@ -42,7 +42,7 @@ def fuse_attention(graph: Graph) -> int:
     Returns:
         The number of ops that are gone.
     """
-    return _AttentionFusion(graph).run() if has_onednn() else 0
+    return _AttentionFusion(graph).run()
 
 
 class _NoMatch(Exception):

@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from popsim_torch import _native
 from tests.ops.one_op import LAYOUTS, dtype_name, run_op
-
-pytestmark = pytest.mark.skipif(
-    not _native.has_onednn(), reason="attention has products of oneDNN only"
-)
 
 # Logits of about ten are rounded to the type: errors of probabilities are ten times as large.
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 8e-3, torch.bfloat16: 6e-2}

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import popsim_torch as poptorch
-from popsim_torch._native import has_onednn
 from popsim_torch.passes import fuse_attention
 from tests.parity.compare import Loop, Pair, assert_close, quiet_options
 from tests.parity.tolerances import ONE_PASS, TRAINED
@@ -103,8 +102,7 @@ def check_training(
         pair.step(*make_inputs(2 * loop.micro_batches, dtype))
     pair.finish()
     program = pair.device.program(host=True)
-    if has_onednn():
-        assert [program.count(kind) for kind in FUSED] == [num_layers + rebuilt, num_layers]
+    assert [program.count(kind) for kind in FUSED] == [num_layers + rebuilt, num_layers]
 
 
 @pytest.mark.parametrize(("padding", "weights"), [(False, True), (True, True), (True, False)])
@@ -142,5 +140,4 @@ def test_inference(dtype, causal):
     out = model(*operands)
     expected = Model()(*(t.double() for t in operands))
     assert_close(out, expected.to(dtype), ONE_PASS[dtype])
-    if has_onednn():
-        assert FUSED[0] in model.program(host=True)
+    assert FUSED[0] in model.program(host=True)

@@ -6,13 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import popsim_torch as poptorch
-from popsim_torch._native import has_onednn
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, verify
 from popsim_torch.passes import fuse_attention as module
 from popsim_torch.passes import pipeline
 from popsim_torch.passes.fuse_attention import fuse_attention
-
-pytestmark = pytest.mark.skipif(not has_onednn(), reason="attention is fused with oneDNN only")
 
 F32 = torch.float32
 BATCH, ROWS, COLUMNS, DEPTH = 6, 86, 96, 32
