@@ -84,6 +84,15 @@ CASES = {
         (2, 3, 5, 5), (3, 4, 3, 3), [1], [0], [3], [2], transposed=True
     ),
     "transposed_3d": Case((1, 3, 3, 4, 3), (3, 2, 3, 2, 3), [2], transposed=True),
+    # Large enough to be cut: in rows of an image, images, channels of the output.
+    "cut_rows": Case((1, 32, 67, 40), (48, 32, 3, 3), padding=[1]),
+    "cut_rows_stride": Case((1, 32, 90, 60), (64, 32, 3, 3), [4, 1], [2, 1]),
+    "cut_rows_dilation": Case((2, 32, 41, 50), (32, 32, 3, 2), [2], [4], [3]),
+    "cut_rows_much_padding": Case((1, 32, 22, 70), (64, 32, 3, 3), [1], [9, 1]),
+    "cut_line": Case((1, 64, 3000), (64, 64, 7), padding=[3]),
+    "cut_images": Case((5, 32, 30, 30), (64, 32, 3, 3)),
+    "cut_channels": Case((2, 64, 12, 12), (256, 64, 3, 3)),
+    "cut_transposed": Case((3, 64, 20, 20), (64, 48, 4, 4), [2], [1], transposed=True),
 }
 
 

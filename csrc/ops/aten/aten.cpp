@@ -20,7 +20,7 @@ namespace {
 using graph::TensorId;
 
 // Operators that compare and move numbers but compute none.
-constexpr std::array<std::string_view, 22> kMoving{"aten::constant_pad_nd",
+constexpr std::array<std::string_view, 20> kMoving{"aten::constant_pad_nd",
                                                    "aten::cummax",
                                                    "aten::cummin",
                                                    "aten::diagonal_copy",
@@ -30,9 +30,7 @@ constexpr std::array<std::string_view, 22> kMoving{"aten::constant_pad_nd",
                                                    "aten::index",
                                                    "aten::index_select",
                                                    "aten::kthvalue",
-                                                   "aten::masked_select",
                                                    "aten::median",
-                                                   "aten::nonzero",
                                                    "aten::reflection_pad1d",
                                                    "aten::reflection_pad2d",
                                                    "aten::replication_pad2d",

@@ -17,7 +17,7 @@ std::vector<PoolWindow> even_windows(int64_t size, int64_t count) {
   std::vector<PoolWindow> windows;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t first = i * size / count;
-    const int64_t last = ((i + 1) * size + count - 1) / count;
+    const int64_t last = ceil_div((i + 1) * size, count);
     windows.push_back({first, last, last - first});
   }
   return windows;
