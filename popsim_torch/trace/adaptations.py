@@ -47,14 +47,17 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
     )
 
 
+# One for all: each new one stays in the thread's context for good.
+_nested_traces: Any = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+
+
 @contextmanager
 def _without_compiler() -> Iterator[None]:
     """Run what ``torch.compile`` wraps as it was written, and let that be traced."""
-    dynamo: Any = torch._dynamo
     with (
         warnings.catch_warnings(),
         torch.compiler.set_stance("force_eager"),
-        dynamo.config.patch(error_on_nested_fx_trace=False),
+        _nested_traces,
     ):
         # The hooks are those of the recorder, which has use for every call.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
