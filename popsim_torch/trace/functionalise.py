@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 
-from popsim_torch.errors import InternalError
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.result import TraceResult
 
 # Operators that fail for some values, and have no results.
@@ -55,7 +56,17 @@ class _Replay(torch.fx.Interpreter):
         self.became: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        except RuntimeError as error:
+            if not is_mutating(n):
+                raise
+            source = origin_of(n).source
+            raise Error(
+                f"Unsupported ops found in compiled model: [{n.target}]"
+                f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
+                "cannot take out of a traced model. Call the operator that returns a new tensor."
+            ) from error
         if n in self._watched:
             self.became[n] = _node_of(result)
         return result

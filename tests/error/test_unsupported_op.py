@@ -13,8 +13,9 @@ import popsim_torch as poptorch
         lambda _, x: torch.complex(x, x).abs(),
         lambda _, x: torch.view_as_complex(x.view(-1, 2, 2)).real,
         lambda _, x: x.to_sparse().to_dense(),
+        lambda _, x: x.clone().polygamma_(1),
     ],
-    ids=["fft", "complex", "view_as_complex", "sparse"],
+    ids=["fft", "complex", "view_as_complex", "sparse", "in place"],
 )
 def test_refused_at_compile_time(h, mistake):
     net = h.Net(mistake)

@@ -7,7 +7,8 @@ what a process that died was doing. Outcomes:
 - ``passed``: forward and gradients agree with eager PyTorch.
 - ``unsupported``: an ``Error`` that says so, when the model is compiled.
 - ``unclear``: any other exception.
-- ``wrong``: different values, shapes or types, or a missing gradient.
+- ``wrong``: different values, shapes or types, a missing gradient, or an ``InternalError``: the
+  program was wrong, and refused.
 - ``skipped``: eager PyTorch fails, or the sample is not one for this device (empty tensors,
   64-bit complex numbers, sparse layouts).
 """
@@ -292,7 +293,9 @@ def _outcome(probe: Probe) -> tuple[str, str]:
         return "skipped", str(skipped)
     except Wrong as wrong:
         return "wrong", str(wrong)
-    except (InternalError, NotImplementedError) as error:
+    except InternalError as error:
+        return "wrong", f"InternalError: {error}"
+    except NotImplementedError as error:
         return "unclear", f"{type(error).__name__}: {error}"
     except poptorch.Error as error:
         at_run_time = "while running" in str(error)
