@@ -134,7 +134,11 @@ struct OperandSet {
     bool open = false;
     for (const Operand& operand : operands) {
       size_t tensors = 1;
-      if (operand.count == Count::kCounted) tensors = count(operand.counter);
+      if (operand.count == Count::kCounted) {
+        tensors = count(operand.counter);
+        op.require(tensors <= total, "'", operand.counter, "' counts ", tensors,
+                   " of the ", total, " ", what);
+      }
       open = open || operand.count == Count::kAny;
       bound.insert(bound.end(), tensors, &operand);
     }
@@ -179,7 +183,8 @@ std::vector<OperandSet> sets_of(const OpCall& op, const Schema& schema) {
           : static_cast<size_t>(op.attribute<int64_t>(schema.repeats));
   const Ids inputs(op.op().inputs);
   const Ids outputs(op.op().outputs);
-  op.require(inputs.size() % count == 0 && outputs.size() % count == 0,
+  op.require(count <= inputs.size() + 1 && inputs.size() % count == 0 &&
+                 outputs.size() % count == 0,
              "it has inputs and outputs for each of ", count, " parameters");
   std::vector<OperandSet> sets;
   for (size_t i = 0; i < count; ++i) {

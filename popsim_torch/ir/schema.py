@@ -179,7 +179,7 @@ def _sets(op: Op, info: OpInfo) -> Iterator[tuple[_Ids, _Ids]]:
     """Yield inputs and outputs, set by set."""
     count = op.attributes.get(info.repeats, 1) if info.repeats else 1
     assert isinstance(count, int)
-    if len(op.inputs) % count or len(op.outputs) % count:
+    if count > len(op.inputs) + 1 or len(op.inputs) % count or len(op.outputs) % count:
         raise _error(op, f"inputs and outputs are not those of {count} parameters")
     num_in, num_out = len(op.inputs) // count, len(op.outputs) // count
     for i in range(count):
@@ -193,7 +193,12 @@ def _bound(
     bound: list[Operand] = []
     for operand in operands:
         counted = operand.count == "counted"
-        bound += [operand] * (_count(op, info, inputs, operand.counter) if counted else 1)
+        tensors = _count(op, info, inputs, operand.counter) if counted else 1
+        if counted and tensors > len(ids):
+            raise _error(
+                op, f"'{operand.counter}' counts {tensors} '{operand.name}', not {len(ids)}"
+            )
+        bound += [operand] * tensors
     while len(bound) > len(ids) and bound[-1].count == "optional":
         bound.pop()
     for position, operand in enumerate(bound):

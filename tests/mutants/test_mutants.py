@@ -107,6 +107,22 @@ def test_the_programs_are_good(name, capfd):
     assert fate(good, clone(good.program.graph)) == "runs"
 
 
+@pytest.mark.parametrize(
+    "name, kind, counter",
+    [
+        ("attention", "attention_grad", "num_others"),
+        ("recurrent", "sgd_combined_update", "parameters"),
+    ],
+)
+def test_what_counts_operands_takes_no_memory(name, kind, counter):
+    good = program(name)
+    graph = clone(good.program.graph)
+    op = next(op for op in graph.ops if op.kind == kind)
+    assert counter in op.attributes
+    op.attributes[counter] = 2**40
+    assert fate(good, graph) == "refused in Python"
+
+
 def check(name: str, count: int) -> str:
     good = program(name)
     fates: Counter[str] = Counter()
