@@ -15,6 +15,14 @@ from tests.options import make_options as some_options
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Handle Ctrl-C as Python does in a terminal; processes in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Net(nn.Module):
     """With dropout, and with running statistics that change in every micro-batch."""
 
