@@ -15,7 +15,7 @@ from tests.ops.one_op import run_op, transposed
 # Rows, depth, columns: one of each, less than a vector, whole ones and a bit, short in one axis,
 # long in all.
 SHORT = list(itertools.product((1, 3, 13, 33), (1, 4, 33), (1, 3, 5, 8, 17)))
-LONG = [(1, 700, 90), (90, 700, 1), (7, 1000, 130), (130, 1000, 7), (200, 90, 130)]
+LONG = [(1, 700, 90), (90, 700, 1), (7, 1000, 130), (40, 1500, 70), (130, 1000, 7), (200, 90, 130)]
 LONG += [(100, 32, 320), (20, 1500, 320)]  # short, with much to do
 LAYOUTS = list(itertools.product([torch.Tensor.contiguous, transposed], repeat=2))
 

@@ -295,19 +295,21 @@ class BlockedMatmul final : public Matmul {
                     first ? TileResult::kStore : TileResult::kAdd);
       return;
     }
+    // The order of the sums is that of the path above: what follows a product
+    // has no say in it.
     TileBuffer tile;
+    for (int64_t i = 0; i < block.rows && !first; ++i) {
+      std::fill_n(tile.row(i), kTileColumns, 0.0F);
+      std::copy_n(sums + i * spec_.n, columns, tile.row(i));
+    }
     run_deep_tile(left, right, block.rows, columns, length, stretch.sum,
-                  tile.output());
+                  tile.output(), first ? TileResult::kStore : TileResult::kAdd);
     for (int64_t i = 0; i < block.rows; ++i) {
-      float* row = tile.row(i);
-      float* before = sums + i * spec_.n;
-      for (int64_t j = 0; j < columns && !first; ++j)
-        row[j] = before[j] + row[j];
       if (last) {
-        row_.finish(operands, row, columns, offset + i * spec_.n, column,
-                    c + i * spec_.n);
+        row_.finish(operands, tile.row(i), columns, offset + i * spec_.n,
+                    column, c + i * spec_.n);
       } else {
-        std::copy_n(row, columns, before);
+        std::copy_n(tile.row(i), columns, sums + i * spec_.n);
       }
     }
   }
