@@ -131,6 +131,12 @@ def test_layouts(dtype, layout_a, layout_b, m, k, n):
     assert_product(layout_a(matrix(m, k, dtype=dtype)), layout_b(matrix(k, n, dtype=dtype)))
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(2048, 70, 300), (90, 600, 500), (40, 130, 64)])
+def test_columns_of_the_left_operand(m, k, n):
+    """Copied where their stride is a power of two, else read where they are."""
+    assert_product(transposed(matrix(m, k)), matrix(k, n))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout_b", BATCHED_LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("layout_a", BATCHED_LAYOUTS, ids=lambda layout: layout.__name__)

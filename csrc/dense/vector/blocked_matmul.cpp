@@ -8,6 +8,7 @@
 #include "base/numbers.h"
 #include "dense/product_row.h"
 #include "dense/vector/register_tile.h"
+#include "dense/vector/tile_end.h"
 #include "dense/vector/transpose.h"
 #include "threads/tasks.h"
 
@@ -32,6 +33,19 @@ constexpr int64_t kGroupBlocks = 8;
 constexpr int64_t kBadStride = 1024;
 constexpr int64_t kRowPadding = 16;
 
+// Rows of a that are columns in memory are read element by element where they
+// are: for so many panels that takes less time than to copy them, and no more
+// for any number with long vectors, of which a tile has more rows.
+constexpr int64_t kFewPanels = 8;
+constexpr bool kLongVectors = kTileLanes >= 16;
+
+// Whether rows of a are copied before they are multiplied.
+bool copies_a(const MatmulSpec& spec) {
+  if (spec.a.column == 1) return spec.a.row % kBadStride == 0 && spec.m > 1;
+  return spec.n > kFewPanels * kTileColumns &&
+         (!kLongVectors || spec.a.column % kBadStride == 0);
+}
+
 // How many shares there are along each axis.
 struct Grid {
   int64_t items = 1;
@@ -47,9 +61,9 @@ class BlockedMatmul final : public Matmul {
         panels_(ceil_div(spec.n, kTileColumns)),
         depth_(spec.k, kMaxDepth),
         packs_b_(spec.b.column != 1),
-        copies_a_(spec.a.column != 1 ||
-                  (spec.a.row % kBadStride == 0 && spec.m > 1)),
+        copies_a_(copies_a(spec)),
         keeps_in_c_(spec.beta == 0.0F && !spec.update),
+        ends_in_tile_(ends_in_tile(spec)),
         row_(spec_),
         limit_(spec.one_thread
                    ? 1
@@ -107,8 +121,9 @@ class BlockedMatmul final : public Matmul {
     return panels * kTileColumns * max_depth();
   }
   [[nodiscard]] int64_t share_floats() const {
-    const int64_t blocks = std::min(rows_.count, kGroupBlocks);
-    const int64_t copied = copies_a_ ? blocks * kMaxTileRows * a_stride() : 0;
+    const int64_t rows = std::min(rows_.count, kGroupBlocks) * kMaxTileRows;
+    const int64_t copied =
+        copies_a_ ? ceil_div(rows, kTileLanes) * kTileLanes * a_stride() : 0;
     return ceil_div(packed_floats() + copied, kRowPadding) * kRowPadding;
   }
   // Whether sums between stretches of the depth need memory of their own.
@@ -226,7 +241,8 @@ class BlockedMatmul final : public Matmul {
       const float* from = a + first * spec_.a.row;
       int64_t stride = spec_.a.row;
       if (copies_a_) {
-        copy(from, last - first, stretch.length, stretch.copied);
+        copy(from, last - first, spec_.m - first, stretch.length,
+             stretch.copied);
         from = stretch.copied;
         stride = a_stride();
       }
@@ -246,7 +262,10 @@ class BlockedMatmul final : public Matmul {
     }
   }
 
-  void copy(const float* a, int64_t rows, int64_t length, float* to) const {
+  // Of columns, rows behind those asked for are copied as well, if there are
+  // any: whole blocks take less time than parts of them.
+  void copy(const float* a, int64_t rows, int64_t existing, int64_t length,
+            float* to) const {
     const int64_t stride = a_stride();
     if (spec_.a.column == 1) {
       for (int64_t i = 0; i < rows; ++i) {
@@ -259,7 +278,7 @@ class BlockedMatmul final : public Matmul {
         transpose_block<kTileLanes>(a + d * spec_.a.column + i, spec_.a.column,
                                     to + i * stride + d, stride,
                                     std::min(kTileLanes, length - d),
-                                    std::min(kTileLanes, rows - i));
+                                    std::min(kTileLanes, existing - i));
       }
     }
   }
@@ -282,16 +301,17 @@ class BlockedMatmul final : public Matmul {
     const int64_t columns = std::min(kTileColumns, spec_.n - column);
     const int64_t offset =
         (stretch.item * spec_.m + block.first) * spec_.n + column;
-    const TileLeft left{block.a, block.stride, 1};
+    const TileLeft left{block.a, block.stride, copies_a_ ? 1 : spec_.a.column};
     const TileRight right = right_of(stretch, panel);
     const bool first = stretch.depth == 0;
     const bool last = stretch.depth + 1 == depth_.count;
     float* c = operands.c_floats() + offset;
     float* sums = keeps_here() ? kept(operands) + offset : c;
     const bool whole = columns % kTileLanes == 0;
-    if (whole && (!last || row_.plain())) {
+    if (whole && (!last || ends_in_tile_)) {
       run_deep_tile(left, right, block.rows, columns, length, stretch.sum,
-                    {sums, spec_.n},
+                    last ? ended_output(spec_, operands, offset, column)
+                         : TileOutput{.data = sums, .row = spec_.n},
                     first ? TileResult::kStore : TileResult::kAdd);
       return;
     }
@@ -325,6 +345,7 @@ class BlockedMatmul final : public Matmul {
   bool packs_b_;  // or only columns beyond the last whole vector
   bool copies_a_;
   bool keeps_in_c_;
+  bool ends_in_tile_;  // what follows the sums of whole vectors of columns
   ProductRow row_;
   int64_t limit_;  // of shares
 };

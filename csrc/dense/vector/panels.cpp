@@ -116,7 +116,8 @@ Panels::Panels(int64_t gates, int64_t hidden, int64_t depth,
 }
 
 threads::Shares Panels::shares() const {
-  return {threads::elements(count_ * panel_floats()), count_};
+  // Each is read and written.
+  return {threads::elements(2 * count_ * panel_floats()), count_};
 }
 
 void Panels::pack_transposed(const float* weight, float* packed) const {

@@ -10,10 +10,50 @@ namespace {
 
 using Vec = at::vec::Vectorized<float>;
 
+template <size_t kRows, size_t kVectors>
+using TileSums = std::array<std::array<Vec, kVectors>, kRows>;
+
+// Calls body(sum, row, column) for each vector of sums.
+template <size_t kRows, size_t kVectors, typename Body>
+[[gnu::always_inline]] inline void for_each_sum(TileSums<kRows, kVectors>& sums,
+                                                const Body& body) {
+#pragma GCC unroll 14
+  for (size_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) {
+      body(sums[i][v], static_cast<int64_t>(i),
+           static_cast<int64_t>(v) * kTileLanes);
+    }
+  }
+}
+
+// The end of sums that are no update.
+template <size_t kRows, size_t kVectors>
+[[gnu::always_inline]] inline void end_sums(TileSums<kRows, kVectors>& sums,
+                                            const TileOutput& out) {
+  if (const float* bias = out.bias) {
+    for_each_sum(sums, [&](Vec& sum, int64_t /*row*/, int64_t column) {
+      sum = sum + Vec::loadu(bias + column);
+    });
+  }
+  if (out.relu) {
+    for_each_sum(sums, [](Vec& sum, int64_t /*row*/, int64_t /*column*/) {
+      sum = at::vec::maximum(sum, Vec(0.0F));
+    });
+  }
+  if (const float* mask = out.mask) {
+    for_each_sum(sums, [&, stride = out.row](Vec& sum, int64_t row,
+                                             int64_t column) {
+      const Vec closed = Vec::loadu(mask + row * stride + column) <= Vec(0.0F);
+      sum = Vec::blendv(sum, Vec(0.0F), closed);
+    });
+  }
+}
+
 template <int kRows, int kVectors, TileResult kResult>
 void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
-                  const TileOutput& out) {
-  std::array<std::array<Vec, kVectors>, kRows> sums;
+                  const TileOutput& out, bool last) {
+  TileSums<kRows, kVectors> sums;
   for (auto& row : sums) row.fill(Vec(0.0F));
   // Three rows share a pointer: that many addresses fit the registers.
   constexpr int kPointers = (kRows + 2) / 3;
@@ -43,36 +83,33 @@ void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
   }
   float* first = out.data;
   const int64_t row = out.row;
-#pragma GCC unroll 14
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = first + i * row + v * kTileLanes;
-      Vec value = sums[i][v];
-      if constexpr (kResult == TileResult::kAdd) {
-        value = Vec::loadu(to) + value;
-      }
-      if constexpr (kResult == TileResult::kUpdate) {
-        value = at::vec::fmadd(Vec(-out.rate), value,
-                               Vec(out.decay) * Vec::loadu(to));
-      }
-      value.store(to);
-    }
+  if constexpr (kResult == TileResult::kAdd) {
+    for_each_sum(sums, [&](Vec& sum, int64_t i, int64_t column) {
+      sum = Vec::loadu(first + i * row + column) + sum;
+    });
   }
+  if constexpr (kResult != TileResult::kUpdate) {
+    if (last) end_sums(sums, out);
+  }
+  for_each_sum(sums, [&](Vec& sum, int64_t i, int64_t column) {
+    float* to = first + i * row + column;
+    if constexpr (kResult == TileResult::kUpdate) {
+      at::vec::fmadd(Vec(-out.rate), sum, Vec(out.decay) * Vec::loadu(to))
+          .store(to);
+    } else {
+      sum.store(to);
+    }
+  });
   if (kResult != TileResult::kUpdate || out.sums == nullptr) return;
   // Not beside the loads above: processors take a load for one of a store that
   // is a multiple of 4096 bytes away.
-#pragma GCC unroll 14
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      sums[i][v].store(out.sums + i * out.row + v * kTileLanes);
-    }
-  }
+  for_each_sum(sums, [&](Vec& sum, int64_t i, int64_t column) {
+    sum.store(out.sums + i * row + column);
+  });
 }
 
 using TileFunction = void (*)(const TileLeft&, const TileRight&, int64_t,
-                              const TileOutput&);
+                              const TileOutput&, bool);
 // By vectors and rows.
 using Tiles =
     std::array<std::array<TileFunction, kMaxTileRows>, kMaxTileVectors>;
@@ -94,24 +131,37 @@ constexpr std::array<const Tiles*, 3> kAllTiles{&kTiles<TileResult::kStore>,
                                                 &kTiles<TileResult::kAdd>,
                                                 &kTiles<TileResult::kUpdate>};
 
+// A piece of the depth; what follows the sums comes behind the last one.
+void run_piece(const TileLeft& left, const TileRight& right, int64_t rows,
+               int64_t columns, int64_t depth, const TileOutput& out,
+               TileResult result, bool last) {
+  const Tiles& tiles = *kAllTiles[static_cast<size_t>(result)];
+  const auto vectors = static_cast<size_t>(ceil_div(columns, kTileLanes));
+  tiles[vectors - 1][static_cast<size_t>(rows - 1)](left, right, depth, out,
+                                                    last);
+}
+
 }  // namespace
 
 void run_tile(const TileLeft& left, const TileRight& right, int64_t rows,
               int64_t columns, int64_t depth, const TileOutput& out,
               TileResult result) {
-  const Tiles& tiles = *kAllTiles[static_cast<size_t>(result)];
-  const auto vectors = static_cast<size_t>(ceil_div(columns, kTileLanes));
-  tiles[vectors - 1][static_cast<size_t>(rows - 1)](left, right, depth, out);
+  run_piece(left, right, rows, columns, depth, out, result, /*last=*/true);
 }
 
 void run_deep_tile(const TileLeft& left, const TileRight& right, int64_t rows,
                    int64_t columns, int64_t depth, int64_t longest,
                    const TileOutput& out, TileResult result) {
-  run_tile(left, right, rows, columns, std::min(depth, longest), out, result);
-  for (int64_t d = longest; d < depth; d += longest) {
-    run_tile({left.data + d * left.step, left.row, left.step},
-             {right.data + d * right.step, right.step}, rows, columns,
-             std::min(depth - d, longest), out, TileResult::kAdd);
+  // The first piece is described by the arguments themselves: copies of what
+  // the caller has just written would wait for the stores of the tile before.
+  int64_t end = std::min(depth, longest);
+  run_piece(left, right, rows, columns, end, out, result, end == depth);
+  while (end < depth) {
+    const int64_t d = end;
+    end = std::min(depth, d + longest);
+    run_piece({left.data + d * left.step, left.row, left.step},
+              {right.data + d * right.step, right.step}, rows, columns, end - d,
+              out, TileResult::kAdd, end == depth);
   }
 }
 

@@ -46,9 +46,15 @@ struct TileRight {
 struct TileOutput {
   float* data;
   int64_t row;
+  // Of an update; the sums themselves are also written, where it wants them.
   float rate = 0.0F;
   float decay = 0.0F;
-  float* sums = nullptr;  // also written, where an update wants them kept
+  float* sums = nullptr;
+  // What other sums end with, in this order: a bias, by column; relu; zeros
+  // where the mask, which lies as the output does, is not positive.
+  const float* bias = nullptr;
+  bool relu = false;
+  const float* mask = nullptr;
 };
 
 // What becomes of the output.
@@ -65,7 +71,7 @@ void run_tile(const TileLeft& left, const TileRight& right, int64_t rows,
               TileResult result);
 
 // The same for any depth: sums of up to `longest` products, the error of which
-// grows with that, are added up.
+// grows with that, are added up. Their end comes last.
 void run_deep_tile(const TileLeft& left, const TileRight& right, int64_t rows,
                    int64_t columns, int64_t depth, int64_t longest,
                    const TileOutput& out,

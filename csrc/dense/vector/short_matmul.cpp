@@ -8,6 +8,7 @@
 #include "base/numbers.h"
 #include "dense/product_row.h"
 #include "dense/vector/register_tile.h"
+#include "dense/vector/tile_end.h"
 #include "dense/vector/transpose.h"
 #include "threads/tasks.h"
 
@@ -42,6 +43,7 @@ class RowMajorShort final : public Matmul {
         panels_(ceil_div(spec.n, kTileColumns)),
         row_shares_(shares_of(spec, rows_.count)),
         panel_shares_(shares_of(spec, panels_)),
+        ends_in_tile_(ends_in_tile(spec)),
         row_(spec_) {}
 
   size_t workspace_bytes() const override {
@@ -109,9 +111,10 @@ class RowMajorShort final : public Matmul {
         }
       }
     }
-    if (whole && row_.plain()) {
-      run_deep_tile(left, right, rows_.length(i), columns, spec_.k, kMaxDepth,
-                    {out, spec_.n});
+    if (whole && ends_in_tile_) {
+      run_deep_tile(
+          left, right, rows_.length(i), columns, spec_.k, kMaxDepth,
+          ended_output(spec_, operands, row * spec_.n + column, column));
       return;
     }
     if (whole && spec_.update && spec_.k <= kMaxDepth) {
@@ -134,6 +137,7 @@ class RowMajorShort final : public Matmul {
   int64_t panels_;
   threads::Shares row_shares_;
   threads::Shares panel_shares_;
+  bool ends_in_tile_;  // what follows the sums of whole vectors of columns
   ProductRow row_;
 };
 

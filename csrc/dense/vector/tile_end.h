@@ -1,0 +1,28 @@
+// What follows the sums of a product, where a tile can do it in its registers.
+#pragma once
+
+#include <cstdint>
+
+#include "dense/matmul.h"
+#include "dense/vector/register_tile.h"
+
+namespace popsim::dense {
+
+// Whether all of it can be; for tiles of whole vectors.
+[[nodiscard]] inline bool ends_in_tile(const MatmulSpec& spec) {
+  return spec.alpha == 1.0F && spec.beta == 0.0F && !spec.update;
+}
+
+// The output of a tile with that end. In c the tile begins at `offset`, with
+// `column` of its rows.
+[[nodiscard]] inline TileOutput ended_output(const MatmulSpec& spec,
+                                             const MatmulOperands& operands,
+                                             int64_t offset, int64_t column) {
+  return {.data = operands.c_floats() + offset,
+          .row = spec.n,
+          .bias = spec.bias ? operands.bias + column : nullptr,
+          .relu = spec.relu,
+          .mask = spec.mask ? operands.mask + offset : nullptr};
+}
+
+}  // namespace popsim::dense
