@@ -132,7 +132,8 @@ void Reduce::plan_tasks(int64_t numel) {
     num_pieces_ = plan_.num_results;
     num_units_ = plan_.rows_per_result * runs_per_row_;
   }
-  const threads::Work work = threads::elements(numel);
+  // Read, not written as well.
+  const threads::Work work = threads::elements(numel / 2);
   tasks_ = threads::Tasks(work, num_pieces_);
   if (num_pieces_ < std::min<int64_t>(threads::Tasks(work, numel).count(), 8)) {
     tasks_ = threads::Tasks(work, num_units_);
