@@ -95,8 +95,9 @@ std::string key_of(const OpCall& op) {
   return key.take();
 }
 
-// What was asked before: much of PyTorch's code without data is Python, and a
-// model asks for most of its layers several times.
+// Of PyTorch's own operators what was asked before, since much of its code
+// without data is Python, and a model asks for most of its layers several
+// times. Other operators may be defined anew under the same name.
 class Answers {
  public:
   std::optional<std::vector<TensorType>> find(const std::string& key) {
@@ -130,8 +131,12 @@ std::vector<TensorType> infer_aten_types(const OpCall& op) {
   if (std::ranges::find(kOtherOnCpu, name) != kOtherOnCpu.end()) {
     return {TensorType::unknown()};
   }
-  std::string key = key_of(op);
-  if (auto known = answers().find(key)) return std::move(*known);
+  const bool keeps = name.starts_with("aten::");
+  std::string key;
+  if (keeps) {
+    key = key_of(op);
+    if (auto known = answers().find(key)) return std::move(*known);
+  }
   std::vector<TensorType> types{TensorType::unknown()};
   try {
     types = run_without_data(op);
@@ -148,7 +153,7 @@ std::vector<TensorType> infer_aten_types(const OpCall& op) {
     op.require(problem.starts_with("NotImplementedError"), name,
                " takes its arguments: ", problem.substr(0, problem.find('\n')));
   }
-  answers().add(std::move(key), types);
+  if (keeps) answers().add(std::move(key), types);
   return types;
 }
 
