@@ -79,7 +79,7 @@ def profile(model: poptorch.PoplarExecutor, args: Sequence[torch.Tensor], rounds
     for _ in range(rounds):
         calls.append(seconds_per_call(lambda: model(*args), num_calls))
         turns.append(compiled.executable.profile(inputs, num_calls))
-    graph = compiled.program.graph
+    graph = compiled.host_program.graph
     native = to_native(graph)
     records = []
     for times in zip(*turns, strict=True):
