@@ -12,7 +12,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo test test-asan golden slow lint format types tutorials bench bench-quick clean help
+.PHONY: build demo test test-targets test-avx2 test-asan golden slow lint format types tutorials bench bench-quick clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,17 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
 	$(PY) -m pytest -m "not slow"
+
+# Under each target that this processor has, the libraries beside the kernels held to it as well.
+test-targets: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests for each kind of processor
+	for target in $$($(PY) -c 'from popsim_torch import build_info; print(*build_info().usable_targets)'); do \
+	  echo "POPSIM_CPU=$$target"; POPSIM_CPU=$$target $(PY) -m pytest -m "not slow" || exit 1; \
+	done
+
+# What depends most on the kernels, as processors with AVX2 alone run it.
+AVX2_TESTS := tests/ops tests/parity tests/unit/lowering tests/unit/test_processor.py
+test-avx2: build $(STAMPS)/dev.installed
+	POPSIM_CPU=avx2 $(PY) -m pytest -q -m "not slow" $(AVX2_TESTS)
 
 golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read the difference
 	POPSIM_ACCEPT_GOLDEN=1 $(PY) -m pytest -q tests/golden

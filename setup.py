@@ -1,13 +1,18 @@
 """Builds ``popsim_torch._C``, the C++ library of the simulated IPU.
 
+One build runs on every x86-64 processor with SSE 4.2: what computes is compiled once for each
+target, all else for the lowest one, and the library chooses when it is loaded
+(csrc/processor/target.h).
+
 Environment:
-    POPSIM_MARCH: value for the compiler's ``-march`` (default ``native``; the empty string leaves
-        the compiler's baseline, for a build that has to run on other machines).
+    POPSIM_TARGETS: the targets to build kernels for, separated by commas (default: all), for a
+        build that is done sooner.
     POPSIM_WITHOUT_ONEDNN: set to 1 to build with ATen's kernels for dense math.
     POPSIM_SANITIZE: set to ``address`` for a slow build that stops where memory is misused.
 """
 
 import os
+import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +23,60 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ROOT = Path(__file__).parent
 ONEDNN_HEADERS = "onednn-devel-cpu-gomp"
 ONEDNN_LIBRARY = "onednn-cpu-gomp"
+
+
+def vector_flags(capability: str, march: str) -> list[str]:
+    """Return the flags of a target: the compiler's, and ``at::vec``'s capability."""
+    return [f"-march={march}", f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"]
+
+
+# From the lowest to the highest, as in csrc/processor/target.h.
+TARGETS = {
+    "sse4": vector_flags("DEFAULT", "x86-64-v2"),
+    "avx2": vector_flags("AVX2", "x86-64-v3"),
+    "avx512": vector_flags("AVX512", "x86-64-v4"),
+}
+if platform.machine() not in ("x86_64", "AMD64"):
+    TARGETS = {"baseline": ["-DCPU_CAPABILITY=DEFAULT", "-DCPU_CAPABILITY_DEFAULT"]}
+
+# The rooms that compute, and what of them is compiled once all the same: it calls no kernel.
+KERNELS = ("csrc/dense/", "csrc/ops/")
+COMMON = (
+    "csrc/dense/available.cpp",
+    "csrc/dense/onednn.cpp",
+    "csrc/dense/onednn_convolution.cpp",
+    "csrc/dense/onednn_piece.cpp",
+    "csrc/ops/aten/",
+    "csrc/ops/check.cpp",
+    "csrc/ops/host/",
+    "csrc/ops/op_def.cpp",
+    "csrc/ops/operands/aten_types.cpp",
+    "csrc/ops/operands/strided_walk.cpp",
+    "csrc/ops/order.cpp",
+    "csrc/ops/registry.cpp",
+    "csrc/ops/schema.cpp",
+    "csrc/ops/work.cpp",
+)
+# The matrix units have kernels in one file; they are used where the processor has them.
+UNITS = ("csrc/dense/tile/units.cpp", ["-mamx-tile", "-mamx-bf16", "-mavx512bf16"])
+
+
+# What most kernels include, read once for each target.
+PRECOMPILED = """
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <ATen/cpu/vec/vec.h>
+#pragma GCC diagnostic pop
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+"""
 
 
 def find_in_wheel(package: str, suffix: str) -> Path | None:
@@ -44,34 +103,42 @@ def find_onednn() -> tuple[Path, Path] | None:
     return header.parents[2], library
 
 
-def vector_flags(march: str) -> list[str]:
-    """Return the ``at::vec`` capability that the compiler's target offers."""
-    flags = [f"-march={march}"] if march else []
-    compiler = os.environ.get("CXX", "g++")
-    macros = subprocess.run(
-        [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    if all(f"__AVX512{part}__" in macros for part in ("F", "BW", "DQ", "VL")):
-        capability = "AVX512"
-    elif "__AVX2__" in macros and "__FMA__" in macros:
-        capability = "AVX2"
-    else:
-        capability = "DEFAULT"
-    return [*flags, f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"]
+def chosen_targets() -> list[str]:
+    """Return the targets to build kernels for, from the lowest to the highest."""
+    names = [name for name in os.environ.get("POPSIM_TARGETS", "").split(",") if name]
+    unknown = set(names) - set(TARGETS)
+    if unknown:
+        raise SystemExit(
+            f"POPSIM_TARGETS={','.join(names)}: unknown {', '.join(sorted(unknown))}; "
+            f"there are {', '.join(TARGETS)}"
+        )
+    return [name for name in TARGETS if not names or name in names]
+
+
+def all_sources() -> list[str]:
+    """Return the C++ files, relative to this folder."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.cpp"))
+
+
+def is_kernel(source: str) -> bool:
+    """Return whether a file is compiled for each target."""
+    return source.startswith(KERNELS) and not source.startswith(COMMON)
 
 
 def extension() -> CppExtension:
-    """Describe the one extension module."""
+    """Describe the one extension module; the kernels' files come on top (``Build``)."""
     compile_args = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden"]
     # Two kernels that compute the same must round alike. Which products are added without being
     # rounded is written in the source (std::fma, at::vec::fmadd), not left to how a loop compiles.
     compile_args.append("-ffp-contract=off")
+    # Statics of inline functions belong to the objects of their target.
+    compile_args.append("-fno-gnu-unique")
     # GCC 12 sees uninitialised values in its own AVX-512 headers; torch's have pragmas for clang.
     compile_args += ["-Wall", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"]
-    compile_args += vector_flags(os.environ.get("POPSIM_MARCH", "native"))
+    targets = chosen_targets()
+    names = "".join(f"{name}," for name in targets)
+    each = " ".join(f"X({name})" for name in targets)
+    compile_args += [f'-DPOPSIM_TARGETS="{names}"', f"-DPOPSIM_FOR_EACH_TARGET(X)={each}"]
     include_dirs = [str(ROOT / "csrc")]
     link_args = ["-fopenmp"]
     sanitizer = os.environ.get("POPSIM_SANITIZE")
@@ -89,7 +156,7 @@ def extension() -> CppExtension:
         link_args += ["-Wl,-rpath,$ORIGIN/../../..", f"-Wl,-rpath,{library.parent}"]
     return CppExtension(
         "popsim_torch._C",
-        sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp")),
+        [source for source in all_sources() if not is_kernel(source)],
         include_dirs=include_dirs,
         depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
         extra_compile_args=compile_args,
@@ -97,4 +164,66 @@ def extension() -> CppExtension:
     )
 
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": BuildExtension})
+class Build(BuildExtension):
+    """Compiles the kernels for each target, then all else."""
+
+    def build_extension(self, ext: CppExtension) -> None:
+        """Link each target's objects into one that shows nothing but its table of kernels."""
+        common = list(ext.extra_compile_args)
+        folder = Path(self.build_temp).absolute()
+        for target in chosen_targets():
+            ext.extra_objects.append(str(self.build_kernels(ext, target, folder / target)))
+        ext.extra_compile_args = [*common, *next(iter(TARGETS.values()))]
+        super().build_extension(ext)
+
+    def build_kernels(self, ext: CppExtension, target: str, folder: Path) -> Path:
+        """Return the object file with the kernels of a target."""
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = [
+            *ext.extra_compile_args,
+            *TARGETS[target],
+            f"-DPOPSIM_KERNELS=popsim_kernels_{target}",
+        ]
+        flags += ["-include", str(self.precompile(ext, flags, folder / "precompiled.h"))]
+        sources = [source for source in all_sources() if is_kernel(source)]
+        units, units_flags = UNITS
+        groups = [(sources, flags)]
+        if target == "avx512":
+            sources.remove(units)
+            groups.append(([units], flags + units_flags))
+        objects: list[str] = []
+        for number, (files, arguments) in enumerate(groups):
+            objects += self.compiler.compile(
+                files,
+                output_dir=str(folder / str(number)),
+                include_dirs=ext.include_dirs,
+                extra_postargs=arguments,
+                depends=ext.depends,
+            )
+        # Inline functions of headers are compiled for the target here: no other code may use them.
+        linked, kernels = folder / "linked.o", folder / "kernels.o"
+        linker = ["-r", "--force-group-allocation", "-o", str(linked), *objects]
+        subprocess.run(["ld", *linker], check=True)
+        keep = f"--keep-global-symbol=popsim_kernels_{target}"
+        subprocess.run(["objcopy", keep, str(linked), str(kernels)], check=True)
+        return kernels
+
+    def precompile(self, ext: CppExtension, flags: list[str], header: Path) -> Path:
+        """Write a header that GCC has already read when it is included with these flags."""
+        includes = [f"-I{folder}" for folder in (*ext.include_dirs, *self.compiler.include_dirs)]
+        command = [
+            os.environ.get("CXX", "c++"),
+            *self.compiler.compiler_so[1:],
+            *includes,
+            *flags,
+            *("-x", "c++-header", str(header), "-o", f"{header}.gch"),
+        ]
+        stamp = header.with_suffix(".command")
+        if not stamp.exists() or stamp.read_text() != str(command):
+            header.write_text(PRECOMPILED)
+            subprocess.run(command, check=True)
+            stamp.write_text(str(command))
+        return header
+
+
+setup(ext_modules=[extension()], cmdclass={"build_ext": Build})

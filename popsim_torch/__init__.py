@@ -38,6 +38,7 @@ from popsim_torch.ops import (
     set_available_memory,
 )
 from popsim_torch.options import Options, TensorLocationSettings
+from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.stages import (
     BeginBlock,
     Block,
@@ -51,14 +52,14 @@ from popsim_torch.stages import (
     module_repr,
     removeBlocks,
 )
-
-__version__ = "0.1.0"
+from popsim_torch.version import __version__
 
 __all__ = [
     "AutoStage",
     "BeginBlock",
     "Block",
     "BlockFunction",
+    "BuildInfo",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
@@ -89,6 +90,8 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "VariableRetrievalMode",
+    "__version__",
+    "build_info",
     "createPoptorchError",
     "enums",
     "identity_loss",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch  # noqa: F401  (the extension needs torch's libraries to be loaded)
+import torch  # (the extension needs torch's libraries to be loaded)
 
 from popsim_torch.errors import Error, InternalError
 
@@ -25,16 +27,21 @@ try:
         TensorArgument,
         TensorKind,
         TensorListArgument,
+        built_targets,
+        choose_target,
         emulate_tile_units,
         has_onednn,
         has_tile_units,
         infer_types,
         min_cut_work,
         num_emulated_products,
+        onednn_version,
         op_table,
         parse_schema,
         product_can_fuse,
         schedule_actions,
+        target,
+        usable_targets,
         validate_schedule,
         work_of,
     )
@@ -62,18 +69,22 @@ __all__ = [
     "TensorArgument",
     "TensorKind",
     "TensorListArgument",
+    "built_targets",
     "emulate_tile_units",
     "has_onednn",
     "has_tile_units",
     "infer_types",
     "min_cut_work",
     "num_emulated_products",
+    "onednn_version",
     "op_table",
     "parse_schema",
     "product_can_fuse",
     "schedule_actions",
+    "target",
     "translated",
     "translated_errors",
+    "usable_targets",
     "validate_schedule",
     "work_of",
 ]
@@ -96,3 +107,50 @@ def translated_errors() -> Iterator[None]:
         yield
     except ERRORS as error:
         raise translated(error) from error
+
+
+_LIBRARIES = {
+    # ATen, Intel's MKL, oneDNN (torch's own and ours), from the lowest target to the highest.
+    "sse4": ("default", "SSE4_2", "SSE41"),
+    "avx2": ("avx2", "AVX2", "AVX2"),
+    "avx512": ("avx512", "AVX512", "AVX512_CORE"),
+}
+
+
+def _obey_environment() -> None:
+    """Use the target that the environment variable ``POPSIM_CPU`` names, if it is set.
+
+    The libraries that compute beside our kernels are held to it as well, by their own variables,
+    where those are not set.
+
+    Raises:
+        Error: There is no such target, or this processor or build does not have it.
+    """
+    wanted = os.environ.get("POPSIM_CPU", "")
+    if not wanted:
+        return
+    usable = usable_targets()
+    if wanted not in usable:
+        known = "" if wanted in built_targets() else ", which this build does not know"
+        raise Error(
+            f"POPSIM_CPU={wanted}{known}: the targets that this processor and build have are "
+            f"{', '.join(usable)}. Unset POPSIM_CPU to use {usable[-1]}."
+        )
+    choose_target(wanted)
+    if wanted not in _LIBRARIES:
+        return
+    aten, mkl, onednn = _LIBRARIES[wanted]
+    os.environ.setdefault("ATEN_CPU_CAPABILITY", aten)
+    os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", mkl)
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", onednn)
+    held = os.environ["ATEN_CPU_CAPABILITY"].upper()
+    in_use = torch.backends.cpu.get_cpu_capability()
+    if in_use != held:
+        warnings.warn(
+            f"POPSIM_CPU={wanted}: PyTorch computes with {in_use}, as it was used before "
+            f"popsim_torch was imported. Set ATEN_CPU_CAPABILITY={aten} as well.",
+            stacklevel=2,
+        )
+
+
+_obey_environment()

@@ -32,7 +32,8 @@ def describe_machine() -> str:
     return (
         f"{datetime.date.today()}: {processor_name()}, {torch.get_num_threads()} of "
         f"{os.cpu_count()} cores{load}; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, popsim_torch {poptorch.__version__}"
+        f"torch {torch.__version__}, popsim_torch {poptorch.__version__} "
+        f"({poptorch.build_info().target})"
     )
 
 

@@ -1,5 +1,5 @@
 // The Python face of the C++ library: converters and one-line forwards.
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "base/check.h"
 #include "bindings/ops.h"

@@ -8,11 +8,12 @@
 
 #include "dense/available.h"
 #include "dense/matmul.h"
-#include "dense/tile/units.h"
 #include "dense/vector/piece_matmul.h"
 #include "ops/check.h"
+#include "ops/kernels.h"
 #include "ops/schema.h"
 #include "ops/work.h"
+#include "processor/target.h"
 
 namespace py = pybind11;
 
@@ -72,7 +73,7 @@ bool product_can_fuse(Fusion what, const std::string& dtype, const Shape& a,
                       const Strides& a_strides, const Shape& b,
                       const Strides& b_strides) {
   const DType type = dtype_from_name(dtype);
-  return dense::Matmul::can_fuse({.m = a.at(0),
+  return ops::kernels().can_fuse({.m = a.at(0),
                                   .n = b.at(1),
                                   .k = a.at(1),
                                   .a = {0, a_strides.at(0), a_strides.at(1)},
@@ -86,9 +87,14 @@ bool product_can_fuse(Fusion what, const std::string& dtype, const Shape& a,
 
 void bind_dense(py::module_& m) {
   m.def("has_onednn", &dense::available);
-  m.def("has_tile_units", &dense::has_tile_units);
-  m.def("emulate_tile_units", &dense::emulate_tile_units, py::arg("on"));
-  m.def("num_emulated_products", &dense::num_emulated_products);
+  m.def("onednn_version", &dense::version);
+  m.def("has_tile_units", [] { return ops::kernels().has_tile_units(); });
+  m.def(
+      "emulate_tile_units",
+      [](bool on) { return ops::kernels().emulate_tile_units(on); },
+      py::arg("on"));
+  m.def("num_emulated_products",
+        [] { return ops::kernels().num_emulated_products(); });
   m.def("min_cut_work", [] { return dense::kMinCutWork; });
   py::enum_<Fusion>(m, "Fusion")
       .value("RELU", Fusion::kRelu)
@@ -97,6 +103,31 @@ void bind_dense(py::module_& m) {
   m.def("product_can_fuse", &product_can_fuse, py::arg("what"),
         py::arg("dtype"), py::arg("a"), py::arg("a_strides"), py::arg("b"),
         py::arg("b_strides"));
+}
+
+std::vector<std::string> names_of(
+    const std::vector<processor::Target>& targets) {
+  std::vector<std::string> names;
+  for (const auto target : targets) {
+    names.emplace_back(processor::name_of(target));
+  }
+  return names;
+}
+
+void choose_target(const std::string& name) {
+  for (const auto target : processor::usable_targets()) {
+    if (processor::name_of(target) != name) continue;
+    processor::choose_target(target);
+    return;
+  }
+  check_internal(false, "choose_target: '", name, "' is not usable");
+}
+
+void bind_targets(py::module_& m) {
+  m.def("built_targets", [] { return names_of(processor::built_targets()); });
+  m.def("usable_targets", [] { return names_of(processor::usable_targets()); });
+  m.def("target", [] { return processor::name_of(processor::target()); });
+  m.def("choose_target", &choose_target, py::arg("name"));
 }
 
 void bind_schema(py::module_& m) {
@@ -161,6 +192,7 @@ void bind_table(py::module_& m) {
 }  // namespace
 
 void bind_ops(py::module_& m) {
+  bind_targets(m);
   bind_schema(m);
   bind_table(m);
   bind_dense(m);

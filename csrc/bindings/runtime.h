@@ -1,7 +1,7 @@
 // The Python face of csrc/runtime.
 #pragma once
 
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace popsim::bindings {
 

@@ -1,7 +1,7 @@
 // Lets Python's signal handlers run while a program does.
 #pragma once
 
-#include <torch/extension.h>
+#include <pybind11/pybind11.h>
 
 #include <optional>
 

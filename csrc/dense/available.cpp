@@ -17,4 +17,14 @@ bool available() {
 #endif
 }
 
+std::string version() {
+#if defined(POPSIM_HAVE_ONEDNN)
+  const dnnl_version_t* library = dnnl_version();
+  return std::to_string(library->major) + "." + std::to_string(library->minor) +
+         "." + std::to_string(library->patch);
+#else
+  return {};
+#endif
+}
+
 }  // namespace popsim::dense

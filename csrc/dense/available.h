@@ -5,8 +5,12 @@
 // no fast code for; the ops then compute with ATen.
 #pragma once
 
+#include <string>
+
 namespace popsim::dense {
 
 [[nodiscard]] bool available();
+// Of the library, as "3.2.0"; empty in a build without it.
+[[nodiscard]] std::string version();
 
 }  // namespace popsim::dense

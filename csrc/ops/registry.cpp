@@ -1,63 +1,55 @@
-// Every op of the device, one line each. The entries stand beside the kernels.
+// Every op of the device, by name.
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <unordered_map>
 
+#include "ops/kernels.h"
 #include "ops/op_def.h"
+#include "processor/target.h"
+
+// Those that this build has (setup.py).
+#define POPSIM_DECLARE(target) \
+  extern "C" const popsim::ops::Kernels* popsim_kernels_##target();
+POPSIM_FOR_EACH_TARGET(POPSIM_DECLARE)
+#undef POPSIM_DECLARE
 
 namespace popsim::ops {
 
-// Each line declares an entry of this namespace and lists it.
+// Those that are compiled once: each line declares an entry of this namespace
+// and lists it. All other ops are in kernels.cpp.
 // clang-format off
-const std::array kOps{
-    [] { extern const OpDef kAccumulate; return &kAccumulate; }(),
-    [] { extern const OpDef kAdamUpdate; return &kAdamUpdate; }(),
+const std::array kCommonOps{
     [] { extern const OpDef kAnchor; return &kAnchor; }(),
     [] { extern const OpDef kAten; return &kAten; }(),
-    [] { extern const OpDef kAttention; return &kAttention; }(),
-    [] { extern const OpDef kAttentionGrad; return &kAttentionGrad; }(),
-    [] { extern const OpDef kAveragePool; return &kAveragePool; }(),
-    [] { extern const OpDef kAveragePoolGrad; return &kAveragePoolGrad; }(),
-    [] { extern const OpDef kBatchNormGrad; return &kBatchNormGrad; }(),
-    [] { extern const OpDef kBatchNormStatistics; return &kBatchNormStatistics; }(),
-    [] { extern const OpDef kCat; return &kCat; }(),
-    [] { extern const OpDef kConvolution; return &kConvolution; }(),
-    [] { extern const OpDef kConvolutionGradInput; return &kConvolutionGradInput; }(),
-    [] { extern const OpDef kConvolutionGradWeight; return &kConvolutionGradWeight; }(),
-    [] { extern const OpDef kCopy; return &kCopy; }(),
-    [] { extern const OpDef kCrossEntropyGrad; return &kCrossEntropyGrad; }(),
-    [] { extern const OpDef kCumsum; return &kCumsum; }(),
-    [] { extern const OpDef kEmbedding; return &kEmbedding; }(),
-    [] { extern const OpDef kEmbeddingGrad; return &kEmbeddingGrad; }(),
-    [] { extern const OpDef kGradientNorm; return &kGradientNorm; }(),
-    [] { extern const OpDef kGroupNorm; return &kGroupNorm; }(),
-    [] { extern const OpDef kGroupNormGrad; return &kGroupNormGrad; }(),
-    [] { extern const OpDef kIntoZeros; return &kIntoZeros; }(),
-    [] { extern const OpDef kLambUpdate; return &kLambUpdate; }(),
-    [] { extern const OpDef kLayerNorm; return &kLayerNorm; }(),
-    [] { extern const OpDef kLayerNormGrad; return &kLayerNormGrad; }(),
-    [] { extern const OpDef kMap; return &kMap; }(),
-    [] { extern const OpDef kMatmul; return &kMatmul; }(),
-    [] { extern const OpDef kMaxPool; return &kMaxPool; }(),
-    [] { extern const OpDef kMaxPoolGrad; return &kMaxPoolGrad; }(),
-    [] { extern const OpDef kNllLoss; return &kNllLoss; }(),
-    [] { extern const OpDef kNllLossGrad; return &kNllLossGrad; }(),
     [] { extern const OpDef kPrint; return &kPrint; }(),
-    [] { extern const OpDef kRandom; return &kRandom; }(),
-    [] { extern const OpDef kRecurrent; return &kRecurrent; }(),
-    [] { extern const OpDef kRecurrentGrad; return &kRecurrentGrad; }(),
-    [] { extern const OpDef kReduce; return &kReduce; }(),
-    [] { extern const OpDef kRmspropUpdate; return &kRmspropUpdate; }(),
-    [] { extern const OpDef kSgdCombinedAccumulate; return &kSgdCombinedAccumulate; }(),
-    [] { extern const OpDef kSgdCombinedUpdate; return &kSgdCombinedUpdate; }(),
-    [] { extern const OpDef kSgdMomentumUpdate; return &kSgdMomentumUpdate; }(),
-    [] { extern const OpDef kSgdProductUpdate; return &kSgdProductUpdate; }(),
-    [] { extern const OpDef kSgdUpdate; return &kSgdUpdate; }(),
-    [] { extern const OpDef kSoftmax; return &kSoftmax; }(),
-    [] { extern const OpDef kSoftmaxGrad; return &kSoftmaxGrad; }(),
 };
 // clang-format on
 
 namespace {
+
+// The objects of a target: those of AVX-512 are the matrix units', too.
+std::string_view group_of(processor::Target target) {
+  return processor::name_of(
+      target == processor::Target::kAmx ? processor::Target::kAvx512 : target);
+}
+
+const Kernels& kernels_of(processor::Target target) {
+#define POPSIM_RETURN(group) \
+  if (group_of(target) == #group) return *popsim_kernels_##group();
+  POPSIM_FOR_EACH_TARGET(POPSIM_RETURN)
+#undef POPSIM_RETURN
+  check_internal(false, "no kernels for ", processor::name_of(target));
+  std::abort();
+}
+
+std::vector<const OpDef*> list_ops() {
+  std::vector<const OpDef*> ops(kCommonOps.begin(), kCommonOps.end());
+  const std::span<const OpDef* const> of_target = kernels().ops;
+  ops.insert(ops.end(), of_target.begin(), of_target.end());
+  std::ranges::sort(ops, {}, &OpDef::name);
+  return ops;
+}
 
 struct Entry {
   const OpDef* def;
@@ -66,7 +58,7 @@ struct Entry {
 
 std::unordered_map<std::string_view, Entry> read_entries() {
   std::unordered_map<std::string_view, Entry> entries;
-  for (const OpDef* op : kOps) {
+  for (const OpDef* op : all_ops()) {
     Schema schema = parse_schema(op->schema);
     check_internal(schema.name == op->name, "the schema of '", op->name,
                    "' begins with another name");
@@ -92,6 +84,17 @@ const Schema& find_schema(std::string_view name) {
   return find_entry(name).schema;
 }
 
-std::span<const OpDef* const> all_ops() { return kOps; }
+std::span<const OpDef* const> all_ops() {
+  static const std::vector<const OpDef*> ops = list_ops();
+  return ops;
+}
+
+const Kernels& kernels() {
+  static const Kernels& chosen = []() -> const Kernels& {
+    processor::keep_target();
+    return kernels_of(processor::target());
+  }();
+  return chosen;
+}
 
 }  // namespace popsim::ops

@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
     ("_C",),
-    ("enums", "errors", "dtypes"),
+    ("enums", "errors", "dtypes", "version"),
     ("_native",),
     ("ir",),
     ("anchors",),
+    ("processor",),
     ("options", "stages", "optim", "arguments"),
     ("ops", "dataloader"),
     ("trace", "passes"),
@@ -36,7 +37,7 @@ PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace")
 # Who may name a module that is otherwise low enough for everybody.
 PYTHON_DOORS = {
     "_C": {"_native"},
-    "_native": {"trace", "passes", "ops", "executor", "model", "report"},
+    "_native": {"trace", "passes", "ops", "processor", "executor", "model", "report"},
 }
 
 # The families of ops; none knows another, but what is written here.
@@ -52,6 +53,7 @@ CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}
 # A room is a folder of csrc; inside of ops it is a folder of that.
 CPP_LAYERS = (
     ("base",),
+    ("processor",),
     ("threads",),
     ("target", "graph", "dense"),
     ("cost", "schedule"),

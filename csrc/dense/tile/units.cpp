@@ -4,12 +4,10 @@
 
 #include "base/check.h"
 #include "dense/tile/block_kernel.h"
+#include "processor/target.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
 #define POPSIM_PROCESSOR_UNITS 1
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <array>
 
 #include "dense/tile/processor_units.h"
@@ -22,21 +20,11 @@
 namespace popsim::dense {
 namespace {
 
-#if defined(POPSIM_PROCESSOR_UNITS)
-bool may_use_tile_data() {
-  // From Linux' asm/prctl.h: the state of the tiles must be asked for once.
-  constexpr long kRequestPermission = 0x1023;
-  constexpr long kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 bool processor_has_units() {
-  static const bool result = __builtin_cpu_supports("amx-bf16") &&
-                             __builtin_cpu_supports("avx512bf16") &&
-                             may_use_tile_data();
-  return result;
+  return processor::target() == processor::Target::kAmx;
 }
 
+#if defined(POPSIM_PROCESSOR_UNITS)
 // Eight tiles of 16 rows of 64 bytes, as the instruction wants to read it.
 struct alignas(64) Configuration {
   uint8_t palette = 1;
@@ -47,8 +35,6 @@ struct alignas(64) Configuration {
 };
 
 constexpr Configuration kConfiguration;
-#else
-bool processor_has_units() { return false; }
 #endif
 
 std::atomic<bool> emulated = false;

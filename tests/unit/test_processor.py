@@ -1,0 +1,122 @@
+"""The kernels' target is chosen when the package is loaded, and can be a lower one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import popsim_torch as poptorch
+from popsim_torch import _C
+
+TRAINING = """
+import torch
+import popsim_torch as poptorch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(288, 40),
+            torch.nn.LayerNorm(40), torch.nn.Linear(40, 4), torch.nn.LogSoftmax(dim=-1))
+    def forward(self, x, labels):
+        y = self.layers(x)
+        return y, torch.nn.functional.nll_loss(y, labels)
+
+def model_and_optimizer():
+    torch.manual_seed(0)
+    model = Model()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def losses(anchors):
+    options = poptorch.Options().showCompilationProgressBar(False)
+    for name in anchors:
+        options.anchorTensor(name, name)
+    model, optimizer = model_and_optimizer()
+    training = poptorch.trainingModel(model, options, optimizer)
+    return torch.stack([training(x, labels)[1] for _ in range(5)])
+
+torch.manual_seed(1)
+x, labels = torch.randn(16, 3, 8, 8), torch.randint(4, (16,))
+eager, optimizer = model_and_optimizer()
+expected = []
+for _ in range(5):
+    optimizer.zero_grad()
+    loss = eager(x, labels)[1]
+    loss.backward()
+    optimizer.step()
+    expected.append(loss.detach())
+plain = losses([])
+torch.testing.assert_close(plain, torch.stack(expected), rtol=1e-4, atol=1e-6)
+names = ["Gradient___layers.3.weight", "UpdatedVar___layers.0.weight"]
+assert torch.equal(losses(names), plain), "anchors change bits"
+print(poptorch.build_info())
+"""
+
+
+def run_python(code, target):
+    environment = {k: v for k, v in os.environ.items() if k not in HELD}
+    environment["POPSIM_CPU"] = target
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+ATEN = {"sse4": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
+
+
+@pytest.mark.parametrize("target", _C.usable_targets())
+def test_training_like_eager_under_each_target(target):
+    result = run_python(TRAINING, target)
+    assert result.returncode == 0, result.stderr
+    assert f"target {target} of" in result.stdout
+    if target in ATEN:
+        assert f"({ATEN[target]})" in result.stdout
+
+
+def test_an_unknown_target_is_refused():
+    result = run_python("import popsim_torch", "avx9")
+    assert result.returncode != 0
+    message = result.stderr.strip().splitlines()[-1]
+    assert "POPSIM_CPU=avx9, which this build does not know" in message
+    assert ", ".join(_C.usable_targets()) in message
+
+
+@pytest.mark.skipif("amx" in _C.usable_targets(), reason="this processor has all targets")
+def test_a_target_that_the_processor_lacks_is_refused():
+    missing = next(name for name in _C.built_targets() if name not in _C.usable_targets())
+    result = run_python("import popsim_torch", missing)
+    assert result.returncode != 0
+    assert f"POPSIM_CPU={missing}: the targets that" in result.stderr
+
+
+def test_pytorch_that_has_chosen_already_is_pointed_out():
+    if len(_C.usable_targets()) < 2:
+        pytest.skip("there is no lower target")
+    lowest = _C.usable_targets()[0]
+    code = "import torch; torch.ones(3).exp(); import popsim_torch"
+    result = run_python(code, lowest)
+    assert result.returncode == 0
+    assert f"Set ATEN_CPU_CAPABILITY={ATEN[lowest].lower()} as well" in result.stderr
+
+
+def test_the_target_stays_once_kernels_were_asked_for():
+    others = [name for name in _C.usable_targets() if name != _C.target()]
+    if not others:
+        pytest.skip("there is one target")
+    assert _C.op_table()
+    with pytest.raises(_C.InternalError, match="kernels were asked for already"):
+        _C.choose_target(others[0])
+
+
+def test_build_info_is_one_line():
+    info = poptorch.build_info()
+    assert info.target == _C.target()
+    assert info.usable_targets == tuple(_C.usable_targets())
+    assert info.num_threads == torch.get_num_threads()
+    text = str(info)
+    assert "\n" not in text
+    for part in (info.version, info.target, info.torch, info.python):
+        assert part in text
