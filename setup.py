@@ -17,6 +17,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -218,11 +219,13 @@ class Build(BuildExtension):
             *flags,
             *("-x", "c++-header", str(header), "-o", f"{header}.gch"),
         ]
-        stamp = header.with_suffix(".command")
-        if not stamp.exists() or stamp.read_text() != str(command):
+        # Another PyTorch has other headers under the same name.
+        made_from = str((torch.__version__, PRECOMPILED, command))
+        stamp = header.with_suffix(".txt")
+        if not stamp.exists() or stamp.read_text() != made_from:
             header.write_text(PRECOMPILED)
             subprocess.run(command, check=True)
-            stamp.write_text(str(command))
+            stamp.write_text(made_from)
         return header
 
 
