@@ -137,6 +137,17 @@ def test_columns_of_the_left_operand(m, k, n):
     assert_product(transposed(matrix(m, k)), matrix(k, n))
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(100, 600, 1000), (200, 50, 2040), (40, 130, 1024)])
+@pytest.mark.parametrize("layout_a", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_rows_of_the_right_operand_that_lie_far_apart(layout_a, m, k, n):
+    """Copied where they are a multiple of 4096 bytes apart; that changes no bit."""
+    a, b = layout_a(matrix(m, k)), matrix(k, n)
+    far_apart = torch.zeros(k, 2048)
+    far_apart[:, :n] = b
+    assert_product(a, far_apart[:, :n])
+    assert torch.equal(Product(a, far_apart[:, :n]).run(), Product(a, b).run())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout_b", BATCHED_LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("layout_a", BATCHED_LAYOUTS, ids=lambda layout: layout.__name__)

@@ -7,6 +7,7 @@
 
 #include "base/numbers.h"
 #include "dense/product_row.h"
+#include "dense/vector/pack_rows.h"
 #include "dense/vector/register_tile.h"
 #include "dense/vector/tile_end.h"
 #include "dense/vector/transpose.h"
@@ -28,16 +29,17 @@ constexpr int64_t kCachedFloats = 512 * kMaxDepth;
 constexpr int64_t kMaxSum = 256;
 // Blocks of rows that are multiplied with those panels one after the other.
 constexpr int64_t kGroupBlocks = 8;
-// Rows that are multiples of this apart push each other out of the first-level
-// cache.
-constexpr int64_t kBadStride = 1024;
 constexpr int64_t kRowPadding = 16;
 
 // Rows of a that are columns in memory are read element by element where they
 // are: for so many panels that takes less time than to copy them, and no more
 // for any number with long vectors, of which a tile has more rows.
 constexpr int64_t kFewPanels = 8;
-constexpr bool kLongVectors = kTileLanes >= 16;
+
+// Whether whole panels are copied.
+bool packs_b(const MatmulSpec& spec) {
+  return spec.b.column != 1 || has_bad_rows(spec.b.row);
+}
 
 // Whether rows of a are copied before they are multiplied.
 bool copies_a(const MatmulSpec& spec) {
@@ -60,7 +62,7 @@ class BlockedMatmul final : public Matmul {
         rows_(spec.m, kMaxTileRows),
         panels_(ceil_div(spec.n, kTileColumns)),
         depth_(spec.k, kMaxDepth),
-        packs_b_(spec.b.column != 1),
+        packs_b_(packs_b(spec)),
         copies_a_(copies_a(spec)),
         keeps_in_c_(spec.beta == 0.0F && !spec.update),
         ends_in_tile_(ends_in_tile(spec)),
@@ -194,26 +196,21 @@ class BlockedMatmul final : public Matmul {
   // packed[panel][depth][column] of those panels that are packed, with zeros
   // behind the last column.
   void pack(const Stretch& stretch) const {
+    if (spec_.b.column == 1) {
+      const int64_t first = packs_b_ ? stretch.panels.begin : panels_ - 1;
+      if (first >= stretch.panels.end || !is_packed(first)) return;
+      const int64_t column = first * kTileColumns;
+      const int64_t end = std::min(stretch.panels.end * kTileColumns, spec_.n);
+      pack_rows(stretch.b + column, spec_.b.row, end - column, stretch.length,
+                stretch.packed);
+      return;
+    }
     float* to = stretch.packed;
     for (int64_t i = stretch.panels.begin; i < stretch.panels.end; ++i) {
-      if (!is_packed(i)) continue;
-      const int64_t column = i * kTileColumns;
-      if (packs_b_) {
-        for (int64_t v = 0; v < kTileColumns; v += kTileLanes) {
-          pack_columns(stretch.b, column + v, stretch.length, to + v);
-        }
-      } else {
-        pack_rows(stretch.b + column, spec_.n - column, stretch.length, to);
+      for (int64_t v = 0; v < kTileColumns; v += kTileLanes) {
+        pack_columns(stretch.b, i * kTileColumns + v, stretch.length, to + v);
       }
       to += stretch.length * kTileColumns;
-    }
-  }
-
-  void pack_rows(const float* b, int64_t columns, int64_t length,
-                 float* to) const {
-    for (int64_t d = 0; d < length; ++d, to += kTileColumns) {
-      std::copy_n(b + d * spec_.b.row, columns, to);
-      std::fill(to + columns, to + kTileColumns, 0.0F);
     }
   }
 

@@ -11,8 +11,11 @@ namespace {
 
 using Vec = at::vec::Vectorized<float>;
 
+constexpr int64_t kMaxRows = 6;
 // Rows computed at a time: the sums fill most vector registers.
-constexpr int64_t kMaxRows = kLanes >= 16 ? 6 : 3;
+constexpr int64_t max_rows(int64_t vectors) {
+  return kLanes >= 16 ? kMaxRows : std::min(kMaxRows, 12 / vectors);
+}
 // A panel is multiplied in pieces that fit in L1.
 constexpr int64_t kDepth = 128;
 
@@ -62,32 +65,39 @@ void multiply_block(const float* panel, const float* a, int64_t lda,
 }
 
 using MultiplyBlock = decltype(&multiply_block<1, 1, false>);
-using BlocksByRows = std::array<MultiplyBlock, kMaxRows>;
+// By rows; null beyond the most there are.
+struct BlocksByRows {
+  int64_t max_rows;
+  std::array<MultiplyBlock, kMaxRows> functions;
+};
 
 template <int kVectors, bool kHalf, int... kRows>
 constexpr BlocksByRows blocks_of(
     std::integer_sequence<int, kRows...> /*rows*/) {
-  return {multiply_block<kRows + 1, kVectors, kHalf>...};
+  return {sizeof...(kRows), {multiply_block<kRows + 1, kVectors, kHalf>...}};
 }
 
+template <int kVectors, bool kHalf>
+constexpr BlocksByRows kBlocksOf = blocks_of<kVectors, kHalf>(
+    std::make_integer_sequence<int, max_rows(kVectors)>());
+
+// By vectors.
 template <bool kHalf>
-constexpr std::array<BlocksByRows, kMaxPanelVectors> kBlocks = [] {
-  constexpr std::make_integer_sequence<int, kMaxRows> kRows;
-  return std::array{blocks_of<1, kHalf>(kRows), blocks_of<2, kHalf>(kRows),
-                    blocks_of<3, kHalf>(kRows), blocks_of<4, kHalf>(kRows)};
-}();
+constexpr std::array<BlocksByRows, kMaxPanelVectors> kBlocks{
+    kBlocksOf<1, kHalf>, kBlocksOf<2, kHalf>, kBlocksOf<3, kHalf>,
+    kBlocksOf<4, kHalf>};
 
 // Rows of any number, in blocks of about one size: a block of few rows waits
 // for its weights.
 void multiply_rows(const BlocksByRows& blocks, int64_t width,
                    const float* panel, const float* a, int64_t lda,
                    int64_t rows, int64_t depth, bool add, float* out) {
-  const int64_t num_blocks = ceil_div(rows, kMaxRows);
+  const int64_t num_blocks = ceil_div(rows, blocks.max_rows);
   for (int64_t i = 0; i < num_blocks; ++i) {
     const int64_t begin = rows * i / num_blocks;
     const int64_t count = rows * (i + 1) / num_blocks - begin;
-    blocks[static_cast<size_t>(count - 1)](panel, a + begin * lda, lda, depth,
-                                           add, out + begin * width);
+    blocks.functions[static_cast<size_t>(count - 1)](
+        panel, a + begin * lda, lda, depth, add, out + begin * width);
   }
 }
 

@@ -17,6 +17,17 @@ inline constexpr int64_t kTileLanes = at::vec::Vectorized<float>::size();
 inline constexpr int kMaxTileRows = kTileLanes >= 16 ? 14 : 6;
 inline constexpr int kMaxTileVectors = 2;
 inline constexpr int64_t kTileColumns = kMaxTileVectors * kTileLanes;
+inline constexpr bool kLongVectors = kTileLanes >= 16;
+// Rows that are multiples of this apart push each other out of the first-level
+// cache, and some hundreds of them out of the second-level one.
+inline constexpr int64_t kBadStride = 1024;
+
+// Whether rows of columns are too far apart to be read again and again where
+// they lie. With long vectors, which are whole cache lines, a copy takes longer
+// than it spares (measured).
+[[nodiscard]] constexpr bool has_bad_rows(int64_t stride) {
+  return !kLongVectors && stride % kBadStride == 0;
+}
 
 // An axis in equal pieces of at most `limit`.
 struct Pieces {

@@ -7,6 +7,7 @@
 
 #include "base/numbers.h"
 #include "dense/product_row.h"
+#include "dense/vector/pack_rows.h"
 #include "dense/vector/register_tile.h"
 #include "dense/vector/tile_end.h"
 #include "dense/vector/transpose.h"
@@ -24,7 +25,16 @@ constexpr int64_t kMinTransposed = 12;
 // Products that are added up one after the other: the error of such a sum grows
 // with its length.
 constexpr int64_t kMaxDepth = 1024;
+// Rows that push each other out of the caches are copied for so many tiles that
+// read them: for fewer, a copy takes as long as it spares.
+constexpr int64_t kMinReads = 4;
 constexpr int64_t kLineFloats = 16;  // of a cache line
+// Tiles of a transposed output that are finished together: most of what follows
+// their sums then is whole vectors.
+constexpr int64_t kStripTiles = kLongVectors ? 4 : 8;
+constexpr int64_t kStripColumns =
+    ceil_div((kStripTiles - 1) * kMaxTileRows + kTileLanes, kTileLanes) *
+    kTileLanes;
 // Side of the blocks that a matrix is transposed in.
 constexpr int kBlock = 16;
 constexpr int64_t kColumnUnit = std::max<int64_t>(kTileLanes, kBlock);
@@ -34,7 +44,8 @@ threads::Shares shares_of(const MatmulSpec& spec, int64_t pieces) {
 }
 
 // Few rows, or a short depth: b is row major, each of its rows is read where it
-// is. Only columns beyond the last whole vector are copied.
+// is. What is copied are columns beyond the last whole vector, and rows that
+// would push each other out of the caches before the next tile reads them.
 class RowMajorShort final : public Matmul {
  public:
   explicit RowMajorShort(const MatmulSpec& spec)
@@ -43,59 +54,75 @@ class RowMajorShort final : public Matmul {
         panels_(ceil_div(spec.n, kTileColumns)),
         row_shares_(shares_of(spec, rows_.count)),
         panel_shares_(shares_of(spec, panels_)),
+        copies_b_(has_bad_rows(spec.b.row) && rows_.count >= kMinReads),
         ends_in_tile_(ends_in_tile(spec)),
         row_(spec_) {}
 
   size_t workspace_bytes() const override {
-    if (spec_.n % kTileLanes == 0) return 0;
-    return sizeof(float) * static_cast<size_t>(spec_.k * kTileColumns);
+    if (!copies_b_ && spec_.n % kTileLanes == 0) return 0;
+    const int64_t shares = std::max(row_shares_.limit(), panel_shares_.limit());
+    return sizeof(float) * static_cast<size_t>(shares * copied_floats());
   }
 
   using Matmul::run;
   void run(const MatmulOperands& operands) override {
-    auto* tail = static_cast<float*>(operands.workspace);
-    if (spec_.n % kTileLanes != 0) copy_tail(operands.b_floats(), tail);
     if (rows_.count >= 2 * threads::budget()) {
-      row_shares_.run([&](int64_t /*share*/, threads::Range rows) {
-        run_part(operands, tail, rows, {0, panels_});
+      row_shares_.run([&](int64_t share, threads::Range rows) {
+        run_share(operands, share, rows, {0, panels_});
       });
     } else {
-      panel_shares_.run([&](int64_t /*share*/, threads::Range panels) {
-        run_part(operands, tail, {0, rows_.count}, panels);
+      panel_shares_.run([&](int64_t share, threads::Range panels) {
+        run_share(operands, share, {0, rows_.count}, panels);
       });
     }
   }
 
  private:
-  void copy_tail(const float* b, float* tail) const {
-    const int64_t begin = (panels_ - 1) * kTileColumns;
-    const int64_t count = spec_.n - begin;
-    for (int64_t d = 0; d < spec_.k; ++d) {
-      float* row = tail + d * kTileColumns;
-      std::copy_n(b + d * spec_.b.row + begin, count, row);
-      std::fill(row + count, row + kTileColumns, 0.0F);
-    }
+  [[nodiscard]] int64_t copied_floats() const {
+    return (copies_b_ ? kPackedPanels : 1) * spec_.k * kTileColumns;
+  }
+  [[nodiscard]] int64_t columns_of(int64_t panel) const {
+    return std::min(kTileColumns, spec_.n - panel * kTileColumns);
   }
 
-  void run_part(const MatmulOperands& operands, const float* tail,
-                threads::Range rows, threads::Range panels) const {
+  void run_share(const MatmulOperands& operands, int64_t share,
+                 threads::Range rows, threads::Range panels) const {
+    float* copied =
+        static_cast<float*>(operands.workspace) + share * copied_floats();
     TileBuffer tile;
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+      const TileRight right =
+          right_of(operands.b_floats(), panel, panels, copied);
       for (int64_t i = rows.begin; i < rows.end; ++i) {
-        compute(operands, tail, i, panel, tile);
+        compute(operands, right, i, panel, tile);
       }
     }
   }
 
-  void compute(const MatmulOperands& operands, const float* tail, int64_t i,
-               int64_t panel, TileBuffer& tile) const {
+  // Copies some of the share's panels when it comes to the first of them.
+  [[nodiscard]] TileRight right_of(const float* b, int64_t panel,
+                                   threads::Range panels, float* copied) const {
+    const float* rows = b + panel * kTileColumns;
+    if (!copies_b_ && columns_of(panel) % kTileLanes == 0) {
+      return {rows, spec_.b.row};
+    }
+    const int64_t together = copies_b_ ? kPackedPanels : 1;
+    const int64_t index = (panel - panels.begin) % together;
+    if (index == 0) {
+      const int64_t end = std::min(panel + together, panels.end);
+      const int64_t columns =
+          std::min(end * kTileColumns, spec_.n) - panel * kTileColumns;
+      pack_rows(rows, spec_.b.row, columns, spec_.k, copied);
+    }
+    return {copied + index * spec_.k * kTileColumns, kTileColumns};
+  }
+
+  void compute(const MatmulOperands& operands, const TileRight& right,
+               int64_t i, int64_t panel, TileBuffer& tile) const {
     const int64_t row = rows_.begin(i);
     const int64_t column = panel * kTileColumns;
-    const int64_t columns = std::min(kTileColumns, spec_.n - column);
+    const int64_t columns = columns_of(panel);
     const bool whole = columns % kTileLanes == 0;
-    const TileRight right =
-        whole ? TileRight{operands.b_floats() + column, spec_.b.row}
-              : TileRight{tail, kTileColumns};
     const TileLeft left{operands.a_floats() + row * spec_.a.row, spec_.a.row,
                         spec_.a.column};
     float* out = operands.c_floats() + row * spec_.n + column;
@@ -137,6 +164,7 @@ class RowMajorShort final : public Matmul {
   int64_t panels_;
   threads::Shares row_shares_;
   threads::Shares panel_shares_;
+  bool copies_b_;
   bool ends_in_tile_;  // what follows the sums of whole vectors of columns
   ProductRow row_;
 };
@@ -167,17 +195,9 @@ class ColumnMajorShort final : public Matmul {
       float* columns =
           static_cast<float*>(operands.workspace) + share * columns_size();
       transpose(operands.a_floats(), columns);
-      TileBuffer tile;
-      for (int64_t i = blocks.begin; i < blocks.end; ++i) {
-        const int64_t first = blocks_.begin(i);
-        const TileLeft left{operands.b_floats() + first * spec_.b.column,
-                            spec_.b.column, 1};
-        for (int64_t row = 0; row < spec_.m; row += kTileColumns) {
-          const int64_t rows = std::min(kTileColumns, spec_.m - row);
-          run_deep_tile(left, {columns + row, width_}, blocks_.length(i), rows,
-                        spec_.k, kMaxDepth, tile.output());
-          store(tile, operands, first, blocks_.length(i), row, rows);
-        }
+      for (int64_t i = blocks.begin; i < blocks.end; i += kStripTiles) {
+        run_strip(operands, columns,
+                  {i, std::min(i + kStripTiles, blocks.end)});
       }
     });
   }
@@ -213,17 +233,38 @@ class ColumnMajorShort final : public Matmul {
     }
   }
 
-  // Writes output columns [first, first + count) of rows [row, row + rows).
-  void store(TileBuffer& tile, const MatmulOperands& operands, int64_t first,
-             int64_t count, int64_t row, int64_t rows) const {
-    alignas(64) std::array<float, static_cast<size_t>(kColumnUnit)> sums;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t j = 0; j < count; ++j) {
-        sums[static_cast<size_t>(j)] = tile.row(j)[r];
+  // All rows of some blocks of the output's columns.
+  void run_strip(const MatmulOperands& operands, const float* columns,
+                 threads::Range blocks) const {
+    // A transpose reads as many rows of a tile as a vector has numbers.
+    alignas(64)
+        std::array<float, static_cast<size_t>(kTileLanes * kTileColumns)>
+            tile{};
+    alignas(64)
+        std::array<float, static_cast<size_t>(kMaxShort * kStripColumns)>
+            strip;
+    const int64_t begin = blocks_.begin(blocks.begin);
+    for (int64_t i = blocks.begin; i < blocks.end; ++i) {
+      const int64_t first = blocks_.begin(i);
+      const TileLeft left{operands.b_floats() + first * spec_.b.column,
+                          spec_.b.column, 1};
+      for (int64_t row = 0; row < spec_.m; row += kTileColumns) {
+        const int64_t rows = std::min(kTileColumns, spec_.m - row);
+        run_deep_tile(left, {columns + row, width_}, blocks_.length(i), rows,
+                      spec_.k, kMaxDepth, {tile.data(), kTileColumns});
+        for (int64_t r = 0; r < rows; r += kTileLanes) {
+          transpose_square<kTileLanes>(
+              tile.data() + r, kTileColumns,
+              strip.data() + (row + r) * kStripColumns + first - begin,
+              kStripColumns);
+        }
       }
-      const int64_t offset = (row + r) * spec_.n + first;
-      row_.finish(operands, sums.data(), count, offset, first,
-                  operands.c_floats() + offset);
+    }
+    const int64_t count = blocks_.begin(blocks.end) - begin;
+    for (int64_t row = 0; row < spec_.m; ++row) {
+      const int64_t offset = row * spec_.n + begin;
+      row_.finish(operands, strip.data() + row * kStripColumns, count, offset,
+                  begin, operands.c_floats() + offset);
     }
   }
 
