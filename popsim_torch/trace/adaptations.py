@@ -64,6 +64,15 @@ def _without_compiler() -> Iterator[None]:
         yield
 
 
+# What PyTorch runs around a checkpointed function: since 2.14 ``..._generator_impl``, beside the
+# former name.
+_CHECKPOINT_GENERATORS = tuple(
+    name
+    for name in vars(torch.utils.checkpoint)
+    if name.startswith("_checkpoint_without_reentrant_generator")
+)
+
+
 @contextmanager
 def _without_checkpointing() -> Iterator[None]:
     """Let ``torch.utils.checkpoint`` call its function as if it was called directly.
@@ -75,11 +84,9 @@ def _without_checkpointing() -> Iterator[None]:
     def checkpointed(*_args: object, **_kwargs: object) -> Iterator[None]:
         yield  # what is in front of the call, and behind it
 
-    with (
-        mock.patch.object(torch.utils.checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
-        mock.patch.object(
-            torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", checkpointed
-        ),
+    generators: dict[str, Any] = dict.fromkeys(_CHECKPOINT_GENERATORS, checkpointed)
+    with mock.patch.multiple(
+        torch.utils.checkpoint, CheckpointFunction=_ReentrantCheckpoint, **generators
     ):
         yield
 

@@ -7,7 +7,8 @@ forward changed in place (a buffer, an input) has one ``copy_`` of its new value
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,16 @@ import torch.fx.traceback as fx_traceback
 from torch._C._functorch import _unwrap_functional_tensor, is_functionaltensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+)
 
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.trace.origin import origin_of
+from popsim_torch.trace.parts import has_part, is_view, restore, taken_parts, views_to
 from popsim_torch.trace.result import TraceResult
 
 # Operators that fail for some values, and have no results.
@@ -54,10 +61,12 @@ class _Replay(torch.fx.Interpreter):
         super().__init__(module)
         self._watched = frozenset(watched)
         self.became: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.taken_parts: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
-            result = super().run_node(n)
+            with self._noting_parts(views_to(n) if is_mutating(n) else []):
+                result = super().run_node(n)
         except RuntimeError as error:
             if not is_mutating(n):
                 raise
@@ -71,14 +80,46 @@ class _Replay(torch.fx.Interpreter):
             self.became[n] = _node_of(result)
         return result
 
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
+        if not is_view(n):
+            # What it reads is brought up to date one by one, in the order in which it would be.
+            for node in n.all_input_nodes:
+                views = views_to(node)
+                if has_part(views):
+                    with self._noting_parts(views):
+                        _bring_up_to_date(self.env[node])
+        return super().fetch_args_kwargs_from_env(n)
 
-def _node_of(value: Any) -> torch.fx.Node:
+    @contextmanager
+    def _noting_parts(self, views: Sequence[torch.fx.Node]) -> Iterator[None]:
+        """Note which new nodes take a part anew while the last one of ``views`` is."""
+        if not has_part(views):
+            yield
+            return
+        graph = _proxy_mode().tracer.graph
+        num_before = len(graph.nodes)
+        yield
+        self.taken_parts.update(taken_parts(views, list(graph.nodes)[num_before:]))
+
+
+def _proxy_mode() -> ProxyTorchDispatchMode:
+    mode = get_proxy_mode()
+    if mode is None:
+        raise InternalError("functionalise: a graph is replayed while none is recorded")
+    return mode
+
+
+def _bring_up_to_date(value: Any) -> None:
     if isinstance(value, torch.Tensor) and is_functionaltensor(value):
         sync: Any = torch._functionalize_sync
         sync(value)
+
+
+def _node_of(value: Any) -> torch.fx.Node:
+    _bring_up_to_date(value)
+    if isinstance(value, torch.Tensor) and is_functionaltensor(value):
         value = _unwrap_functional_tensor(value, True)
-    mode = get_proxy_mode()
-    slot = None if mode is None else get_proxy_slot(value, mode.tracer, None)
+    slot = get_proxy_slot(value, _proxy_mode().tracer, None)
     if slot is None:
         raise InternalError("functionalise: a watched value has no node in the new graph")
     node: torch.fx.Node = slot.proxy.node
@@ -129,6 +170,8 @@ def functionalise_graph(
         functional = make_fx(
             functionalize(replay.run, remove="mutations_and_views"), tracing_mode="real"
         )(*inputs)
+    for node, part in replay.taken_parts.items():
+        restore(node, part)
     # Views that are looked at again after a change; some for nobody.
     functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, replay.became

@@ -113,7 +113,7 @@ def find_final_loss(
     ]
     outer = [loss for loss in final if not any(loss is other for other in differentiated)]
     final = outer or final
-    if len({id(loss.grad_fn) for loss in final}) > 1:
+    if len({loss.grad_fn for loss in final}) > 1:
         raise Error(
             f"trainingModel: Multiple independent losses found in graph ({len(final)} of them). "
             "Combine them and wrap the result: poptorch.identity_loss(loss1 + loss2, "

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,13 +130,23 @@ def compile_case(name: str) -> poptorch.PoplarExecutor:
     return model
 
 
+def renumbered(text: str) -> str:
+    """Number the values without a name in the order in which they appear.
+
+    Their own numbers count what tracing has recorded, which depends on PyTorch's version.
+    """
+    numbers: dict[str, int] = {}
+    return re.sub(r"%\d+", lambda match: f"%{numbers.setdefault(match[0], len(numbers))}", text)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_program_is_the_one_on_file(name):
     path = FOLDER / f"{name}.txt"
     text = program_text(compile_case(name).compiled.program, origins=False)
     if ACCEPT:
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), "run `make golden` and read the difference"
+    on_file = path.read_text(encoding="utf-8")
+    assert renumbered(text) == renumbered(on_file), "run `make golden` and read the difference"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -130,8 +130,7 @@ def check(name: str, count: int) -> str:
         try:
             fates[fate(good, graph)] += 1
         except Exception as error:
-            error.add_note(f"{name}, {mutation}: {description}")
-            raise
+            raise AssertionError(f"{name}, {mutation}: {description}") from error
     total = sum(fates.values())
     assert fates["refused in Python"] > 0
     assert fates["refused in C++ alone"] > 0

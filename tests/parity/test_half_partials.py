@@ -264,8 +264,11 @@ def test_products_with_vectors(function, args, matrices):
     expected = half_partials.product(*matrices(*args))
     assert torch.equal(ours, expected.reshape(ours.shape))
     assert kinds_with(program, "partials='half'") == ["matmul"]
-    exact, _ = infer(function, *args, options=options_for(torch.float))
-    assert torch.equal(exact, function(*(a.double() for a in args)).half())
+    rounded, _ = infer(function, *args, options=options_for(torch.float))
+    exact = function(*(a.double() for a in args))
+    sizes = function(*(a.double().abs() for a in args))
+    # Sums of 50 numbers in float32, rounded once.
+    assert ((rounded - exact).abs() <= 2**-11 * exact.abs() + 50 * 2**-24 * sizes).all()
 
 
 @pytest.mark.parametrize("bias_shape", [(7,), (1,), ()], ids=str)

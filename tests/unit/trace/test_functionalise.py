@@ -185,6 +185,48 @@ def test_an_input_read_before_and_after_its_change(x):
     assert torch.equal(after, x + 1)
 
 
+CUTS = [
+    (lambda x: x.split(2, 1), aten.split_copy.Tensor),
+    (lambda x: x.split([1, 3], 1), aten.split_with_sizes_copy.default),
+    (lambda x: x.unbind(1), aten.unbind_copy.int),
+]
+
+
+@pytest.mark.parametrize(("cut", "operator"), CUTS)
+@pytest.mark.parametrize("cut_first", [True, False])
+def test_parts_of_what_has_changed_are_taken_by_the_operator_called(x, cut, operator, cut_first):
+    def function(x):
+        x = x.clone()
+        if cut_first:
+            part = cut(x)[1]
+            x.add_(1)
+        else:
+            x.add_(1)
+            part = cut(x)[1]
+        return part.t() * 2, part, x[:, :2]
+
+    module, _ = functionalise_graph(graph_of(function, x), [])
+    torch.testing.assert_close(module(x.clone()), function(x.clone()), rtol=0, atol=0)
+    targets = inner_ops(module)
+    assert operator in targets
+    assert targets.count(aten.slice_copy.Tensor) == 1
+    assert aten.select_copy.int not in targets
+
+
+@pytest.mark.parametrize(("cut", "operator"), CUTS)
+def test_a_part_that_is_changed_is_taken_by_the_operator_called(x, cut, operator):
+    def function(x):
+        x = x.clone()
+        first, second, *_ = cut(x)
+        first.mul_(2)
+        return first * second.amax(), x
+
+    module, _ = functionalise_graph(graph_of(function, x), [])
+    torch.testing.assert_close(module(x.clone()), function(x.clone()), rtol=0, atol=0)
+    assert operator in inner_ops(module)
+    assert not {aten.slice_copy.Tensor, aten.select_copy.int} & set(inner_ops(module))
+
+
 def test_watched_nodes_are_followed(x):
     def function(x):
         y = x.clone()

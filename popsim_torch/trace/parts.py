@@ -1,0 +1,99 @@
+"""Keeps the operators that cut a tensor into parts while mutation is taken out of a graph.
+
+A view of a tensor that has changed is taken anew where it is read. Since 2.15, PyTorch takes a part
+of ``split`` or ``unbind`` by ``slice`` or ``select`` then; before, by the operator that was called.
+The results of a program are named by that operator, under every version of PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+aten = torch.ops.aten
+
+_COPIES: dict[Any, Any] = {
+    aten.split.Tensor: aten.split_copy.Tensor,
+    aten.split_with_sizes.default: aten.split_with_sizes_copy.default,
+    aten.unbind.int: aten.unbind_copy.int,
+}
+_TAKEN_BY = (aten.slice_copy.Tensor, aten.select_copy.int)
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node looks at the memory of another one."""
+    if _is_part(node):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def views_to(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the views that lead to a node, the first one first and the node itself last."""
+    views: list[torch.fx.Node] = []
+    while is_view(node) or _is_in_place(node):
+        if is_view(node):
+            views.append(node)
+        source: Any = node.args[0]
+        node = source.args[0] if _is_part(node) else source
+    return views[::-1]
+
+
+def has_part(views: Sequence[torch.fx.Node]) -> bool:
+    """Whether one of them is a part of a tensor that was cut."""
+    return any(map(_is_part, views))
+
+
+def taken_parts(
+    views: Sequence[torch.fx.Node], created: Sequence[torch.fx.Node]
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Return the part that each new node stands for, of those that took one by a slice.
+
+    Args:
+        views: The views that lead to the one that was taken anew.
+        created: The new graph's nodes that were made for it; changes of its memory come first.
+    """
+    made = [node for node in created if node.target is not operator.getitem][-len(views) :]
+    if len(made) != len(views):
+        return {}
+    return {
+        node: view
+        for node, view in zip(made, views, strict=True)
+        if _is_part(view)
+        and node.target in _TAKEN_BY
+        and node.meta["val"].shape == view.meta["val"].shape
+    }
+
+
+def restore(node: torch.fx.Node, part: torch.fx.Node) -> None:
+    """Let a node of the new graph take its part by the operator that was called."""
+    cut, index = part.args
+    source: Any = node.args[0]
+    assert isinstance(cut, torch.fx.Node)
+    with node.graph.inserting_before(node):
+        target = _COPIES[cut.target]
+        whole = node.graph.call_function(target, (source, *cut.args[1:]), cut.kwargs)
+    value = source.meta["val"]
+    with value.fake_mode:
+        whole.meta = {**node.meta, "val": target(value, *cut.args[1:], **cut.kwargs)}
+    node.target, node.args, node.kwargs = operator.getitem, (whole, index), {}
+
+
+def _is_part(node: torch.fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    cut = node.args[0]
+    return isinstance(cut, torch.fx.Node) and cut.target in _COPIES
+
+
+def _is_in_place(node: torch.fx.Node) -> bool:
+    """Whether a node changes its first argument and is that tensor."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    returns = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    changed = schema.arguments[0].alias_info if schema.arguments else None
+    return bool(returns and changed and returns.is_write and changed.is_write)
