@@ -12,7 +12,8 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo test test-targets test-avx2 test-asan golden slow lint format types tutorials bench bench-quick clean help
+.PHONY: build demo tutorials bench bench-quick wheel clean help lint format types
+.PHONY: test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +22,8 @@ help: ## list the targets
 # One stamp per set of packages. An environment that is already there is used
 # as it is: pip has nothing to do for a requirement that is met.
 
-# Prints one list of requirements of pyproject.toml: `build`, `run`, or the name
-# of an extra.
+# Prints one list of requirements of pyproject.toml: `build`, or the name of an
+# extra or a group.
 define READ_REQUIREMENTS
 import sys
 try:
@@ -31,9 +32,8 @@ except ModuleNotFoundError:  # Python 3.10
     from pip._vendor import tomli as tomllib
 with open("pyproject.toml", "rb") as file:
     data = tomllib.load(file)
-lists = dict(data["project"]["optional-dependencies"])
+lists = data["project"]["optional-dependencies"] | data["dependency-groups"]
 lists["build"] = data["build-system"]["requires"]
-lists["run"] = data["project"]["dependencies"]
 print("\n".join(lists[sys.argv[1]]))
 endef
 export READ_REQUIREMENTS
@@ -50,9 +50,9 @@ $(STAMPS)/%.txt: pyproject.toml Makefile | $(STAMPS)/venv
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 .PRECIOUS: $(STAMPS)/%.installed
-$(STAMPS)/%.installed: $(STAMPS)/%.txt
+$(STAMPS)/%.installed: $(STAMPS)/%.txt $(STAMPS)/pinned.txt
 	@echo "Installing the $* requirements into $(VENV)"
-	@$(PIP_INSTALL) -r $<
+	@$(PIP_INSTALL) -r $< -c $(STAMPS)/pinned.txt
 	@touch $@
 
 # --- The extension -----------------------------------------------------------
@@ -104,6 +104,21 @@ test-targets: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run
 	for target in $$($(PY) -c 'from popsim_torch import build_info; print(*build_info().usable_targets)'); do \
 	  echo "POPSIM_CPU=$$target"; POPSIM_CPU=$$target $(PY) -m pytest -m "not slow" || exit 1; \
 	done
+	@$(MAKE) --no-print-directory test-without-onednn test-portable
+
+# Another build lies beside the package's files in build/<name>; processes that tests start find it,
+# too.
+define TEST_BUILD
+$(2) $(PY) setup.py --quiet build --build-temp build/$(1)/temp --build-lib build/$(1)/lib
+$(2) PYTHONPATH=$(abspath build/$(1)/lib) $(PY) -m pytest -m "not slow" -p no:cacheprovider -o "pythonpath=build/$(1)/lib . tutorials"
+endef
+
+test-without-onednn: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests with ATen's kernels for dense math
+	$(call TEST_BUILD,without_onednn,POPSIM_WITHOUT_ONEDNN=1)
+
+FALLBACKS := POPSIM_TARGETS=baseline POPSIM_WITHOUT_ONEDNN=1 POPSIM_WITHOUT_OPENMP=1
+test-portable: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests with what other machines fall back to
+	$(call TEST_BUILD,portable,$(FALLBACKS))
 
 # What depends most on the kernels, as processors with AVX2 alone run it.
 AVX2_TESTS := tests/ops tests/parity tests/unit/lowering tests/unit/test_processor.py
@@ -145,7 +160,23 @@ format: $(STAMPS)/dev.installed ## rewrite every file in the project's format
 types: $(STAMPS)/run.installed $(STAMPS)/dev.installed ## check the annotations
 	$(PY) -m mypy
 
+# --- Packages ----------------------------------------------------------------
+# The wheel is built from the source package, and leaves to others what they bring: torch its
+# libraries and OpenMP, onednn-cpu-gomp oneDNN. auditwheel says on which systems it runs.
+
+PACKAGES := build/packages
+wheel: $(STAMPS)/build.installed $(STAMPS)/run.installed $(STAMPS)/package.installed ## write packages to dist and try them in an environment of their own
+	rm -rf $(PACKAGES) dist
+	$(PY) -m build --no-isolation --outdir $(PACKAGES) .
+	mkdir dist && cp $(PACKAGES)/*.tar.gz dist
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist \
+	  --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libdnnl*' --exclude 'libgomp*' \
+	  $(PACKAGES)/*.whl || cp $(PACKAGES)/*.whl dist
+	$(PY) -m venv --clear $(PACKAGES)/venv
+	$(PACKAGES)/venv/bin/python -m pip install --quiet dist/*.whl
+	$(PACKAGES)/venv/bin/python -I tests/unit/trains_like_eager.py
+
 clean: ## remove build products; the environment stays
-	rm -rf build dist *.egg-info popsim_torch/_C*.so
+	rm -rf build dist *.egg-info popsim_torch/_C*.so popsim_torch/built_for.txt
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f $(STAMPS)/extension

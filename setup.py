@@ -4,10 +4,14 @@ One build runs on every x86-64 processor with SSE 4.2: what computes is compiled
 target, all else for the lowest one, and the library chooses when it is loaded
 (csrc/processor/target.h).
 
+Other machines have one target, ``baseline``, and do without what they do not have: GNU's linker,
+oneDNN, OpenMP.
+
 Environment:
-    POPSIM_TARGETS: the targets to build kernels for, separated by commas (default: all), for a
-        build that is done sooner.
+    POPSIM_TARGETS: the targets to build kernels for, separated by commas (default: all of the
+        machine), for a build that is done sooner. ``baseline`` is that of other machines.
     POPSIM_WITHOUT_ONEDNN: set to 1 to build with ATen's kernels for dense math.
+    POPSIM_WITHOUT_OPENMP: set to 1 to build for one thread.
     POPSIM_SANITIZE: set to ``address`` for a slow build that stops where memory is misused.
 """
 
@@ -21,24 +25,36 @@ import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
 ROOT = Path(__file__).parent
 ONEDNN_HEADERS = "onednn-devel-cpu-gomp"
 ONEDNN_LIBRARY = "onednn-cpu-gomp"
+# The wheel puts the library in the environment's lib/, three levels above the package, or four
+# where the package is in lib64/.
+ONEDNN_FOLDERS = ("$ORIGIN/../../..", "$ORIGIN/../../../../lib")
 
 
-def vector_flags(capability: str, march: str) -> list[str]:
+def vector_flags(capability: str, march: str = "") -> list[str]:
     """Return the flags of a target: the compiler's, and ``at::vec``'s capability."""
-    return [f"-march={march}", f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"]
+    flags = [f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"]
+    return [f"-march={march}", *flags] if march else flags
 
 
+# What the compiler takes for the machine; these kernels need not be kept apart from other code.
+BASELINE = "baseline"
+# Elsewhere there is that one alone.
+HAS_TARGETS = platform.system() == "Linux" and platform.machine() == "x86_64"
 # From the lowest to the highest, as in csrc/processor/target.h.
 TARGETS = {
+    BASELINE: vector_flags("DEFAULT"),
     "sse4": vector_flags("DEFAULT", "x86-64-v2"),
     "avx2": vector_flags("AVX2", "x86-64-v3"),
     "avx512": vector_flags("AVX512", "x86-64-v4"),
 }
-if platform.machine() not in ("x86_64", "AMD64"):
-    TARGETS = {"baseline": ["-DCPU_CAPABILITY=DEFAULT", "-DCPU_CAPABILITY_DEFAULT"]}
 
 # The rooms that compute, and what of them is compiled once all the same: it calls no kernel.
 KERNELS = ("csrc/dense/", "csrc/ops/")
@@ -62,6 +78,9 @@ COMMON = (
 UNITS = ("csrc/dense/tile/units.cpp", ["-mamx-tile", "-mamx-bf16", "-mavx512bf16"])
 
 
+# The file beside the extension that popsim_torch/_native.py reads.
+BUILT_FOR = "built_for.txt"
+
 # What most kernels include, read once for each target.
 PRECOMPILED = """
 #pragma GCC diagnostic push
@@ -80,6 +99,11 @@ PRECOMPILED = """
 """
 
 
+def is_set(variable: str) -> bool:
+    """Return whether an environment variable is 1."""
+    return os.environ.get(variable) == "1"
+
+
 def find_in_wheel(package: str, suffix: str) -> Path | None:
     """Return the installed file of ``package`` whose path ends in ``suffix``."""
     try:
@@ -95,7 +119,7 @@ def find_in_wheel(package: str, suffix: str) -> Path | None:
 
 def find_onednn() -> tuple[Path, Path] | None:
     """Return oneDNN's include folder and library file, or None to build without it."""
-    if os.environ.get("POPSIM_WITHOUT_ONEDNN") == "1":
+    if is_set("POPSIM_WITHOUT_ONEDNN"):
         return None
     header = find_in_wheel(ONEDNN_HEADERS, "include/oneapi/dnnl/dnnl.hpp")
     library = find_in_wheel(ONEDNN_LIBRARY, "/libdnnl.so.3.2")
@@ -107,13 +131,31 @@ def find_onednn() -> tuple[Path, Path] | None:
 def chosen_targets() -> list[str]:
     """Return the targets to build kernels for, from the lowest to the highest."""
     names = [name for name in os.environ.get("POPSIM_TARGETS", "").split(",") if name]
-    unknown = set(names) - set(TARGETS)
+    known = list(TARGETS) if HAS_TARGETS else [BASELINE]
+    unknown = set(names) - set(known)
     if unknown:
         raise SystemExit(
             f"POPSIM_TARGETS={','.join(names)}: unknown {', '.join(sorted(unknown))}; "
-            f"there are {', '.join(TARGETS)}"
+            f"there are {', '.join(known)}"
         )
-    return [name for name in TARGETS if not names or name in names]
+    if BASELINE in names and len(names) > 1:
+        raise SystemExit(f"POPSIM_TARGETS={','.join(names)}: {BASELINE} goes with no other target")
+    chosen = names or [name for name in known if not HAS_TARGETS or name != BASELINE]
+    return [name for name in known if name in chosen]
+
+
+def torch_release() -> str:
+    """Return the release of PyTorch whose library the extension fits: ``2.13``."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def run_requirements() -> list[str]:
+    """Return what the built package needs: the PyTorch that it is compiled for among it."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        listed = tomllib.load(file)["dependency-groups"]["run"]
+    if find_onednn() is None:
+        listed = [line for line in listed if not line.startswith(ONEDNN_LIBRARY)]
+    return [f"torch=={torch_release()}.*", *listed]
 
 
 def all_sources() -> list[str]:
@@ -128,20 +170,24 @@ def is_kernel(source: str) -> bool:
 
 def extension() -> CppExtension:
     """Describe the one extension module; the kernels' files come on top (``Build``)."""
-    compile_args = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden"]
+    compile_args = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden"]
     # Two kernels that compute the same must round alike. Which products are added without being
     # rounded is written in the source (std::fma, at::vec::fmadd), not left to how a loop compiles.
     compile_args.append("-ffp-contract=off")
-    # Statics of inline functions belong to the objects of their target.
-    compile_args.append("-fno-gnu-unique")
     # GCC 12 sees uninitialised values in its own AVX-512 headers; torch's have pragmas for clang.
     compile_args += ["-Wall", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"]
+    link_args = []
+    if platform.system() == "Linux" and not is_set("POPSIM_WITHOUT_OPENMP"):
+        compile_args.append("-fopenmp")
+        link_args.append("-fopenmp")
     targets = chosen_targets()
+    if targets != [BASELINE]:
+        # Statics of inline functions belong to the objects of their target.
+        compile_args.append("-fno-gnu-unique")
     names = "".join(f"{name}," for name in targets)
     each = " ".join(f"X({name})" for name in targets)
     compile_args += [f'-DPOPSIM_TARGETS="{names}"', f"-DPOPSIM_FOR_EACH_TARGET(X)={each}"]
     include_dirs = [str(ROOT / "csrc")]
-    link_args = ["-fopenmp"]
     sanitizer = os.environ.get("POPSIM_SANITIZE")
     if sanitizer:
         compile_args += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-O1", "-g1"]
@@ -153,8 +199,7 @@ def extension() -> CppExtension:
         include_dirs.append(str(include))
         compile_args.append("-DPOPSIM_HAVE_ONEDNN=1")
         link_args.append(str(library))
-        # The wheel puts the library in the environment's lib/, three levels above the package.
-        link_args += ["-Wl,-rpath,$ORIGIN/../../..", f"-Wl,-rpath,{library.parent}"]
+        link_args += [f"-Wl,-rpath,{folder}" for folder in ONEDNN_FOLDERS]
     return CppExtension(
         "popsim_torch._C",
         [source for source in all_sources() if not is_kernel(source)],
@@ -169,29 +214,48 @@ class Build(BuildExtension):
     """Compiles the kernels for each target, then all else."""
 
     def build_extension(self, ext: CppExtension) -> None:
-        """Link each target's objects into one that shows nothing but its table of kernels."""
+        """Compile everything."""
         common = list(ext.extra_compile_args)
         folder = Path(self.build_temp).absolute()
-        for target in chosen_targets():
-            ext.extra_objects.append(str(self.build_kernels(ext, target, folder / target)))
-        ext.extra_compile_args = [*common, *next(iter(TARGETS.values()))]
+        targets = chosen_targets()
+        for target in targets:
+            ext.extra_objects += self.build_kernels(ext, target, folder / target)
+        floor = BASELINE if targets == [BASELINE] else "sse4"
+        ext.extra_compile_args = [*common, *TARGETS[floor]]
+        onednn = find_onednn()
+        if onednn is not None and "bdist_wheel" not in self.distribution.commands:
+            # Here the package is not in the environment. A wheel must not look into this one.
+            ext.extra_link_args.append(f"-Wl,-rpath,{onednn[1].parent}")
         super().build_extension(ext)
+        self.note_torch(ext)
 
-    def build_kernels(self, ext: CppExtension, target: str, folder: Path) -> Path:
-        """Return the object file with the kernels of a target."""
+    def copy_extensions_to_source(self) -> None:
+        """Copy the library into this checkout (``--inplace``)."""
+        super().copy_extensions_to_source()
+        self.note_torch(self.extensions[0])
+
+    def note_torch(self, ext: CppExtension) -> None:
+        """Write beside the library which PyTorch it is for."""
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.with_name(BUILT_FOR).write_text(f"{torch_release()}\n")
+
+    def build_kernels(self, ext: CppExtension, target: str, folder: Path) -> list[str]:
+        """Return the object files with the kernels of a target."""
         folder.mkdir(parents=True, exist_ok=True)
         flags = [
             *ext.extra_compile_args,
             *TARGETS[target],
             f"-DPOPSIM_KERNELS=popsim_kernels_{target}",
         ]
-        flags += ["-include", str(self.precompile(ext, flags, folder / "precompiled.h"))]
         sources = [source for source in all_sources() if is_kernel(source)]
         units, units_flags = UNITS
         groups = [(sources, flags)]
         if target == "avx512":
             sources.remove(units)
             groups.append(([units], flags + units_flags))
+        if target != BASELINE:
+            header = self.precompile(ext, flags, folder / "precompiled.h")
+            groups = [(files, [*arguments, "-include", header]) for files, arguments in groups]
         objects: list[str] = []
         for number, (files, arguments) in enumerate(groups):
             objects += self.compiler.compile(
@@ -201,15 +265,21 @@ class Build(BuildExtension):
                 extra_postargs=arguments,
                 depends=ext.depends,
             )
-        # Inline functions of headers are compiled for the target here: no other code may use them.
-        linked, kernels = folder / "linked.o", folder / "kernels.o"
-        linker = ["-r", "--force-group-allocation", "-o", str(linked), *objects]
+        return objects if target == BASELINE else [self.join(target, objects, folder)]
+
+    def join(self, target: str, objects: list[str], folder: Path) -> str:
+        """Return one object file that shows nothing but the target's table of kernels.
+
+        Inline functions of headers are compiled for the target there: no other code may use them.
+        """
+        linked, kernels = str(folder / "linked.o"), str(folder / "kernels.o")
+        linker = ["-r", "--force-group-allocation", "-o", linked, *objects]
         subprocess.run(["ld", *linker], check=True)
         keep = f"--keep-global-symbol=popsim_kernels_{target}"
-        subprocess.run(["objcopy", keep, str(linked), str(kernels)], check=True)
+        subprocess.run(["objcopy", keep, linked, kernels], check=True)
         return kernels
 
-    def precompile(self, ext: CppExtension, flags: list[str], header: Path) -> Path:
+    def precompile(self, ext: CppExtension, flags: list[str], header: Path) -> str:
         """Write a header that GCC has already read when it is included with these flags."""
         includes = [f"-I{folder}" for folder in (*ext.include_dirs, *self.compiler.include_dirs)]
         command = [
@@ -226,7 +296,11 @@ class Build(BuildExtension):
             header.write_text(PRECOMPILED)
             subprocess.run(command, check=True)
             stamp.write_text(made_from)
-        return header
+        return str(header)
 
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": Build})
+setup(
+    ext_modules=[extension()],
+    cmdclass={"build_ext": Build},
+    install_requires=run_requirements(),
+)

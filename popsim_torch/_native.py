@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import os
+import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch  # (the extension needs torch's libraries to be loaded)
 
 from popsim_torch.errors import Error, InternalError
+
+_FOLDER = Path(__file__).parent
+
+
+def _check_torch() -> None:
+    """Make sure that the library was built for this PyTorch; another one's symbols may differ.
+
+    Raises:
+        ImportError: It was built for another release, or it was not built.
+    """
+    built_for = _FOLDER / "built_for.txt"  # written by setup.py
+    if not built_for.exists():
+        raise ImportError(
+            f"popsim_torch: {_FOLDER} has no C++ library: it was not built. Run `make build` in a "
+            "checkout, or install the package with `pip install .`."
+        )
+    release = built_for.read_text().strip()
+    if str(torch.__version__).split(".")[:2] != release.split("."):
+        raise ImportError(
+            f"popsim_torch: the C++ library was built for PyTorch {release}, and this is PyTorch "
+            f"{torch.__version__}. Run `pip install torch=={release}.*`, or build popsim_torch for "
+            "this PyTorch: `pip install --no-build-isolation .` in its sources."
+        )
+
+
+_check_torch()
 
 try:
     from popsim_torch._C import (
@@ -48,9 +76,11 @@ try:
     from popsim_torch._C import InternalError as _NativeInternalError
     from popsim_torch._C import UserError as _NativeUserError
 except ImportError as error:  # pragma: no cover - depends on the installation
+    found = ", ".join(path.name for path in sorted(_FOLDER.glob("_C*.so")))
     raise ImportError(
-        "popsim_torch: the C++ library popsim_torch._C is missing or was built for another "
-        f"PyTorch ({error}). Build it with `make build`, or install with `pip install .`."
+        f"popsim_torch: the C++ library ({found}) cannot be loaded by Python "
+        f"{platform.python_version()}: {error}. It must have been built by this Python and for "
+        "this PyTorch: run `make build` in a checkout, or install the package anew."
     ) from error
 
 __all__ = [

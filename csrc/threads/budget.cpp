@@ -1,12 +1,12 @@
 #include "threads/budget.h"
 
 #include <ATen/Parallel.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <thread>
 
 #include "base/check.h"
+#include "threads/openmp.h"
 
 // MKL, which PyTorch brings along on some processors, does not ask OpenMP once
 // PyTorch has set a number for the process. This is for the calling thread;

@@ -1,9 +1,9 @@
 #include "threads/tasks.h"
 
-#include <omp.h>
-
 #include <atomic>
 #include <exception>
+
+#include "threads/openmp.h"
 
 namespace popsim::threads {
 

@@ -1,0 +1,16 @@
+// What of OpenMP is used. Where the compiler has none (Apple's) everything of
+// ours runs on one thread, and ATen on as many as it is told.
+#pragma once
+
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+#include <ATen/Parallel.h>
+
+inline int omp_in_parallel() { return 0; }
+inline int omp_get_thread_num() { return 0; }
+inline int omp_get_num_threads() { return 1; }
+inline void omp_set_num_threads(int num_threads) {
+  at::set_num_threads(num_threads);
+}
+#endif

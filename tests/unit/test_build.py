@@ -1,0 +1,61 @@
+"""The package refuses a library that does not fit, and the build a target that there is none of."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import popsim_torch as poptorch
+from popsim_torch import _native
+
+SETUP = Path(__file__).parents[2] / "setup.py"
+
+
+def test_this_library_was_built_for_this_pytorch():
+    release = (Path(poptorch.__file__).parent / "built_for.txt").read_text().strip()
+    assert torch.__version__.startswith(f"{release}.")
+
+
+def test_a_library_for_another_pytorch_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "built_for.txt").write_text("2.1\n")
+    monkeypatch.setattr(_native, "_FOLDER", tmp_path)
+    with pytest.raises(ImportError, match=r"built for PyTorch 2\.1, and this is PyTorch") as caught:
+        _native._check_torch()
+    assert torch.__version__ in str(caught.value)
+    assert "pip install torch==2.1.*" in str(caught.value)
+
+
+def test_a_later_patch_of_the_same_release_is_taken(monkeypatch):
+    release = (Path(poptorch.__file__).parent / "built_for.txt").read_text().strip()
+    monkeypatch.setattr(torch, "__version__", f"{release}.99+cu130")
+    _native._check_torch()
+
+
+def test_a_package_that_was_not_built_says_how_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(_native, "_FOLDER", tmp_path)
+    with pytest.raises(ImportError, match=r"was not built\. Run `make build`"):
+        _native._check_torch()
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("sse4,avx9", "unknown avx9; there are "),
+        ("baseline,avx2", "baseline goes with no other target"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the targets are those of x86-64 on Linux")
+def test_the_build_refuses_targets(targets, message):
+    result = subprocess.run(
+        [sys.executable, str(SETUP), "--version"],
+        env=os.environ | {"POPSIM_TARGETS": targets},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode != 0
+    assert f"POPSIM_TARGETS={targets}: " in result.stderr
+    assert message in result.stderr
