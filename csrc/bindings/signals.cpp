@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -55,9 +56,14 @@ bool SignalOverseer::lets_it_go_on() {
   if (state_ == State::kOff) return true;
   if (state_ == State::kWaiting && !signal_came()) return true;
   const py::gil_scoped_acquire lock;
-  if (state_ == State::kNew) state_ = begin();
-  if (state_ == State::kOff || PyErr_CheckSignals() == 0) return true;
-  error_.emplace();
+  try {
+    if (state_ == State::kNew) state_ = begin();
+    if (state_ == State::kOff || PyErr_CheckSignals() == 0) return true;
+    error_.emplace();
+  } catch (const py::error_already_set& error) {
+    // Handlers run in the Python code that begin() calls, too.
+    error_ = error;
+  }
   state_ = State::kOff;
   return false;
 }
@@ -66,17 +72,15 @@ SignalOverseer::State SignalOverseer::begin() {
   if (!on_main_thread()) return State::kOff;
   std::array<int, 2> ends{};
   if (!open_pipe(ends)) return State::kPolling;
-  const int before = set_wakeup_fd(ends[1]);
-  if (before >= 0) {
-    // An event loop waits for signals itself.
-    set_wakeup_fd(before);
-    close(ends[0]);
-    close(ends[1]);
-    return State::kPolling;
-  }
   read_end_ = ends[0];
   write_end_ = ends[1];
-  return State::kWaiting;
+  const int before = set_wakeup_fd(write_end_);
+  if (before < 0) return State::kWaiting;
+  // An event loop waits for signals itself.
+  set_wakeup_fd(before);
+  close(std::exchange(read_end_, -1));
+  close(std::exchange(write_end_, -1));
+  return State::kPolling;
 }
 
 bool SignalOverseer::signal_came() const {

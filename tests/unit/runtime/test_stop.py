@@ -68,11 +68,15 @@ def adam(net):
     return poptorch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def interrupted(call, seconds=0.3):
-    """Press Ctrl-C during a call; return how long it took to end then (s)."""
+def interrupted(model, x, seconds=0.05):
+    """Press Ctrl-C when a call has run for a moment; return how long it took to end then (s)."""
+    executable = model.compiled.executable
+    before = executable.num_runs
     pressed = []
 
     def watch():
+        while executable.num_runs == before:
+            time.sleep(0.001)
         time.sleep(seconds)
         pressed.append(time.monotonic())
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -81,7 +85,7 @@ def interrupted(call, seconds=0.3):
     thread.start()
     finished = False
     with pytest.raises(KeyboardInterrupt):
-        call()
+        model(x)
         finished = True
         thread.join()
         time.sleep(1)
@@ -98,10 +102,13 @@ def state_of(net):
 @pytest.mark.parametrize("kind", [plain_sgd, combined_sgd, adam])
 @pytest.mark.parametrize("stages", [(0, 0), (0, 1)])
 @pytest.mark.parametrize("iterations, accumulation", [(100_000, 4), (1, 400_000)])
-def test_ctrl_c_leaves_what_whole_device_iterations_left(kind, stages, iterations, accumulation):
+@pytest.mark.parametrize("seconds", [0.05, 0.15])  # before signals are first looked for, and later
+def test_ctrl_c_leaves_what_whole_device_iterations_left(
+    kind, stages, iterations, accumulation, seconds
+):
     net, model, x = make_trainer(iterations, accumulation, kind, stages)
     model.compile(x)
-    assert interrupted(lambda: model(x)) < 1.0
+    assert interrupted(model, x, seconds) < 1.0
     seed, step = model.rng_state
     assert step % accumulation == 0
     assert 0 <= step < iterations * accumulation
@@ -119,16 +126,16 @@ def test_ctrl_c_leaves_what_whole_device_iterations_left(kind, stages, iteration
 
 
 def test_a_call_behind_an_interrupted_one_goes_on_from_there():
-    net, model, x = make_trainer(50_000, 2, combined_sgd)
+    net, model, x = make_trainer(100_000, 2, combined_sgd)
     model.compile(x)
-    interrupted(lambda: model(x), 0.2)
+    interrupted(model, x)
     step = model.rng_state[1]
-    assert 0 < step < 100_000
+    assert 0 < step < 200_000
     model(x)
-    assert model.rng_state[1] == step + 100_000
+    assert model.rng_state[1] == step + 200_000
     other, again, one = make_trainer(1, 2, combined_sgd)
     again.compile(one)
-    for _ in range(step // 2 + 50_000):
+    for _ in range(step // 2 + 100_000):
         again(one)
     for name, value in state_of(net).items():
         if "num_batches" not in name:
@@ -141,7 +148,7 @@ def test_inference_ends_behind_the_micro_batches_in_flight(stages):
     model = poptorch.inferenceModel(Net(stages=stages).train(), make_options(count))
     x = torch.zeros(1, 4).expand(count * 2, 4).contiguous()
     model.compile(x)
-    assert interrupted(lambda: model(x)) < 1.0
+    assert interrupted(model, x) < 1.0
     step = model.rng_state[1]
     assert 0 < step < count
     # Its running statistics are those of so many micro-batches.
@@ -162,7 +169,7 @@ def test_anchors_of_an_interrupted_call_are_not_read():
     model = poptorch.trainingModel(net, options, plain_sgd(net))
     x = torch.randn(4_000_000, 4)
     model.compile(x)
-    interrupted(lambda: model(x), seconds=0.1)
+    interrupted(model, x)
     with pytest.raises(poptorch.Error, match=r"'out' is not complete: the last call"):
         model.getAnchoredTensor("out")
     out, _ = model(x)
@@ -196,10 +203,10 @@ def test_what_a_handler_raises_comes_out_of_the_call():
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        _, model, x = make_trainer(200_000, 1, plain_sgd)
+        _, model, x = make_trainer(400_000, 1, plain_sgd)
         model.compile(x)
-        signal.setitimer(signal.ITIMER_REAL, 0.15)
         with pytest.raises(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             model(x)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -229,7 +236,7 @@ def test_a_run_is_stopped_by_another_thread():
     thread.start()
     while executable.num_runs == 0:
         time.sleep(0.001)
-    time.sleep(0.1)
+    time.sleep(0.05)
     start = time.monotonic()
     assert executable.stop()
     thread.join(30)

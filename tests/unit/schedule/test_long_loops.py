@@ -62,7 +62,8 @@ def compiling(*args):
 def test_compiling_a_very_long_loop_takes_what_a_short_one_takes(stages, training):
     compiling(stages, training, 10)  # what only the first compilation needs
     short_seconds = min(compiling(stages, training, 10)[0] for _ in range(3))
-    seconds, size = compiling(stages, training, 10**7)
+    long_ones = [compiling(stages, training, 10**7) for _ in range(3)]
+    seconds, size = min(long_ones)[0], long_ones[0][1]
     assert seconds < 3 * short_seconds + 0.1
     assert size < 10e6
 
