@@ -1,8 +1,8 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
-from popsim_torch import enums, ops, optim, options
+from popsim_torch import enums, ops, optim, options, profiling
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
-from popsim_torch.dataloader import DataLoader
+from popsim_torch.dataloader import AsynchronousDataAccessor, DataLoader
 from popsim_torch.enums import (
     AutoStage,
     CommGroupType,
@@ -55,6 +55,7 @@ from popsim_torch.stages import (
 from popsim_torch.version import __version__
 
 __all__ = [
+    "AsynchronousDataAccessor",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -103,6 +104,7 @@ __all__ = [
     "ops",
     "optim",
     "options",
+    "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
     "removeBlocks",

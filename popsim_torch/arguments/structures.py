@@ -29,6 +29,7 @@ __all__ = [
     "TensorNode",
     "describe",
     "registerCustomArgParser",
+    "registered_parsers",
     "walk",
 ]
 
@@ -80,6 +81,11 @@ def registerCustomArgParser(custom_type: type[Any], parser: ICustomArgParser | N
             f"registerCustomArgParser: the parser for {custom_type.__name__} must be an instance "
             f"of a class derived from ICustomArgParser, got {parser!r}."
         )
+
+
+def registered_parsers() -> dict[type[Any], ICustomArgParser]:
+    """Return the parsers that are registered now, by type."""
+    return dict(_parsers)
 
 
 def _find_parser(kind: type[Any]) -> ICustomArgParser | None:

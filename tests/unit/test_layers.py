@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
     ("_C",),
-    ("enums", "errors", "dtypes", "version"),
+    ("enums", "errors", "dtypes", "profiling", "version"),
     ("_native",),
     ("ir",),
     ("anchors",),
     ("processor",),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "dataloader"),
+    ("ops", "data", "dataloader"),
     ("trace", "passes"),
     ("lowering",),
     ("executor", "report"),
