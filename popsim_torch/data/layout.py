@@ -38,6 +38,7 @@ class Layout:
 
     def __init__(self, element: Any) -> None:
         self._kind: type[Any] = type(element)
+        self._is_tensor = isinstance(element, torch.Tensor)
         self._keys: list[Any] | None = list(element) if isinstance(element, dict) else None
         self._parser: ICustomArgParser | None = registered_parsers().get(self._kind)
         self._original = None if self._parser is None else element
@@ -74,7 +75,11 @@ class Layout:
             return self._parser.reconstruct(self._original, iter(tensors))
         if self._keys is not None:
             return dict(zip(self._keys, tensors, strict=True))
-        return tensors[0] if issubclass(self._kind, torch.Tensor) else list(tensors)
+        return tensors[0] if self._is_tensor else list(tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what ``build`` needs: the type may exist in one process alone."""
+        return {**self.__dict__, "_kind": None}
 
     def _parts(self, element: Any) -> list[torch.Tensor]:
         if self._parser is not None:
@@ -92,15 +97,10 @@ class Layout:
         )
 
     def _changed(self, actual: str) -> UsageTypeError:
-        expected = f"a {self._kind.__name__}"
-        expected += (
-            f" with {self._num_tensors} tensors"
-            if self._keys is None
-            else (f" with the keys {self._keys}")
-        )
+        parts = f"{self._num_tensors} tensors" if self._keys is None else f"the keys {self._keys}"
         return UsageTypeError(
             f"AsynchronousDataAccessor: an element of the dataset is {actual}, but the first one "
-            f"was {expected}. All elements must be made alike."
+            f"was a {self._kind.__name__} with {parts}. All elements must be made alike."
         )
 
 

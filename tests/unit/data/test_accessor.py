@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import namedtuple
 
 import pytest
 import torch
@@ -99,6 +100,11 @@ def test_values_survive_in_every_element_type_and_order_of_memory():
     (element,) = make([values])
     for actual, expected in zip(element, values, strict=True):
         torch.testing.assert_close(actual, expected.detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_types_that_only_the_worker_knows_do_not_matter():
+    pair = namedtuple("pair", "x y")
+    assert list(make([pair(torch.tensor(1), torch.tensor(2))])) == [[1, 2]]
 
 
 class Named:
