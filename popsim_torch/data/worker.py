@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy
@@ -178,9 +179,18 @@ def _prepare_process(settings: Settings) -> None:
     multiprocessing.set_start_method(settings.start_method, force=True)
     # Those may be forks: our thread holds no locks.
     warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+    sys.excepthook = _report_but_lost_connections
     settings.random_states.restore()
     for kind, parser in settings.parsers.items():
         registerCustomArgParser(kind, parser)
+
+
+def _report_but_lost_connections(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Stay silent, in forked workers too, when the reader of a tensor they hand over has ended."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _end_with_parent() -> None:
