@@ -145,12 +145,14 @@ def run(
         load: Returns the data to iterate.
         settings: See :class:`Settings`.
     """
+    data: Any = None
     try:
         signal.signal(signal.SIGINT, _interrupt_once)
         if others_end is not None:
             others_end.close()
         _prepare_process(settings)
-        _Producer(connection, load(), settings).run()
+        data = load()
+        _Producer(connection, data, settings).run()
     except (KeyboardInterrupt, _ConsumerGoneError):
         pass
     except Exception as error:
@@ -163,6 +165,9 @@ def run(
         sys.exit(1)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if isinstance(data, torch.utils.data.DataLoader):
+            # Its workers end by themselves: one that is killed may leave a segment with a name.
+            data._iterator = None
 
 
 def _interrupt_once(signum: int, frame: object) -> None:
