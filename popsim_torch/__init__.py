@@ -27,6 +27,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.loading import load
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
@@ -98,6 +99,7 @@ __all__ = [
     "inferenceModel",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "load",
     "module_repr",
     "nop",
     "ops",

@@ -88,6 +88,8 @@ class ArgumentSpec:
         names: Name of each tensor, such as ``x[0]['a']``.
         dtypes: Type of each tensor as passed by the user.
         shapes: Shape of each whole tensor; see :func:`micro_batch_shape`.
+        kinds: Class of each tensor.
+        signature: As given.
 
     Raises:
         UsageAssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
@@ -103,6 +105,7 @@ class ArgumentSpec:
         warned: set[str] | None = None,
     ) -> None:
         self._warned = set() if warned is None else warned
+        self.signature = signature
         self._parameters = tuple(signature.parameters.values())
         values = self._bind(args, kwargs)
         self._nodes = [
@@ -114,6 +117,7 @@ class ArgumentSpec:
         self.names = tuple(leaf.name for leaf in leaves)
         self.dtypes = tuple(leaf.dtype for leaf in leaves)
         self.shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+        self.kinds = tuple(leaf.kind for leaf in leaves)
         # Most models take nothing but tensors, most calls pass them in order.
         self._plain: list[tuple[torch.dtype, torch.Size]] | None = None
         if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import inspect
 import threading
@@ -22,7 +23,9 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
-from popsim_torch.executor.dump import Dump
+from popsim_torch.executor.dump import Dump, write_graph_file
+from popsim_torch.files.cache import cached_program
+from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import LoopCounts, Program, program_text
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
@@ -54,6 +57,8 @@ class CompiledModel:
         executable: The program as it runs.
         program: What it computes, the same on every machine.
         host_program: The program as it was fitted to this host.
+        loop: How often a call runs it.
+        schedule: In which order it runs: ``sequential`` or ``pipelined``.
         arguments: What calls must look like.
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
@@ -65,6 +70,8 @@ class CompiledModel:
     executable: _native.Executable
     program: Program
     host_program: Program
+    loop: LoopCounts
+    schedule: str
     arguments: ArgumentSpec
     outputs: OutputSpec
     input_dtypes: tuple[torch.dtype, ...]
@@ -173,48 +180,95 @@ def compile_model(
         scopes = bool(options.module_namescope_enabled)
         step()
 
-        # The module becomes a torch.fx graph whose results have names.
+        # The module becomes a torch.fx graph.
         traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
         _write_trace(dump, "trace", traced)
         pipelined = _check_stages(options, stages, loop, training)
-        traced = functionalise(traced)
-        _write_trace(dump, "functionalise", traced)
-        join_slices(traced.graph_module.graph)
         plan = (
             None if optimizer is None else make_plan(optimizer, options, module, traced.gradients)
         )
-        named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
-        _write_trace(dump, "name", named)
         step()
 
         # The graph becomes a program, the same on every machine.
         request = _program_request(options, loop, training=training, pipelined=pipelined)
-        wanted = [anchor.long_name for anchor in request.returns.anchors]
-        program = lower(named, plan, half_partials(options), wanted)
-        _write_program(dump, "lower", program)
-        for name in run_program_passes(program, request):
-            _write_program(dump, name, program)
+        half = half_partials(options)
+        program = cached_program(
+            options,
+            lambda: trace_key(traced, (plan, half, request)),
+            lambda: _state_program(traced, plan, half, request, dump),
+        )
+        write_graph_file(program)
         step()
 
         # The program is fitted to this host, and becomes an executable.
-        host_program = program.copy()
-        for name in run_host_passes(host_program):
-            _write_program(dump, name, host_program)
         schedule = "pipelined" if pipelined else "sequential"
-        executable = build_executable(host_program, loop, training=training, schedule=schedule)
-        _write_executable(dump, executable)
+        compiled = fit_to_host(program, loop, schedule, arguments, traced.outputs, plan, dump)
         step()
+    duration = datetime.timedelta(seconds=time.perf_counter() - start)
+    return dataclasses.replace(compiled, duration=duration)
+
+
+def _state_program(
+    traced: TraceResult,
+    plan: OptimizerPlan | None,
+    half: HalfPartials,
+    request: ProgramRequest,
+    dump: Dump,
+) -> Program:
+    """Return the program of a trace, the same on every machine."""
+    traced = functionalise(traced)
+    _write_trace(dump, "functionalise", traced)
+    join_slices(traced.graph_module.graph)
+    named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
+    _write_trace(dump, "name", named)
+    program = lower(named, plan, half, [anchor.long_name for anchor in request.returns.anchors])
+    _write_program(dump, "lower", program)
+    for name in run_program_passes(program, request):
+        _write_program(dump, name, program)
+    return program
+
+
+def fit_to_host(
+    program: Program,
+    loop: LoopCounts,
+    schedule: str,
+    arguments: ArgumentSpec,
+    outputs: OutputSpec,
+    plan: OptimizerPlan | None,
+    dump: Dump,
+) -> CompiledModel:
+    """Fit a complete program to this machine, and make it an executable.
+
+    Args:
+        program: The same on every machine.
+        loop: How often a call runs it.
+        schedule: ``sequential`` or ``pipelined``.
+        arguments: What calls must look like.
+        outputs: What calls return.
+        plan: The optimizer's updates; None for inference.
+        dump: Takes the text of each step.
+
+    Raises:
+        Error: An op cannot be prepared.
+    """
+    host_program = program.copy()
+    for name in run_host_passes(host_program):
+        _write_program(dump, name, host_program)
+    executable = build_executable(host_program, loop, training=plan is not None, schedule=schedule)
+    _write_executable(dump, executable)
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))
     return CompiledModel(
         executable,
         program,
         host_program,
+        loop,
+        schedule,
         arguments,
-        traced.outputs,
+        outputs,
         input_dtypes,
         input_dtypes != arguments.dtypes,
         plan,
-        datetime.timedelta(seconds=time.perf_counter() - start),
+        datetime.timedelta(0),
     )
 
 

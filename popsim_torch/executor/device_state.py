@@ -141,6 +141,10 @@ class DeviceState:
         names = [name for name in self._plan.variable_scalars() if name in scalars]
         return self._read({name: scalars[name] for name in names})
 
+    def read_all_states(self) -> dict[str, torch.Tensor]:
+        """Return every state of the optimizer by name, accumulators included."""
+        return self._read(self._program.states)
+
     def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take states and hyper-parameters over; names the program does not have are ignored."""
         assert self._plan is not None

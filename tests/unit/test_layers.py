@@ -28,8 +28,9 @@ PYTHON_LAYERS = (
     ("ops", "dataloader"),
     ("trace", "passes"),
     ("lowering",),
+    ("files",),
     ("executor", "report"),
-    ("model",),
+    ("model", "loading"),
     ("__init__",),
     ("__main__",),
 )
