@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile
 from popsim_torch.files.settings import attach_when_loaded
 from popsim_torch.options import Options
@@ -46,6 +47,8 @@ def load(
     file = ExecutableFile(filename)
     model = file.model()
     program = file.program()
+    if (program.plan is None) != (model.optimizer is None):
+        raise BadFileError(filename, "its program and its optimizer do not belong together.")
     options = model.options
     attach_when_loaded(options)
     if edit_opts_fn is not None:

@@ -192,9 +192,10 @@ def compile_model(
         # The graph becomes a program, the same on every machine.
         request = _program_request(options, loop, training=training, pipelined=pipelined)
         half = half_partials(options)
+        depends_on = (None if plan is None else plan.without_values(), half, request)
         program = cached_program(
             options,
-            lambda: trace_key(traced, (plan, half, request)),
+            lambda: trace_key(traced, depends_on),
             lambda: _state_program(traced, plan, half, request, dump),
         )
         write_graph_file(program)

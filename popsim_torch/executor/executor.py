@@ -88,6 +88,11 @@ class PoplarExecutor:
         host_weights.wrap(self._user_model, self.copyWeightsToHostIfNeeded, self.destroy)
         self._weights.announce()
 
+    def _wrap_again(self) -> None:
+        """Wrap the user's model if it was unwrapped since."""
+        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
+            self._wrap_host_model()
+
     # Properties
 
     @property
@@ -344,6 +349,7 @@ class PoplarExecutor:
         file = ExecutableFile(filename)
         model, settings = self._traced_model, self._settings
         if isinstance(model, LoadedModule):
+            self._wrap_again()
             self._take(saving.program_of_file(file, model, self._options, settings, self._warned))
             return
         call = file.call()
@@ -569,8 +575,7 @@ class PoplarExecutor:
 
     def _compile_model(self, args: Any, kwargs: Any) -> CompiledModel:
         """Return the compiled model; nothing of it is on the device yet."""
-        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
-            self._wrap_host_model()
+        self._wrap_again()
         with host_weights.without_sync():
             return compile_model(
                 self._traced_model,

@@ -111,7 +111,7 @@ def pack_executable(
     """
     return {
         **pack_program(program),
-        **pack("run", {"loop": loop, "schedule": schedule, "plan": plan}, "The optimizer"),
+        **pack("run", (loop, schedule, plan), "The optimizer"),
         **pack_structures(arguments, outputs),
         **pack_options(options),
         **pack("rng_state", rng_state, "rng_state"),
@@ -155,15 +155,10 @@ class ExecutableFile:
 
         def read(sections: Mapping[str, bytes]) -> StoredProgram:
             program = unpack_program(sections)
-            run = unpack(sections, "run")
-            return StoredProgram(
-                program,
-                run["loop"],
-                run["schedule"],
-                run["plan"],
-                unpack_call(sections),
-                unpack_outputs(sections, len(program.outputs)),
-            )
+            loop, schedule, plan = unpack(sections, "run")
+            _check_run(program, loop, schedule, plan)
+            outputs = unpack_outputs(sections, len(program.outputs))
+            return StoredProgram(program, loop, schedule, plan, unpack_call(sections), outputs)
 
         return self._read(read)
 
@@ -194,6 +189,8 @@ class ExecutableFile:
             if "optimizer" in sections:
                 optimizer, settings = unpack_optimizer(sections, module)
             states, rng_state = unpack(sections, "states"), unpack(sections, "rng_state")
+            if not _is_table(states) or not _is_rng_state(rng_state):
+                raise ValueError("its state is none")
             options = unpack_options(sections)
             return StoredModel(options, module, optimizer, settings, states, rng_state)
 
@@ -208,3 +205,37 @@ class ExecutableFile:
             raise BadFileError(self.path, f"{error}. Export the model anew.") from error
         except Error as error:
             raise Error(f"{os.fspath(self.path)}: {error.message}") from error
+
+
+def _check_run(program: Program, loop: object, schedule: object, plan: object) -> None:
+    """Check that a program can run like this."""
+    if not isinstance(loop, LoopCounts) or schedule not in ("sequential", "pipelined"):
+        raise ValueError("it does not say how its program runs")
+    if plan is None:
+        return
+    if not isinstance(plan, OptimizerPlan):
+        raise ValueError("its weights are updated in no known way")
+    for update in plan.updates:
+        known = update.parameter in program.parameters and all(
+            state.name in program.states for state in update.all_states
+        )
+        if not known:
+            raise ValueError(f"its program does not update '{update.parameter}' as it says")
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
+
+
+def _is_rng_state(value: object) -> bool:
+    if value is None:
+        return True
+    limits = (2**64, 2**63)
+    return (
+        isinstance(value, list)
+        and len(value) == len(limits)
+        and all(
+            type(number) is int and 0 <= number < limit
+            for number, limit in zip(value, limits, strict=True)
+        )
+    )

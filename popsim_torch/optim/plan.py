@@ -257,6 +257,41 @@ class OptimizerPlan:
         """Return the states that belong to ``ipu_state``: all but the accumulators."""
         return {name: state for name, state in self.states().items() if state.kind != "Accum"}
 
+    def without_values(self) -> OptimizerPlan:
+        """Return what a program depends on: all but values that are written to the device.
+
+        Those are the values of variable scalars, and of states before the first update.
+        """
+
+        def bare(scalar: Scalar) -> Scalar:
+            return scalar if scalar.constant else dataclasses.replace(scalar, value=0.0)
+
+        def empty(state: State) -> State:
+            return State(state.name, state.kind, state.dtype, state.per_element)
+
+        updates = tuple(
+            dataclasses.replace(
+                update,
+                states=tuple(map(empty, update.states)),
+                scalars=tuple(map(bare, update.scalars)),
+                accumulations=tuple(
+                    dataclasses.replace(
+                        one, state=empty(one.state), scalars=tuple(map(bare, one.scalars))
+                    )
+                    for one in update.accumulations
+                ),
+            )
+            for update in self.updates
+        )
+        return dataclasses.replace(
+            self,
+            updates=updates,
+            loss_scaling=bare(self.loss_scaling),
+            groups=(),
+            defaults={},
+            group_values=(),
+        )
+
     def check_replaceable(self, new: OptimizerPlan) -> None:
         """Check that a program compiled with this plan can go on with another one.
 
