@@ -27,6 +27,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.logs import setLogLevel
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
@@ -106,6 +107,7 @@ __all__ = [
     "recomputationCheckpoint",
     "registerCustomArgParser",
     "removeBlocks",
+    "setLogLevel",
     "set_available_memory",
     "trainingModel",
 ]
