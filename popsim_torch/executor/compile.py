@@ -60,6 +60,7 @@ class CompiledModel:
         converts_inputs: Whether any of them is not the caller's type.
         plan: The optimizer's updates; None for inference.
         duration: How long compilation took.
+        num_ipus: IPUs that it takes (count); 0 if there is nothing to run on any.
     """
 
     executable: _native.Executable
@@ -71,6 +72,7 @@ class CompiledModel:
     converts_inputs: bool
     plan: OptimizerPlan | None
     duration: datetime.timedelta
+    num_ipus: int
 
 
 def loop_counts(options: Options, *, training: bool) -> LoopCounts:
@@ -176,7 +178,7 @@ def compile_model(
         # The module becomes a torch.fx graph whose results have names.
         traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
         _write_trace(dump, "trace", traced)
-        pipelined = _check_stages(options, stages, loop, training)
+        pipelined, num_ipus = _check_stages(options, stages, loop, training)
         traced = functionalise(traced)
         _write_trace(dump, "functionalise", traced)
         join_slices(traced.graph_module.graph)
@@ -215,6 +217,7 @@ def compile_model(
         input_dtypes != arguments.dtypes,
         plan,
         datetime.timedelta(seconds=time.perf_counter() - start),
+        num_ipus if program.graph.ops else 0,
     )
 
 
@@ -303,11 +306,15 @@ def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Reco
 
 def _check_stages(
     options: Options, stages: StageAssigner, loop: LoopCounts, training: bool
-) -> bool:
-    """Check the stages that the trace met; return whether micro-batches overlap in a pipeline."""
+) -> tuple[bool, int]:
+    """Check the stages that the trace met.
+
+    Returns:
+        Whether micro-batches overlap in a pipeline, and how many IPUs the model takes.
+    """
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
-    check_pipeline(
+    num_ipus = check_pipeline(
         num_stages,
         stages.ipu_ids,
         strategy,
@@ -316,4 +323,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return num_stages > 1 and not isinstance(strategy, ShardedExecution)
+    return num_stages > 1 and not isinstance(strategy, ShardedExecution), num_ipus
