@@ -341,8 +341,9 @@ class OutputSpec:
 
 def _label(parameter: inspect.Parameter) -> str:
     """Return a parameter's name as the signature has it."""
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
-    return stars.get(parameter.kind, "") + parameter.name
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    return f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
 
 
 def _input_leaf(name: str, value: Any) -> Node:

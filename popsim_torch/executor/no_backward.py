@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def explain_backward() -> None:
     every call; so the hint stands in the error for all of them, which is raised anyway. It is a
     ``RuntimeError`` with PyTorch's text as before, and an ``Error`` as well.
     """
-    original = torch.Tensor.backward
+    original: Callable[..., None] = torch.Tensor.backward
 
     @functools.wraps(original)
     def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:

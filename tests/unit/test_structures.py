@@ -243,7 +243,7 @@ def test_the_error_survives_a_constant_that_cannot_be_shown():
             raise ValueError
 
     spec = spec_of(one, Shy(1))
-    with pytest.raises(Error, match="Value mismatch for x: expected <.*Shy object"):
+    with pytest.raises(Error, match=r"Value mismatch for x: expected <.*Shy object"):
         spec.flatten((Shy(2),))
 
 
