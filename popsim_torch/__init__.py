@@ -28,6 +28,7 @@ from popsim_torch.errors import (
     createPoptorchError,
 )
 from popsim_torch.loading import load
+from popsim_torch.logs import setLogLevel
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
@@ -108,6 +109,7 @@ __all__ = [
     "recomputationCheckpoint",
     "registerCustomArgParser",
     "removeBlocks",
+    "setLogLevel",
     "set_available_memory",
     "trainingModel",
 ]

@@ -129,6 +129,7 @@ void bind_runtime(py::module_& m) {
           py::arg("inputs"), py::arg("repeats"))
       .def("stop", &Executable::stop)
       .def_property_readonly("num_runs", &Executable::num_runs)
+      .def_property_readonly("last_run", &Executable::last_run)
       .def(
           "write",
           [](Executable& self, TensorId id, const at::Tensor& value) {

@@ -106,13 +106,23 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
                                         Listener* listener) {
   check_inputs(inputs);
   ++num_runs_;
+  const auto began = std::chrono::steady_clock::now();
   for (size_t i = 0; i < inputs.size(); ++i) {
     slices_[i].point_at(inputs[i].data_ptr());
   }
   std::vector<at::Tensor> results = make_results();
   stop_.begin_run(overseer);
   stage_.run({sources_, sinks_, seed_, listener, stop_});
+  began_ = began;
+  ended_ = std::chrono::steady_clock::now();
   return results;
+}
+
+std::pair<double, double> Executable::last_run() const {
+  const Usage::Copy copy(usage_, "last_run");
+  using Seconds = std::chrono::duration<double>;
+  return {Seconds(began_.time_since_epoch()).count(),
+          Seconds(ended_.time_since_epoch()).count()};
 }
 
 std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <chrono>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "graph/graph.h"
@@ -52,6 +54,8 @@ class Executable {
   bool stop() { return usage_.stop(); }
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
+  // When the last complete run began and ended, in seconds of the steady clock.
+  [[nodiscard]] std::pair<double, double> last_run() const;
 
   // Each copies all its tensors or none. What has a factor is multiplied by it.
   void write(const std::map<graph::TensorId, at::Tensor>& values,
@@ -91,6 +95,8 @@ class Executable {
   std::vector<ops::Sink*> sinks_;  // the same
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;
+  std::chrono::steady_clock::time_point began_;
+  std::chrono::steady_clock::time_point ended_;
   mutable Usage usage_;
   StopSign stop_{usage_};
 };

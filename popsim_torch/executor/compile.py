@@ -26,7 +26,7 @@ from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.trace_key import trace_key
-from popsim_torch.ir import LoopCounts, Program, program_text
+from popsim_torch.ir import LoopCounts, Program, RunSettings, program_text
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
@@ -57,8 +57,7 @@ class CompiledModel:
         executable: The program as it runs.
         program: What it computes, the same on every machine.
         host_program: The program as it was fitted to this host.
-        loop: How often a call runs it.
-        schedule: In which order it runs: ``sequential`` or ``pipelined``.
+        run: How it runs.
         arguments: What calls must look like.
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
@@ -70,8 +69,7 @@ class CompiledModel:
     executable: _native.Executable
     program: Program
     host_program: Program
-    loop: LoopCounts
-    schedule: str
+    run: RunSettings
     arguments: ArgumentSpec
     outputs: OutputSpec
     input_dtypes: tuple[torch.dtype, ...]
@@ -183,7 +181,7 @@ def compile_model(
         # The module becomes a torch.fx graph.
         traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
         _write_trace(dump, "trace", traced)
-        pipelined = _check_stages(options, stages, loop, training)
+        pipelined, num_ipus = _check_stages(options, stages, loop, training)
         plan = (
             None if optimizer is None else make_plan(optimizer, options, module, traced.gradients)
         )
@@ -203,7 +201,8 @@ def compile_model(
 
         # The program is fitted to this host, and becomes an executable.
         schedule = "pipelined" if pipelined else "sequential"
-        compiled = fit_to_host(program, loop, schedule, arguments, traced.outputs, plan, dump)
+        run = RunSettings(loop, schedule, num_ipus if program.graph.ops else 0)
+        compiled = fit_to_host(program, run, arguments, traced.outputs, plan, dump)
         step()
     duration = datetime.timedelta(seconds=time.perf_counter() - start)
     return dataclasses.replace(compiled, duration=duration)
@@ -231,8 +230,7 @@ def _state_program(
 
 def fit_to_host(
     program: Program,
-    loop: LoopCounts,
-    schedule: str,
+    run: RunSettings,
     arguments: ArgumentSpec,
     outputs: OutputSpec,
     plan: OptimizerPlan | None,
@@ -242,8 +240,7 @@ def fit_to_host(
 
     Args:
         program: The same on every machine.
-        loop: How often a call runs it.
-        schedule: ``sequential`` or ``pipelined``.
+        run: How it runs.
         arguments: What calls must look like.
         outputs: What calls return.
         plan: The optimizer's updates; None for inference.
@@ -255,15 +252,16 @@ def fit_to_host(
     host_program = program.copy()
     for name in run_host_passes(host_program):
         _write_program(dump, name, host_program)
-    executable = build_executable(host_program, loop, training=plan is not None, schedule=schedule)
+    executable = build_executable(
+        host_program, run.loop, training=plan is not None, schedule=run.schedule
+    )
     _write_executable(dump, executable)
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))
     return CompiledModel(
         executable,
         program,
         host_program,
-        loop,
-        schedule,
+        run,
         arguments,
         outputs,
         input_dtypes,
@@ -358,11 +356,15 @@ def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Reco
 
 def _check_stages(
     options: Options, stages: StageAssigner, loop: LoopCounts, training: bool
-) -> bool:
-    """Check the stages that the trace met; return whether micro-batches overlap in a pipeline."""
+) -> tuple[bool, int]:
+    """Check the stages that the trace met.
+
+    Returns:
+        Whether micro-batches overlap in a pipeline, and how many IPUs the model takes.
+    """
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
-    check_pipeline(
+    num_ipus = check_pipeline(
         num_stages,
         stages.ipu_ids,
         strategy,
@@ -371,4 +373,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return num_stages > 1 and not isinstance(strategy, ShardedExecution)
+    return num_stages > 1 and not isinstance(strategy, ShardedExecution), num_ipus

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from popsim_torch import _native
+from popsim_torch import _native, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
 from popsim_torch.optim.plan import OptimizerPlan
-
-_logger = logging.getLogger("poptorch::python")
 
 
 class DeviceState:
@@ -34,6 +31,8 @@ class DeviceState:
         # Runs that the weights have seen which host and device have in common. A run counts from
         # its beginning: while it goes on, the device is ahead, and refuses to be copied.
         self._runs_in_common = 0
+        # The optimizer's states, and the number of runs behind which they were read.
+        self._state_copy: tuple[int, dict[str, torch.Tensor]] | None = None
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].shape for name, variable in self._variables.items()}
@@ -55,12 +54,26 @@ class DeviceState:
         Raises:
             Error: They are not those that the model was compiled with; nothing is copied.
         """
-        _logger.info("Writing weights from host to IPU memory")
+        logs.backend.info("Writing weights from host to IPU memory")
         num_runs = self._executable.num_runs
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(self._variables)
             self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
         self._runs_in_common = num_runs
+
+    def upload_buffers(self, names: Iterable[str]) -> None:
+        """Copy single buffers to the device; those that the program does not use stay out.
+
+        Args:
+            names: Names of buffers, tied ones by any of their names.
+
+        Raises:
+            Error: They are not those that the model was compiled with; nothing is copied.
+        """
+        with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
+            used = self._host.used_names(names) & self._program.buffers.keys()
+            hosts = self._host.find(sorted(used))
+            self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
 
     def download_weights(self, *, what_fits: bool = False) -> None:
         """Copy the parameters and buffers that the program changes into the host's tensors.
@@ -74,7 +87,7 @@ class DeviceState:
             Error: They are not those that the model was compiled with; nothing is copied. Not with
                 ``what_fits``.
         """
-        _logger.info("Writing weights from IPU to host")
+        logs.backend.info("Writing weights from IPU to host")
         updates = () if self._plan is None else self._plan.updates
         changed = [*(update.parameter for update in updates), *self._program.changed_buffers]
         num_runs = self._executable.num_runs
@@ -123,6 +136,7 @@ class DeviceState:
             scalars[scalar.name]: torch.tensor(scalar.value, device="cpu")
             for scalar in self._plan.changed_scalars(plan)
         }
+        self._state_copy = None
         with _native.translated_errors():
             self._executable.write_all(values, factors)
         self._plan = plan
@@ -130,9 +144,15 @@ class DeviceState:
     # DeviceLink
 
     def read_state(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's saved states by name."""
+        """Return the optimizer's saved states by name; they are read if a run has changed them."""
         assert self._plan is not None
-        return self._read({name: self._program.states[name] for name in self._plan.saved_states()})
+        num_runs = self._executable.num_runs
+        if self._state_copy is None or self._state_copy[0] != num_runs:
+            logs.backend.info("Writing optimiser state tensors from IPU to host")
+            names = self._plan.saved_states()
+            tensors = self._read({name: self._program.states[name] for name in names})
+            self._state_copy = num_runs, tensors
+        return self._state_copy[1]
 
     def read_parameters(self) -> dict[str, torch.Tensor]:
         """Return the variable hyper-parameters by name, in their derived form."""
@@ -150,7 +170,7 @@ class DeviceState:
         assert self._plan is not None
         missing = [name for name in self._plan.saved_states() if name not in tensors]
         if missing:
-            _logger.warning(
+            logs.python.warning(
                 "The optimizer state has no value for %s; the device keeps its own.", missing
             )
         known = {**self._program.states, **self._program.scalars}
@@ -162,8 +182,15 @@ class DeviceState:
                     f"The optimizer state '{name}' has the shape {tuple(value.shape)}, the "
                     f"device's has {shape}. Load a state of an optimizer of this model."
                 )
+        self.log_optimizer_upload()
+        self._state_copy = None
         with _native.translated_errors():
             self._executable.write_all({known[name]: value for name, value in taken.items()})
+
+    def log_optimizer_upload(self) -> None:
+        """Say in the log that the optimizer's state goes to the device, if there is any."""
+        if self._plan is not None and self._plan.saved_states():
+            logs.backend.info("Writing optimiser state tensors from host to IPU memory")
 
     def _read(self, tensors: dict[str, int]) -> dict[str, torch.Tensor]:
         with _native.translated_errors():

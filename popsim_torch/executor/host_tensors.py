@@ -62,6 +62,15 @@ class HostTensors:
             self._report(problems, what_fits)
         return found
 
+    def used_names(self, names: Iterable[str]) -> set[str]:
+        """Return the names that the program has for tensors given by any of their names.
+
+        Args:
+            names: Names of tensors; those that the program does not use are left out.
+        """
+        wanted = set(names)
+        return {name for name, aliases in self._aliases.items() if wanted.intersection(aliases)}
+
     def _problem(
         self, name: str, tensor: torch.Tensor | None, present: Mapping[str, torch.Tensor]
     ) -> str | None:

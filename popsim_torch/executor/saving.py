@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from popsim_torch import logs
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel, fit_to_host, make_plan
@@ -27,7 +27,6 @@ from popsim_torch.options import Options
 
 __all__ = ["build_stored", "check_same_program", "pack_model", "program_of_file", "target_file"]
 
-_logger = logging.getLogger("poptorch::python")
 
 _DEFAULT_NAME = "model.poptorch"
 
@@ -46,7 +45,7 @@ def target_file(filename: str | os.PathLike[str]) -> Path:
     path = Path(os.fsdecode(filename))
     if path.is_dir():
         path = path / _DEFAULT_NAME
-        _logger.warning("save: %s is a folder; the model is saved to %s.", filename, path)
+        logs.python.warning("save: %s is a folder; the model is saved to %s.", filename, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,8 +97,7 @@ def build_stored(
     try:
         return fit_to_host(
             stored.program,
-            stored.loop,
-            stored.schedule,
+            stored.run,
             stored.call.spec(warned),
             stored.outputs,
             stored.plan,

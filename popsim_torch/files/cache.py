@@ -12,12 +12,12 @@ program is made as if there were none.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.files.container import TEMPORARY, read_sections, write_sections
 from popsim_torch.files.parts import pack, unpack
@@ -33,7 +33,6 @@ except ImportError:  # not on Windows: programs are then made more often than ne
 
 __all__ = ["cached_program"]
 
-_logger = logging.getLogger("poptorch::python")
 
 _CONTENT = "a cached program"
 _NAME = "{key}.popsim"
@@ -55,7 +54,7 @@ def cached_program(
         return make()
     key = key_of()
     if key is None:
-        _logger.debug("The model is not cached: it cannot be told what it depends on.")
+        logs.backend.debug("The model is not cached: it cannot be told what it depends on.")
         return make()
     path = Path(folder) / _NAME.format(key=key)
     try:
@@ -67,9 +66,9 @@ def cached_program(
                 if program is None:
                     return _make_and_write(path, key, make)
     except OSError as error:
-        _logger.warning("The executable cache %s cannot be used (%s).", folder, error)
+        logs.python.warning("The executable cache %s cannot be used (%s).", folder, error)
         return make()
-    _logger.debug("The program was found in the executable cache: %s", path)
+    logs.backend.debug("The program was found in the executable cache: %s", path)
     return program
 
 
@@ -79,7 +78,7 @@ def _make_and_write(path: Path, key: str, make: Callable[[], Program]) -> Progra
         _remove_leftovers(path.parent)
         write_sections(path, _CONTENT, {**pack("key", key, "key"), **pack_program(program)})
     except (Error, OSError) as error:
-        _logger.warning("The program is not kept in the executable cache: %s", error)
+        logs.python.warning("The program is not kept in the executable cache: %s", error)
     return program
 
 
@@ -93,7 +92,7 @@ def _read(path: Path, key: str) -> Program | None:
             raise ValueError("it belongs to another program")
         return unpack_program(sections)
     except (Error, ValueError) as error:
-        _logger.warning("A file of the executable cache is ignored and written anew: %s", error)
+        logs.python.warning("A file of the executable cache is ignored and written anew: %s", error)
         return None
 
 
@@ -116,12 +115,12 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
     except BlockingIOError:
-        _logger.debug("The executable cache %s is locked by another process.", folder)
+        logs.backend.debug("The executable cache %s is locked by another process.", folder)
     except OSError as error:
-        _logger.debug("The executable cache %s cannot be locked (%s).", folder, error)
+        logs.backend.debug("The executable cache %s cannot be locked (%s).", folder, error)
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    _logger.debug("The other process released the cache lock of %s.", folder)
+    logs.backend.debug("The other process released the cache lock of %s.", folder)
 
 
 def _remove_leftovers(folder: Path) -> None:

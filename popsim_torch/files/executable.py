@@ -24,7 +24,7 @@ from popsim_torch.files.structures import (
     unpack_call,
     unpack_outputs,
 )
-from popsim_torch.ir import LoopCounts, Program
+from popsim_torch.ir import Program, RunSettings
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
@@ -48,16 +48,14 @@ class StoredProgram:
 
     Attributes:
         program: The same on every machine.
-        loop: How often a call runs it.
-        schedule: ``sequential`` or ``pipelined``.
+        run: How it runs.
         plan: The optimizer's updates; None for inference.
         call: A call like the one that compiled it.
         outputs: What calls return.
     """
 
     program: Program
-    loop: LoopCounts
-    schedule: str
+    run: RunSettings
     plan: OptimizerPlan | None
     call: ExampleCall
     outputs: OutputSpec
@@ -86,8 +84,7 @@ class StoredModel:
 
 def pack_executable(
     program: Program,
-    loop: LoopCounts,
-    schedule: str,
+    run: RunSettings,
     plan: OptimizerPlan | None,
     arguments: ArgumentSpec,
     outputs: OutputSpec,
@@ -98,8 +95,7 @@ def pack_executable(
 
     Args:
         program: The same on every machine.
-        loop: How often a call runs it.
-        schedule: ``sequential`` or ``pipelined``.
+        run: How it runs.
         plan: The optimizer's updates; None for inference.
         arguments: What calls must look like.
         outputs: What calls return.
@@ -111,7 +107,7 @@ def pack_executable(
     """
     return {
         **pack_program(program),
-        **pack("run", (loop, schedule, plan), "The optimizer"),
+        **pack("run", (run, plan), "The optimizer"),
         **pack_structures(arguments, outputs),
         **pack_options(options),
         **pack("rng_state", rng_state, "rng_state"),
@@ -155,10 +151,10 @@ class ExecutableFile:
 
         def read(sections: Mapping[str, bytes]) -> StoredProgram:
             program = unpack_program(sections)
-            loop, schedule, plan = unpack(sections, "run")
-            _check_run(program, loop, schedule, plan)
+            run, plan = unpack(sections, "run")
+            _check_run(program, run, plan)
             outputs = unpack_outputs(sections, len(program.outputs))
-            return StoredProgram(program, loop, schedule, plan, unpack_call(sections), outputs)
+            return StoredProgram(program, run, plan, unpack_call(sections), outputs)
 
         return self._read(read)
 
@@ -207,9 +203,9 @@ class ExecutableFile:
             raise Error(f"{os.fspath(self.path)}: {error.message}") from error
 
 
-def _check_run(program: Program, loop: object, schedule: object, plan: object) -> None:
+def _check_run(program: Program, run: object, plan: object) -> None:
     """Check that a program can run like this."""
-    if not isinstance(loop, LoopCounts) or schedule not in ("sequential", "pipelined"):
+    if not isinstance(run, RunSettings) or run.schedule not in ("sequential", "pipelined"):
         raise ValueError("it does not say how its program runs")
     if plan is None:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from popsim_torch import optim
+from popsim_torch import logs, optim
 from popsim_torch.errors import Error
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.files.values import Encoder
@@ -19,7 +18,6 @@ from popsim_torch.optim.planning import OptimizerSettings
 
 __all__ = ["pack_optimizer", "unpack_optimizer"]
 
-_logger = logging.getLogger("poptorch::python")
 
 _PART = "optimizer"
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
@@ -114,7 +112,7 @@ def _class_name(optimizer: torch.optim.Optimizer) -> str:
             f"{', '.join(_CLASSES)}."
         )
     if type(optimizer) not in known:
-        _logger.warning("The optimizer %s is saved as %s.", type(optimizer).__name__, found)
+        logs.python.warning("The optimizer %s is saved as %s.", type(optimizer).__name__, found)
     return found
 
 
@@ -137,7 +135,7 @@ def _attributes(own: Mapping[str, Any]) -> dict[str, Any]:
         try:
             Encoder()(value, f"The optimizer's attribute '{name}'")
         except Error as error:
-            _logger.warning("%s It is left out of the file.", error.message)
+            logs.python.warning("%s It is left out of the file.", error.message)
             continue
         found[name] = value
     return found

@@ -36,6 +36,7 @@ RECORDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(ir.AnchorView, ir.LoopCounts, ir.Op, ir.Origin, ir.Program, ir.Return, ir.Tensor),
+        ir.RunSettings,
         *(ir.TensorArgument, ir.TensorListArgument, AnchorRequest, rules.Rule),
         *(planning.AttributeRecord, planning.GroupSettings, planning.HyperParameter),
         *(planning.OptimizerSettings, plan.Accumulation, plan.OptimizerPlan, plan.ParameterUpdate),

@@ -23,6 +23,21 @@ class LoopCounts:
 
 
 @dataclass(frozen=True)
+class RunSettings:
+    """How a program runs.
+
+    Attributes:
+        loop: How often a call runs the model.
+        schedule: In which order micro-batches run: ``sequential`` or ``pipelined``.
+        num_ipus: IPUs that it takes (count); 0 if there is nothing to run on any.
+    """
+
+    loop: LoopCounts
+    schedule: str
+    num_ipus: int
+
+
+@dataclass(frozen=True)
 class Return:
     """A tensor that comes back from a run.
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON_LAYERS = (
     ("_C",),
     ("enums", "errors", "dtypes", "version"),
+    ("logs",),
     ("_native",),
     ("ir",),
     ("anchors",),

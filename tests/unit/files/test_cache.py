@@ -292,7 +292,7 @@ def test_of_two_processes_one_makes_the_program(tmp_path, made):
 
 
 def test_a_holder_of_the_lock_that_is_killed_is_in_nobodys_way(tmp_path, made, caplog):
-    caplog.set_level("DEBUG", logger="poptorch::python")
+    caplog.set_level("DEBUG", logger="poptorch:cpp")
     with process(HOLDER, tmp_path) as holder:
         killer = threading.Timer(0.3, holder.kill)
         killer.start()
