@@ -45,7 +45,6 @@ class PoplarExecutor(WeightCopies, OptimizerUse, RandomState, Inspection, Timing
     ) -> None:
         explain_backward()
         self._options = options
-        self._optimizer = optimizer
         # The same parameters and sub-modules, but attributes (``training``) of its own.
         self._traced_model = copy.copy(model)
         self._user_model = self._traced_model if optimizer is None else model
@@ -54,6 +53,7 @@ class PoplarExecutor(WeightCopies, OptimizerUse, RandomState, Inspection, Timing
         self._rng_start = [int(seed) & MAX_SEED, 0]
         self._settings = None
         self._start_without_device()
+        self._optimizer = optimizer
         if optimizer is not None:
             self._settings = self._read_optimizer(optimizer)
             self._wrap_host_model()
@@ -101,7 +101,7 @@ class PoplarExecutor(WeightCopies, OptimizerUse, RandomState, Inspection, Timing
         if is_pythons or "_user_model" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         model = self._user_model
-        if model._parameters.get(name) is not None:
+        if name in model._parameters and model._parameters[name] is not None:
             return ParameterProxy(self, name)
         return getattr(model, name)
 
