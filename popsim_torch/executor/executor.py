@@ -74,6 +74,11 @@ class PoplarExecutor(WeightCopies, OptimizerUse, RandomState, Inspection, Timing
         host_weights.wrap(self._user_model, self.copyWeightsToHostIfNeeded, self.destroy)
         self._weights.announce()
 
+    def _wrap_again(self) -> None:
+        """Wrap the user's model if it was unwrapped since."""
+        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
+            self._wrap_host_model()
+
     # Properties
 
     @property
@@ -274,12 +279,15 @@ class PoplarExecutor(WeightCopies, OptimizerUse, RandomState, Inspection, Timing
     # Internals
 
     def _compile(self, args: Any, kwargs: Any) -> CompiledModel:
+        return self._take(self._compile_model(args, kwargs))
+
+    def _compile_model(self, args: Any, kwargs: Any) -> CompiledModel:
+        """Return the compiled model; nothing of it is on the device yet."""
         self._connection.check_settings(self._options)
         self._check_updatable_buffers()
-        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
-            self._wrap_host_model()
+        self._wrap_again()
         with host_weights.without_sync():
-            compiled = compile_model(
+            return compile_model(
                 self._traced_model,
                 self._options,
                 args,
@@ -287,6 +295,9 @@ class PoplarExecutor(WeightCopies, OptimizerUse, RandomState, Inspection, Timing
                 optimizer=self._settings,
                 warned=self._warned,
             )
+
+    def _take(self, compiled: CompiledModel) -> CompiledModel:
+        """Bring a compiled model to the device, with weights, optimizer and random numbers."""
         compiled.executable.seed, compiled.executable.step = self._rng_start
         state = DeviceState(self._traced_model, compiled)
         self._connection.attach_compiled(compiled.num_ipus)
