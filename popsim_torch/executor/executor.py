@@ -45,7 +45,6 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
     ) -> None:
         explain_backward()
         self._options = options
-        self._optimizer = optimizer
         # The same parameters and sub-modules, but attributes (``training``) of its own.
         self._traced_model = copy.copy(model)
         self._user_model = self._traced_model if optimizer is None else model
@@ -54,6 +53,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         self._rng_start = [int(seed) & MAX_SEED, 0]
         self._settings = None
         self._start_without_device()
+        self._optimizer = optimizer
         if optimizer is not None:
             self._settings = self._read_optimizer(optimizer)
             self._wrap_host_model()
@@ -73,6 +73,11 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         """Let reads of the user's model see the weights that the device has trained."""
         host_weights.wrap(self._user_model, self.copyWeightsToHostIfNeeded, self.destroy)
         self._weights.announce()
+
+    def _wrap_again(self) -> None:
+        """Wrap the user's model if it was unwrapped since."""
+        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
+            self._wrap_host_model()
 
     # Properties
 
@@ -101,7 +106,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         if is_pythons or "_user_model" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         model = self._user_model
-        if model._parameters.get(name) is not None:
+        if name in model._parameters and model._parameters[name] is not None:
             return ParameterProxy(self, name)
         return getattr(model, name)
 
@@ -293,8 +298,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         """Check what does not depend on the program, and wrap the user's model if it is not."""
         self._connection.check_settings(self._options)
         self._check_updatable_buffers()
-        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
-            self._wrap_host_model()
+        self._wrap_again()
 
     def _take(self, compiled: CompiledModel) -> CompiledModel:
         """Bring a compiled model to the device, with weights, optimizer and random numbers."""

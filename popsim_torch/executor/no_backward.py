@@ -29,7 +29,9 @@ def explain_backward() -> None:
         try:
             original(self, *args, **kwargs)
         except RuntimeError as error:
-            if self.requires_grad or "does not require grad" not in str(error):
+            explained = isinstance(error, UsageRuntimeError)
+            no_history = "does not require grad" in str(error) and not self.requires_grad
+            if explained or not (no_history and self.is_cpu):
                 raise
             raise UsageRuntimeError(
                 "backward() cannot be called explicitly on what a compiled model returns: the "

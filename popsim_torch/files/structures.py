@@ -8,6 +8,7 @@ the user's own classes, and constants that are more than data, cannot be made fr
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,10 +165,11 @@ def unpack_outputs(sections: Mapping[str, bytes], num_outputs: int) -> OutputSpe
         raise ValueError("its program computes other outputs than it returns")
     tensors = [torch.empty(0) for _ in range(num_outputs)]
     known = {id(tensor) for tensor in tensors}
-    spec = OutputSpec(
-        unpack(sections, _OUTPUTS, tensors),
-        on_device=lambda tensor: id(tensor) in known,
-    )
+    value = unpack(sections, _OUTPUTS, tensors)
+    with warnings.catch_warnings():
+        # Whoever compiled the model was warned of what is not on the device.
+        warnings.simplefilter("ignore")
+        spec = OutputSpec(value, on_device=lambda tensor: id(tensor) in known)
     if len(spec.names) != num_outputs:
         raise ValueError("its outputs are not those of its program")
     return spec

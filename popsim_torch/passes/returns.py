@@ -92,7 +92,9 @@ class _Returns:
         self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
-        """Return a tensor from every run, as forward left it."""
+        """Return a tensor from every run, as forward left it; once, if every run has the same."""
+        if self._is_constant(tensor):
+            mode, period = OutputMode.Final, 1
         self._add(tensor, mode, period, self._in_forward(tensor), False, "Options.outputMode")
 
     def add_anchor(self, request: AnchorRequest) -> None:
@@ -142,6 +144,14 @@ class _Returns:
             + (f"Closest names: {', '.join(map(repr, closest))}. " if closest else "")
             + "Compile without the anchor and call model.getTensorNames() to list them all."
         )
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is known since the model was compiled."""
+        root = self._graph.root(tensor)
+        writers = self._uses.writers(root.id)
+        if root.kind == TensorKind.VALUE:
+            return all(op.phase == Phase.SETUP for op in writers)
+        return root.kind == TensorKind.CONSTANT and not writers
 
     def _stays(self, root: Tensor, mode: OutputMode) -> bool:
         """Whether a tensor's memory can hold what an anchor asks for until the next run.

@@ -215,7 +215,7 @@ class FunctionMode(TorchFunctionMode):
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
                 result = body(*args, **kwargs)
-        elif func in _GRADIENTS:
+        elif getattr(func, "__wrapped__", func) in _GRADIENTS:  # (backward() explains itself)
             result = self._differentiate(func, args, kwargs)
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)

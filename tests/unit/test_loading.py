@@ -254,7 +254,8 @@ def test_structures_of_arguments_and_results(tmp_path):
     args = (Pair(x, (x + 1,)), {"a": x + 2, "b": "text"}, x + 3, x + 4)
     kwargs = {"extra": x + 5}
     model = poptorch.inferenceModel(Structures(), make_options(2))
-    expected = model(*args, **kwargs)
+    with pytest.warns(UserWarning, match="expected to be on the IPU"):
+        expected = model(*args, **kwargs)
     loaded = poptorch.load(saved(model, tmp_path))
     found = loaded(*args, **kwargs)
     assert type(found[0]) is Pair
@@ -439,18 +440,41 @@ def test_options_come_back_and_can_be_edited(tmp_path):
 
 def test_a_file_made_without_a_device_attaches_when_it_is_loaded(tmp_path):
     options = make_options()
+    options.useOfflineIpuTarget(2)
     net = nn.Linear(4, 3)
-    model = poptorch.inferenceModel(net, options)
     x = torch.ones(2, 4)
-    model.compile(x)
-    offline = model.options.clone()
-    offline.useOfflineIpuTarget(2)
-    model._options = offline
+    model = poptorch.inferenceModel(net, options)
+    model.compileAndExport(tmp_path / "file", x)
+    assert not model.isAttachedToDevice()
+    with pytest.raises(AssertionError):
+        model(x)
     seen = []
-    loaded = poptorch.load(saved(model, tmp_path), seen.append)
+    loaded = poptorch.load(tmp_path / "file", lambda found: seen.append(found.clone()))
     assert seen[0].connection_type == poptorch.ConnectionType.Always
     assert not seen[0].exists("ipu_version")
-    assert torch.equal(loaded(x), model(x))
+    assert loaded.isAttachedToDevice()
+    assert torch.equal(loaded(x), poptorch.inferenceModel(net, make_options())(x))
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "torch Adam"])
+def test_a_detached_model_is_saved_as_it_was(tmp_path, optimizer):
+    net = Net()
+    model = poptorch.trainingModel(net, make_options(), OPTIMIZERS[optimizer](net.parameters()))
+    model(*batch())
+    model.detachFromDevice()
+    loaded = poptorch.load(saved(model, tmp_path))
+    assert not model.isAttachedToDevice()
+    assert loaded.isAttachedToDevice()
+    assert_goes_on_alike(model, loaded)
+
+
+def test_a_loaded_model_detaches_and_attaches(tmp_path):
+    net = Net()
+    model = poptorch.trainingModel(net, make_options(), OPTIMIZERS["LAMB"](net.parameters()))
+    model(*batch())
+    loaded = poptorch.load(saved(model, tmp_path))
+    loaded.detachFromDevice()
+    assert_goes_on_alike(model, loaded)
 
 
 # --- Files that are wrong -----------------------------------------------------
