@@ -198,6 +198,10 @@ class HostOptions(OptionsGroup):
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
         """Keep compiled programs in a directory, and take them from there; no value changes.
 
+        There is a file for each program. Forward is traced all the same, since nobody can tell
+        otherwise what it does; what comes behind the trace is saved. Processes may share the
+        directory.
+
         Args:
             path: The directory, made when it is needed; None turns caching off.
 
