@@ -33,7 +33,6 @@ except ImportError:  # not on Windows: programs are then made more often than ne
 
 __all__ = ["cached_program"]
 
-
 _CONTENT = "a cached program"
 _NAME = "{key}.popsim"
 
@@ -59,10 +58,10 @@ def cached_program(
     path = Path(folder) / _NAME.format(key=key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        program = _read(path, key)
+        program = _read(path, key, warn=False)
         if program is None:
             with _locked(path.parent):
-                program = _read(path, key)
+                program = _read(path, key, warn=True)
                 if program is None:
                     return _make_and_write(path, key, make)
     except OSError as error:
@@ -82,7 +81,7 @@ def _make_and_write(path: Path, key: str, make: Callable[[], Program]) -> Progra
     return program
 
 
-def _read(path: Path, key: str) -> Program | None:
+def _read(path: Path, key: str, *, warn: bool) -> Program | None:
     """Return the program of a file; None if there is no such file, or it is of no use."""
     if not path.exists():
         return None
@@ -91,8 +90,11 @@ def _read(path: Path, key: str) -> Program | None:
         if unpack(sections, "key") != key:
             raise ValueError("it belongs to another program")
         return unpack_program(sections)
-    except (Error, ValueError) as error:
-        logs.python.warning("A file of the executable cache is ignored and written anew: %s", error)
+    except Exception as error:  # whatever somebody may have put there
+        if warn:
+            logs.python.warning(
+                "A file of the executable cache is ignored and written anew: %s", error
+            )
         return None
 
 

@@ -117,16 +117,23 @@ def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes
     head_bytes = data[start : start + head_size]
     if hashlib.sha256(head_bytes).digest() != data[start - _DIGEST_BYTES : start]:
         raise _damaged(path, "its head")
-    head = json.loads(head_bytes)
-    if head["version"] != __version__:
+    try:
+        head = json.loads(head_bytes)
+        version, found, table = head["version"], head["content"], head["sections"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, "its head") from error
+    if version != __version__:
         raise UsageAssertionError(
-            f"{os.fspath(path)}: written by version {head['version']} of popsim_torch, and this is "
-            f"version {__version__}. Files are read by the version that wrote them alone: export "
-            "the model anew."
+            f"{os.fspath(path)}: written by version {version} of popsim_torch, and this is version "
+            f"{__version__}. Files are read by the version that wrote them alone: export the model "
+            "anew."
         )
-    if head["content"] != content:
-        raise BadFileError(path, f"the file holds {head['content']}, not {content}.")
-    return _split(path, memoryview(data)[start + head_size :], head["sections"])
+    if found != content:
+        raise BadFileError(path, f"the file holds {found}, not {content}.")
+    try:
+        return _split(path, memoryview(data)[start + head_size :], table)
+    except (TypeError, ValueError) as error:
+        raise _damaged(path, "its table of sections") from error
 
 
 def _split(

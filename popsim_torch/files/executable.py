@@ -195,12 +195,10 @@ class ExecutableFile:
     def _read(self, function: Callable[[Mapping[str, bytes]], T]) -> T:
         try:
             return function(self._sections)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, Error):
-                raise
-            raise BadFileError(self.path, f"{error}. Export the model anew.") from error
         except Error as error:
             raise Error(f"{os.fspath(self.path)}: {error.message}") from error
+        except Exception as error:  # what a right checksum stands for is anybody's
+            raise BadFileError(self.path, f"{error}. Export the model anew.") from error
 
 
 def _check_run(program: Program, run: object, plan: object) -> None:

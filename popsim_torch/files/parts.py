@@ -58,11 +58,11 @@ def unpack(
         data = json.loads(sections[name])
         loaded = safetensors.torch.load(sections[_TENSORS.format(name=name)])
         tensors = [loaded[str(i)] for i in range(len(loaded))]
+        return decode(data, tensors, placeholders)
     except KeyError as error:
         raise ValueError(f"the section {error} is missing") from error
     except (safetensors.SafetensorError, RecursionError) as error:
         raise ValueError(f"the part '{name}' cannot be read: {error!r}") from error
-    return decode(data, tensors, placeholders)
 
 
 def _storable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -242,8 +242,9 @@ def decode(
         source = placeholders if tag == "placeholder" else tensors
         if type(content) is not int or not 0 <= content < len(source):
             raise ValueError(f"there is no {tag} {content!r}")
-        return _NUMBERED[tag](source[content])
     try:
+        if tag in _NUMBERED:
+            return _NUMBERED[tag](source[content])
         if tag in RECORDS or tag in OBJECTS:
             fields = {k: decode(v, tensors, placeholders) for k, v in content.items()}
             return _record(tag, fields) if tag in RECORDS else _object(tag, fields)

@@ -1,6 +1,7 @@
 """Files are written whole or not at all, and nothing that was changed is believed."""
 
 import builtins
+import hashlib
 import json
 import os
 import signal
@@ -184,6 +185,28 @@ def test_a_killed_writer_leaves_the_old_file(path, monkeypatch, step):
     assert os.WTERMSIG(status) == signal.SIGKILL
     assert len(os.listdir(path.parent)) == 2
     assert read_sections(path, CONTENT) == SECTIONS
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        b'{"version": "0.1.0", "content": "numbers", "sections": 3}',
+        b'{"version": "0.1.0", "content": "numbers", "sections": [[1]]}',
+        b'{"version": "0.1.0", "content": "numbers", "sections": [["a", "b", "c"]]}',
+        b'{"version": null, "content": "numbers", "sections": []}',
+    ],
+    ids=lambda head: head[:60],
+)
+def test_heads_that_make_no_sense_are_refused(path, head):
+    size, digest = len(head).to_bytes(8, "little"), hashlib.sha256(head).digest()
+    path.write_bytes(path.read_bytes()[:13] + size + digest + head)
+    with pytest.raises(poptorch.Error, match=r"some\.file: "):
+        read_sections(path, CONTENT)
 
 
 def test_the_head_is_text_that_people_can_read(path):
