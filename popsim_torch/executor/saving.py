@@ -101,7 +101,7 @@ def build_stored(
             stored.call.spec(warned),
             stored.outputs,
             stored.plan,
-            Dump(None, ""),
+            Dump.from_environment("loaded"),
         )
     except Exception as error:  # passes and kernels may rely on what no check looks at
         if isinstance(error, Error) and not isinstance(error, InternalError):

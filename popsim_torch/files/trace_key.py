@@ -81,7 +81,6 @@ class _Hasher:
         module = traced.graph_module
         nodes = list(module.graph.nodes)
         self._numbers = {node: number for number, node in enumerate(nodes)}
-        placeholders = [node for node in nodes if node.op == "placeholder"]
         for field in dataclasses.fields(traced):
             self._mark(field.name)
             value = getattr(traced, field.name)
@@ -89,12 +88,10 @@ class _Hasher:
                 for node in nodes:
                     self._add_node(node, module)
             elif field.name in ("parameters", "buffers"):
-                first = 0 if field.name == "parameters" else len(traced.parameters)
-                for position, (name, tensor) in enumerate(value.items(), start=first):
+                for name, tensor in value.items():
                     self.add((name, tensor.dtype, tensor.shape))
-                    # The program holds the numbers of these, if anybody asks for them.
-                    if not tensor.dtype.is_floating_point and placeholders[position].users:
-                        self._add_data(tensor)
+                    if not tensor.dtype.is_floating_point:
+                        self._add_data(tensor)  # a constant of the program
             else:
                 self.add(value)
 

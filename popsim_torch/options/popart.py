@@ -30,7 +30,7 @@ class _PopartOptions(FreezableOptions):
 
     popsim_torch has another back end, so only some of these mean something here. Those that only
     steer compiler checks, dumps, caches and reports (``engineOptions``, ``reportOptions``,
-    ``patterns``, ``dotChecks``, ``strictOpVersions`` and their like) are stored and
+    ``patterns``, ``dotChecks``, ``cachePath``, ``strictOpVersions`` and their like) are stored and
     have **no effect**. Three choose the type of partial sums, ``"float"`` or ``"half"``, as
     ``Options.Precision.setPartialsType`` does for all products: ``partialsTypeMatMuls``, the entry
     ``partialsType`` of ``matmulOptions``, which goes before it, and that of

@@ -318,6 +318,20 @@ def test_the_model_has_its_weights_under_their_names(tmp_path):
     assert torch.equal(twin.tied.weight, net.tied.weight)
 
 
+def test_what_is_known_of_a_compiled_model_is_known_of_a_loaded_one(tmp_path):
+    options = make_options()
+    options.showCompilationProgressBar()
+    model = poptorch.inferenceModel(nn.Linear(4, 3), options)
+    x = torch.ones(2, 4)
+    model.compileAndExport(tmp_path / "file", x)
+    loaded = poptorch.load(tmp_path / "file")
+    assert loaded.compilationTime().total_seconds() > 0
+    assert loaded.getTensorNames() == model.getTensorNames()
+    assert loaded.program(host=True) == model.program(host=True)
+    assert loaded.compiled.run == model.compiled.run
+    assert "matmul" in str(loaded.profile(x))
+
+
 def test_training_flags_come_back(tmp_path):
     net = Net()
     net.body[1].eval()
