@@ -151,21 +151,18 @@ def test_options_that_change_the_program_make_another_file(tmp_path, made):
     assert len(made) == len(os.listdir(tmp_path)) == 5
 
 
-def test_a_buffer_of_integers_that_only_an_anchor_reads_is_part_of_the_key(tmp_path):
-    class Unread(nn.Module):
+def test_a_buffer_of_integers_that_is_handed_on_is_part_of_the_key(tmp_path):
+    class HandsOn(nn.Module):
         def __init__(self, count):
             super().__init__()
             self.register_buffer("count", torch.tensor([count]))
 
         def forward(self, x):
-            return x + 1
+            return x + 1, self.count
 
     for count in (3, 4):
-        options = make_options()
-        options.anchorTensor("count", "count")
-        model = poptorch.inferenceModel(Unread(count), cached(tmp_path, options))
-        model(torch.ones(2))
-        assert model.getAnchoredTensor("count").tolist() == [count]
+        model = poptorch.inferenceModel(HandsOn(count), cached(tmp_path))
+        assert model(torch.ones(2))[1].tolist() == [count]
 
 
 @pytest.mark.parametrize("name", CASES)
