@@ -49,9 +49,7 @@ class Device:
 
     def release(self) -> None:
         """Let others have the device; does nothing the second time."""
-        if self._held:
-            self._held = False
-            self._owner._free(self._ipus)
+        self._owner._free(self)
 
     def __del__(self) -> None:
         self.release()
@@ -158,10 +156,12 @@ class DeviceRegistry:
                     return Device(self, candidate, ipus)
         return None
 
-    def _free(self, ipus: range) -> None:
+    def _free(self, device: Device) -> None:
         with self._changed:
-            self._busy.difference_update(ipus)
-            self._changed.notify_all()
+            if device._held:
+                device._held = False
+                self._busy.difference_update(device._ipus)
+                self._changed.notify_all()
 
     def _ipus(self, device_id: int) -> range:
         """Return the IPUs of a device."""

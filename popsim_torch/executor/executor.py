@@ -221,11 +221,11 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
                 "detachFromDevice: the model is not attached to a device. isAttachedToDevice() "
                 "tells whether it is."
             )
-        self._log_random_state(leaving=True)
         if self._weights.ahead:
             self._weights.download()
         if isinstance(self._optimizer, optim.Optimizer):
             self._optimizer._read_back()
+        self._log_random_state(leaving=True)
         self._ready = None
         self._connection.detach()
 

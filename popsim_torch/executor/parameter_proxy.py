@@ -36,9 +36,8 @@ class ParameterProxy:
     ) -> None:
         """Give groups of replicas values of their own; to be called before compilation.
 
-        With one replica, the only number in this version, a group that all share is the one kind
-        that means nothing else than no grouping; others need a parameter with a value for each
-        group.
+        In this version there is one replica, and ``CommGroupType.All``, one value for all of them,
+        is what every model has without this call. The other kinds are refused.
 
         Args:
             comm_group_type: Which replicas form a group.

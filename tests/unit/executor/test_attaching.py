@@ -471,10 +471,10 @@ def test_attaching_transfers_what_there_is():
     with backend_lines() as lines:
         model.detachFromDevice()
     assert lines == [
-        "Reading random seed",
-        "Reading RNG state",
         "Writing weights from IPU to host",
         "Writing optimiser state tensors from IPU to host",
+        "Reading random seed",
+        "Reading RNG state",
         "Detached from device 0",
     ]
     with backend_lines() as lines:
