@@ -18,12 +18,12 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from popsim_torch import _native
 from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
-from popsim_torch.dtypes import held_dtype
+from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.dump import Dump
-from popsim_torch.ir import LoopCounts, Program, program_text
+from popsim_torch.ir import LoopCounts, Program, names, program_text
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
@@ -104,6 +104,7 @@ def make_plan(
     options: Options,
     module: nn.Module,
     trained: Sequence[str],
+    loss_scale: str,
 ) -> OptimizerPlan:
     """Return what an optimizer does to the parameters that have a gradient.
 
@@ -112,6 +113,7 @@ def make_plan(
         options: Gradient accumulation and reduction are taken from here.
         module: Has the parameters.
         trained: Names of those that have a gradient.
+        loss_scale: Name of the loss scale's tensor.
     """
     training = options.Training
     parameters = dict(module.named_parameters())
@@ -123,6 +125,7 @@ def make_plan(
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.mean_accumulation_and_replication_reduction_strategy
         == MeanReductionStrategy.Running,
+        loss_scale=loss_scale,
     )
 
 
@@ -174,15 +177,16 @@ def compile_model(
         traced = functionalise(traced)
         _write_trace(dump, "functionalise", traced)
         join_slices(traced.graph_module.graph)
-        plan = (
-            None if optimizer is None else make_plan(optimizer, options, module, traced.gradients)
-        )
+        plan = None
+        if optimizer is not None:
+            loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
+            plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
         named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
         _write_trace(dump, "name", named)
         step()
 
         # The graph becomes a program, the same on every machine.
-        request = _program_request(options, loop, training=training, pipelined=pipelined)
+        request = _program_request(options, loop, stages, training=training, pipelined=pipelined)
         wanted = [anchor.long_name for anchor in request.returns.anchors]
         program = lower(named, plan, half_partials(options), wanted)
         _write_program(dump, "lower", program)
@@ -253,7 +257,7 @@ def _write_executable(dump: Dump, executable: _native.Executable) -> None:
 
 
 def _program_request(
-    options: Options, loop: LoopCounts, *, training: bool, pipelined: bool
+    options: Options, loop: LoopCounts, stages: StageAssigner, *, training: bool, pipelined: bool
 ) -> ProgramRequest:
     """Return what the options ask of a program."""
     mode, period = OutputMode(options.output_mode), options.output_return_period
@@ -261,6 +265,7 @@ def _program_request(
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
         ReturnRequest(loop, mode, period, anchors, pipelined),
+        stages.ipu_of_stage,
     )
 
 

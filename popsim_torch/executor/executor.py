@@ -302,7 +302,8 @@ class PoplarExecutor:
             return
         trained = [update.parameter for update in self._state.plan.updates]
         self._state.check_weights(trained)
-        plan = make_plan(settings, self._options, self._traced_model, trained)
+        scale = self._state.plan.loss_scaling.name
+        plan = make_plan(settings, self._options, self._traced_model, trained, scale)
         self._state.plan.check_replaceable(plan)
         previous = self._optimizer
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
@@ -350,7 +351,7 @@ class PoplarExecutor:
             raise UsageAssertionError(
                 "getTensorNames: the model is not compiled. Call it once, or model.compile(...)."
             )
-        return list(self._compiled.program.graph.names)
+        return self._compiled.program.tensor_names()
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return what an anchor recorded in the last call.

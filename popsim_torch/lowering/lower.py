@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Program, Role, Tensor, TensorKind
+from popsim_torch.ir import Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.builder import Builder, HalfPartials, Value
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
@@ -34,6 +34,8 @@ class _Lowering:
     ) -> None:
         self._named = named
         self._plan = plan
+        wanted = list(wanted)
+        self._wanted = {spelling for name in wanted for spelling in names.spellings(name)}
         found = (named.find(name) for name in wanted)
         self._needed = named.needed(node for node in found if node is not None)
         self._program = Program()
@@ -50,6 +52,7 @@ class _Lowering:
                 self._builder.values[node] = self._builder.constant(self._named.attribute(node))
             if node.op == "call_function" and node in self._needed:
                 self._add_node(node)
+        self._name_partial_gradients()
         self._state.write_changes()
         self._add_updates()
         self._note_outputs()
@@ -98,13 +101,25 @@ class _Lowering:
         check_results(node, place)
         return RULES.rule_of(node).lower(self._builder, node, place)
 
+    def _name_partial_gradients(self) -> None:
+        """Name those that are wanted and that anything is computed from, offer the others."""
+        for name, node in self._named.partial_gradients().items():
+            value = self._builder.values.get(node)
+            if not isinstance(value, Tensor):
+                continue
+            if name in self._wanted:
+                self._program.graph.set_name(value, name)
+            else:
+                self._program.offered.append(name)
+
     def _add_updates(self) -> None:
         if self._plan is None:
             return
         graph = self._program.graph
         parameters = {n: graph.tensors[i] for n, i in self._program.parameters.items()}
         gradients = {n: self._builder.tensor(g) for n, g in self._named.gradients().items()}
-        UpdateLowering(self._builder, self._program, parameters, gradients).lower(self._plan)
+        update = UpdateLowering(self._builder, self._program, parameters, gradients, self._wanted)
+        update.lower(self._plan)
 
     def _note_outputs(self) -> None:
         """Note the tensors that what comes later asks for: outputs and checkpoints."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.maps import cast
+from popsim_torch.lowering.update_terms import UpdateOperands, UpdateTerms
 from popsim_torch.optim.plan import (
     Accumulation,
     GradientInput,
@@ -26,6 +28,7 @@ class UpdateLowering:
         program: Gets the states and scalars.
         parameters: The weights on the device, by name.
         gradients: Their gradients of one micro-batch, by name.
+        wanted: Names of tensors that are anchored.
     """
 
     def __init__(
@@ -34,11 +37,14 @@ class UpdateLowering:
         program: Program,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
+        wanted: Collection[str],
     ) -> None:
         self._builder = builder
         self._program = program
         self._parameters = parameters
         self._gradients = gradients
+        self._wanted = wanted
+        self._terms = UpdateTerms(builder, program, wanted)
         self._states: dict[str, Tensor] = {}
 
     def lower(self, plan: OptimizerPlan) -> None:
@@ -52,8 +58,7 @@ class UpdateLowering:
 
     def _accumulate(self, parameter: str, accumulation: Accumulation) -> None:
         gradient = self._gradients[parameter]
-        written = self._builder.written_in(gradient)
-        place = Place(Phase.BACKWARD, 0 if written is None else written[1], accumulation.output)
+        place = Place(Phase.BACKWARD, self._stage_of(gradient), accumulation.output)
         state = self._state(parameter, accumulation.state)
         inputs = [gradient, state, *map(self._scalar, accumulation.scalars)]
         out = self._whole(state, accumulation.output)
@@ -80,11 +85,21 @@ class UpdateLowering:
     def _update(self, update: ParameterUpdate, norm: Tensor | None) -> None:
         place = Place(Phase.UPDATE, 0, update.updated_name)
         weight = self._parameters[update.parameter]
+        gradient = self._gradient_of(update)
         states = [self._state(update.parameter, state) for state in update.states]
-        inputs: list[Tensor | None] = [weight, self._gradient_of(update), *states]
-        inputs += [self._scalar(scalar) for scalar in update.scalars]
+        scalars = list(map(self._scalar, update.scalars))
+        inputs: list[Tensor | None] = [weight, gradient, *states, *scalars]
         if update.clipped:
             inputs.append(norm)
+        operands = UpdateOperands(
+            weight,
+            gradient,
+            self._stage_of(self._gradients[update.parameter]),
+            {state.kind: tensor for state, tensor in zip(update.states, states, strict=True)},
+            {scalar.kind: tensor for scalar, tensor in zip(update.scalars, scalars, strict=True)},
+            norm if update.clipped else None,
+        )
+        self._terms.add(update, operands)
         outputs = [self._whole(weight, update.updated_name)]
         for state, name in zip(states, update.updated_state_names, strict=True):
             outputs.append(self._whole(state, name))
@@ -97,6 +112,10 @@ class UpdateLowering:
             assert update.accumulator is not None
             return self._state(update.parameter, update.accumulator)
         return self._gradients[update.parameter]
+
+    def _stage_of(self, gradient: Tensor) -> int:
+        written = self._builder.written_in(gradient)
+        return 0 if written is None else written[1]
 
     def _state(self, parameter: str, state: State) -> Tensor:
         if state.name not in self._states:
@@ -116,12 +135,18 @@ class UpdateLowering:
         known = self._program.scalars
         if scalar.name not in known:
             tensor = self._builder.graph.add_tensor(
-                TensorKind.VARIABLE, scalar.dtype, (), role=Role.HYPER_PARAMETER
+                TensorKind.VARIABLE, torch.float32, (), role=Role.HYPER_PARAMETER
             )
-            if not scalar.constant:
-                self._builder.graph.set_name(tensor, scalar.name)
             known[scalar.name] = tensor.id
+            if not scalar.constant:
+                self._builder.graph.set_name(self._shown(scalar, tensor), scalar.name)
         return self._builder.graph.tensors[known[scalar.name]]
+
+    def _shown(self, scalar: Scalar, tensor: Tensor) -> Tensor:
+        """Return what an anchor of a hyper-parameter shows."""
+        if scalar.name not in self._wanted:
+            return tensor
+        return cast(self._builder, tensor, scalar.dtype, Place(Phase.UPDATE, 0, scalar.name))
 
     def _whole(self, tensor: Tensor, name: str) -> Tensor:
         graph = self._builder.graph

@@ -18,7 +18,7 @@ How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of para
 An accumulator adds up the gradients of all micro-batches of a device iteration;
 ``Cursor.accumulation_step`` is 0 for the first of them.
 
-Scalars are float32 tensors of shape ``()``. Those that are not constant are device variables and
+Scalars are float32 tensors of shape ``()``; anchors show some of them in the weight's type. Those that are not constant are device variables and
 keep their name; constant ones can be unnamed constants.
 """
 
@@ -68,20 +68,28 @@ class HyperParameter:
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
-    """A hyper-parameter on the device: a float32 tensor of shape ``()``.
+    """A hyper-parameter on the device: a tensor of shape ``()``.
+
+    Updates compute with float32, whatever its element type: in float16, ``1 - lr * weight_decay``
+    would mostly be 1, and weights would not decay.
 
     Attributes:
         name: Tensor name, e.g. ``scaledLearningRate0___specific___fc1.weight``. Parameters outside
             of all groups share ``...___default___FLOAT``, so a name may occur in several updates.
         value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
         constant: Part of the program: never uploaded again, and no tensor name to list.
-        dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``.
+        dtype: As anchors show it: float16 for some of a float16 weight, else float32.
     """
 
     name: str
     value: float
     constant: bool
     dtype: torch.dtype = torch.float32
+
+    @property
+    def kind(self) -> str:
+        """What it holds, whatever the parameter: ``scaledLearningRate0`` or the like."""
+        return names.hyper_parameter_kind(self.name)
 
 
 @dataclasses.dataclass(frozen=True)

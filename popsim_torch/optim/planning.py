@@ -62,6 +62,7 @@ def plan_updates(
     running_mean: bool = False,
     relax_checks: bool = False,
     all_parameters: Mapping[str, torch.nn.Parameter] | None = None,
+    loss_scale: str = names.LOSS_SCALE,
 ) -> OptimizerPlan:
     """Plan the weight update of a traced model.
 
@@ -79,6 +80,7 @@ def plan_updates(
         relax_checks: As in ``read_optimizer``.
         all_parameters: Every parameter of the model by canonical name, also those without a
             gradient; None: do not check whether the optimizer's parameters belong to the model.
+        loss_scale: Name of the loss scale's tensor.
 
     Raises:
         AssertionError: The optimizer cannot be converted.
@@ -114,7 +116,7 @@ def plan_updates(
         type_name=rule.type_name,
         updates=tuple(updates),
         loss_scaling=Scalar(
-            names.LOSS_SCALE, settings.loss_scaling.value, settings.loss_scaling.constant
+            loss_scale, settings.loss_scaling.value, settings.loss_scaling.constant
         ),
         max_grad_norm=rule.max_grad_norm,
         norm_attributes={"divisor": float(mode.divisor)},

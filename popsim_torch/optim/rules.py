@@ -121,18 +121,18 @@ class Target:
     def scalar(self, prefix: str, formula: Callable[..., float], *ingredients: str) -> Scalar:
         """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``."""
         values = [self.values[ingredient] for ingredient in ingredients]
-        return Scalar(
-            self._scalar_name(prefix),
-            float(formula(*(value.value for value in values))),
-            all(value.constant for value in values),
-        )
-
-    def _scalar_name(self, prefix: str) -> str:
-        if self.in_group:
-            return names.specific_hyper_parameter(prefix, self.name)
         follows_weight = prefix.startswith(("weightDecayScaleFactor", "scaledMomentum", "sgdMom"))
         half = follows_weight and self.dtype == torch.float16
-        return names.default_hyper_parameter(prefix, "float16" if half else "float32")
+        if self.in_group:
+            name = names.specific_hyper_parameter(prefix, self.name)
+        else:
+            name = names.default_hyper_parameter(prefix, "float16" if half else "float32")
+        return Scalar(
+            name,
+            float(formula(*(value.value for value in values))),
+            all(value.constant for value in values),
+            torch.float16 if half else torch.float32,
+        )
 
 
 def update_rule(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:

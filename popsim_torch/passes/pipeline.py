@@ -9,10 +9,10 @@ variable ``POPSIM_VERIFY_PASSES=1`` it is verified behind each pass, so that an 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from popsim_torch.ir import Graph, Program, TensorKind, verify, walk
+from popsim_torch.ir import Graph, Program, TensorKind, names, verify, walk
 from popsim_torch.passes.fuse_attention import fuse_attention
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
@@ -22,6 +22,7 @@ from popsim_torch.passes.op_table import op_table
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
+from popsim_torch.passes.stage_tensors import add_stage_tensors
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,24 @@ class ProgramRequest:
     Attributes:
         recomputation: Which forward values the backward pass rebuilds.
         returns: What a run brings back.
+        ipu_of_stage: The IPU of each pipeline stage.
     """
 
     recomputation: Recomputation
     returns: ReturnRequest
+    ipu_of_stage: Mapping[int, int] = field(default_factory=dict)
 
 
 def rebuild_values(program: Program, request: ProgramRequest) -> None:
     """Rebuild forward values in the backward pass, as the options say."""
     recompute(program.graph, request.recomputation, program.checkpoints)
+
+
+def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
+    """Give names to what crosses from one stage to another."""
+    returns = request.returns
+    wanted = {name for anchor in returns.anchors for name in names.spellings(anchor.long_name)}
+    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, wanted)
 
 
 def bring_back(program: Program, request: ProgramRequest) -> None:
@@ -49,6 +59,7 @@ def bring_back(program: Program, request: ProgramRequest) -> None:
 
 PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
     rebuild_values,
+    name_stage_tensors,
     bring_back,
 )
 """State the program: with the same result on every machine.

@@ -134,9 +134,11 @@ class _Returns:
         for candidate in names.spellings(anchor.long_name):
             if candidate in known:
                 return candidate
-        closest = closest_names(anchor.long_name, known)
+        everything = self._program.tensor_names()
+        closest = closest_names(anchor.long_name, everything)
         raise Error(
-            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the {len(known)} "
+            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the "
+            f"{len(everything)} "
             f"tensors of this graph (Anchor tensor not in Ir Tensors)."
             f"{names.why_missing(anchor.long_name)} "
             + (f"Closest names: {', '.join(map(repr, closest))}. " if closest else "")

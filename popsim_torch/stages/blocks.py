@@ -361,6 +361,11 @@ class StageAssigner:
         """The IPU of every block in order of entry; what :func:`count_stages` counts."""
         return tuple(self._ipu_ids)
 
+    @property
+    def ipu_of_stage(self) -> dict[int, int]:
+        """The IPU of each stage that has been met."""
+        return {0: 0} | dict(self._blocks.values())
+
     def begin(self, user_id: str | None, ipu_id: int | None) -> None:
         """Enter a block.
 

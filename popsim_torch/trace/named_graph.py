@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.fx
 
+from popsim_torch.errors import Error
 from popsim_torch.ir import names as spelling
 from popsim_torch.trace.functionalise import is_check, is_mutating
 from popsim_torch.trace.markers import MARK, PRINT
@@ -57,6 +58,13 @@ class NamedGraph:
         """Return the node of each parameter's gradient, by the parameter's name."""
         nodes = self.results[self.traced.num_outputs :]
         return dict(zip(self.traced.gradients, nodes, strict=True))
+
+    def partial_gradients(self) -> dict[str, torch.fx.Node]:
+        """Return the node of what each use of a tensor adds to its gradient, by name."""
+        return {
+            spelling.partial_gradient(*key): node
+            for key, node in self.traced.partial_gradients.items()
+        }
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
         """Return the data of a ``get_attr`` node: a tensor that PyTorch made of Python numbers."""
@@ -119,7 +127,11 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
     Args:
         traced: The trace, without mutation.
         loss_scale: Name of the loss scale's placeholder; None for inference.
+
+    Raises:
+        Error: A parameter or buffer has a name that is one of the training graph.
     """
+    _check_not_reserved([*traced.parameters, *traced.buffers])
     graph = traced.graph_module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     given = [*traced.parameters, *traced.buffers, *spelling.inputs(traced.num_inputs)]
@@ -135,6 +147,15 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
             if marked is not None:
                 table.set(node, spelling.gradient(marked))
     return NamedGraph(traced, table.of_node)
+
+
+def _check_not_reserved(given: Iterable[str]) -> None:
+    for name in given:
+        if spelling.is_reserved(name):
+            raise Error(
+                f"The parameter or buffer '{name}' has a name that stands for a tensor of the "
+                "training graph (its prefix, with three underscores, is reserved). Rename it."
+            )
 
 
 def _marked_name(traced: TraceResult, table: NameTable, key: int) -> str | None:

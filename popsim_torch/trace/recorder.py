@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +62,7 @@ class Recorder:
         self._in_backward = False
         self._graph: torch.fx.Graph | None = None
         self._keys = itertools.count()
+        self._calls = itertools.count(1)
         self._known: dict[int, torch.Tensor] = {}
         self._constants = Constants(result.constants)
         self.values = KnownValues(result.constants, self.constant)
@@ -245,6 +248,7 @@ class Recorder:
     def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
         """Run a backward pass that starts at ``loss``."""
         self._follow(loss.grad_fn)
+        self._watch_uses(loss.grad_fn)
         set_origin(replace(self._origin, backward=True, op_type=None))
         self._in_backward = True
         try:
@@ -252,9 +256,40 @@ class Recorder:
         finally:
             self._in_backward = False
 
+    def _watch_uses(self, root: Any) -> None:
+        """Take note of what each use of a tensor adds to its gradient, where there are several."""
+        operations = sorted(_ancestors(root), key=lambda node: int(node._sequence_nr()))
+        uses = Counter(edge for node in operations for edge in node.next_functions)
+        for position, node in enumerate(operations):
+            shared = [
+                operand
+                for operand, edge in enumerate(node.next_functions)
+                if edge[0] is not None and uses[edge] > 1
+            ]
+            if shared:
+                node.register_hook(functools.partial(self._note_uses, position, shared))
+
+    def _note_uses(
+        self,
+        position: int,
+        operands: Sequence[int],
+        gradients: Sequence[torch.Tensor | None],
+        _of_results: object,
+    ) -> None:
+        for operand in operands:
+            gradient = gradients[operand]
+            if self._in_backward and gradient is not None:
+                key = position, operand
+                self._result.partial_gradients[key] = node_of(gradient)
+
     def _set_origin(self, op_type: str | None = None) -> None:
         self._origin = Origin(
-            self._scopes[-1], self._stages.current_stage(), False, op_type, user_line()
+            self._scopes[-1],
+            self._stages.current_stage(),
+            False,
+            op_type,
+            user_line(),
+            next(self._calls),
         )
         set_origin(self._origin)
 
@@ -287,3 +322,14 @@ class Recorder:
             self._seen.add(current)
             current.register_prehook(before)
             todo.extend(following for following, _ in current.next_functions)
+
+
+def _ancestors(root: Any) -> list[Any]:
+    """Return autograd's nodes on the way from ``root`` to the parameters, these left out."""
+    found, todo = {}, [root]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found[node] = None
+            todo.extend(following for following, _ in node.next_functions)
+    return list(found)

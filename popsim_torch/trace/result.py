@@ -66,7 +66,11 @@ class TraceResult:
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
+        partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
+            several: by the position of the operation that uses it among all differentiable ones,
+            and by its position among their operands.
         checkpoints: Nodes of values that are kept for the backward pass.
+        loss_dtype: Element type of the loss that training starts from.
     """
 
     graph_module: torch.fx.GraphModule
@@ -79,7 +83,9 @@ class TraceResult:
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
+    partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
+    loss_dtype: torch.dtype = torch.float32
 
     @property
     def num_outputs(self) -> int:

@@ -126,6 +126,7 @@ class _Tracer:
         self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
+        self._result.loss_dtype = loss.dtype
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
