@@ -18,8 +18,9 @@ How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of para
 An accumulator adds up the gradients of all micro-batches of a device iteration;
 ``Cursor.accumulation_step`` is 0 for the first of them.
 
-Scalars are float32 tensors of shape ``()``; anchors show some of them in the weight's type. Those that are not constant are device variables and
-keep their name; constant ones can be unnamed constants.
+Scalars are float32 tensors of shape ``()``; anchors show some of them in the weight's type. Those
+that are not constant are device variables and keep their name; constant ones can be unnamed
+constants.
 """
 
 from __future__ import annotations

@@ -143,6 +143,7 @@ class _StageTensors:
         count = graph.add_tensor(
             TensorKind.VARIABLE, torch.float32, (), name=name, role=Role.ACCUMULATOR
         )
+        self._program.states[name] = count.id
         whole = graph.add_view(count, (), (), 0)
         op = replace(
             accumulation,

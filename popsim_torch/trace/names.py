@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+
 import torch
 import torch.fx
 

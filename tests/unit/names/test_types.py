@@ -66,6 +66,10 @@ def test_op_types_are_the_back_ends(name):
         (lambda: nn.BatchNorm1d(4), (2, 4), "BatchNormalization:0"),
         (lambda: nn.Linear(4, 2), (2, 4), "Gemm:0"),
         (lambda: nn.Linear(4, 2, bias=False), (2, 4), "MatMul:0"),
+        (lambda: nn.Linear(4, 2), (4,), "Add:0"),
+        (lambda: nn.Linear(4, 2), (3, 2, 4), "Add:0"),
+        (lambda: nn.Linear(4, 2, bias=False), (4,), "MatMul:0"),
+        (lambda: nn.Linear(4, 2, bias=False), (5, 3, 2, 4), "MatMul:0"),
     ],
 )
 def test_layer_types(kind, shape, name):
@@ -73,6 +77,51 @@ def test_layer_types(kind, shape, name):
     net.layer = kind()
     net.forward = lambda x: net.layer(x)
     assert f"layer/{name}" in inference_names_of(net, torch.randn(shape))
+
+
+PRODUCTS = {
+    "of matrices": (lambda x: x[0, 0] @ x[0, 1], (2, 2, 4, 4)),
+    "of a vector": (lambda x: x[0, 0, 0] @ x[0, 1], (2, 2, 4, 4)),
+    "with a vector": (lambda x: x @ x[0, 0, 0], (2, 2, 4, 4)),
+    "of rank 4": (lambda x: x @ x, (2, 3, 4, 4)),
+    "of ranks 4 and 2": (lambda x: x @ x[0, 0], (2, 3, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_a_product_of_any_rank_is_one_tensor(case):
+    function, shape = PRODUCTS[case]
+    names = inference_names_of(Function(function), torch.randn(shape))
+    assert "MatMul:0" in names
+    assert not any(name.startswith(("Reshape", "Expand", "Unsqueeze", "Squeeze")) for name in names)
+
+
+def test_reshapes_of_the_users_own_have_names():
+    net = Function(lambda x: F.linear(x.reshape(-1, 4), x[0]).reshape(3, 2, 2))
+    names = inference_names_of(net, torch.randn(3, 2, 4))
+    assert {"Reshape:0", "MatMul:0", "Reshape:0/1"} <= set(names)
+
+
+@pytest.mark.parametrize("bias, name", [(True, "Add:0"), (False, "MatMul:0")])
+def test_a_layer_of_rank_3_is_anchored_by_one_name(bias, name):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2, bias=bias)
+
+        def forward(self, x):
+            out = self.fc(x)
+            return out, poptorch.identity_loss(out.square(), "sum")
+
+    net, options = Net(), make_options()
+    options.anchorTensor("out", f"fc/{name}")
+    options.anchorTensor("gradient", f"Gradient___fc/{name}")
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+    model = poptorch.trainingModel(net, options, optimizer)
+    out, _ = model(torch.randn(3, 5, 4))
+    assert out.shape == (3, 5, 2)
+    assert torch.equal(model.getAnchoredTensor("out"), out)
+    torch.testing.assert_close(model.getAnchoredTensor("gradient"), 2 * out)
 
 
 def test_embedding_is_a_gather():
