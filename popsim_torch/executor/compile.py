@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from popsim_torch import _native
-from popsim_torch.anchors import resolve
+from popsim_torch.anchors import AnchorRequest, resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
@@ -28,12 +28,12 @@ from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
 from popsim_torch.options import Options
+from popsim_torch.options.back_end import check_back_end, log_computed
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
-from popsim_torch.stages import ShardedExecution, StageAssigner
-from popsim_torch.stages.strategies import check_pipeline, count_stages
+from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
@@ -89,13 +89,19 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
     return LoopCounts(options.device_iterations, accumulation)
 
 
+def anchor_requests(options: Options) -> list[AnchorRequest]:
+    """Return the calls of ``Options.anchorTensor``."""
+    return [
+        AnchorRequest(short_name, long_name, OutputMode(mode), period, uses_default)
+        for short_name, (long_name, uses_default, mode, period) in options.anchored_tensors.items()
+    ]
+
+
 def half_partials(options: Options) -> HalfPartials:
     """Return which products of float16 operands add up in float16."""
-    default = "half" if options.Precision.partials_type == torch.half else "float"
     popart = options._Popart
     return HalfPartials(
-        matmul=(popart.matmul_partials or default) == "half",
-        convolution=(popart.convolution_partials or default) == "half",
+        matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
     )
 
 
@@ -123,7 +129,7 @@ def make_plan(
         all_parameters=parameters,
         gradient_accumulation=training.gradient_accumulation,
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
-        running_mean=training.mean_accumulation_and_replication_reduction_strategy
+        running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
         loss_scale=loss_scale,
     )
@@ -162,6 +168,7 @@ def compile_model(
         )
 
         # What the call looks like.
+        check_back_end(options)
         check_traceable(module)
         arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
         loop = loop_counts(options, training=training)
@@ -261,7 +268,7 @@ def _program_request(
 ) -> ProgramRequest:
     """Return what the options ask of a program."""
     mode, period = OutputMode(options.output_mode), options.output_return_period
-    anchors = [resolve(request, mode, period) for request in options.anchored_tensors.values()]
+    anchors = [resolve(request, mode, period) for request in anchor_requests(options)]
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
         ReturnRequest(loop, mode, period, anchors, pipelined),
@@ -306,6 +313,8 @@ def _check_stages(
     """Check the stages that the trace met; return whether micro-batches overlap in a pipeline."""
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
+    is_pipelined = num_stages > 1 and strategy.is_pipelined
+    log_computed(options, {"enablePipelining": is_pipelined, **strategy.computed_options()})
     check_pipeline(
         num_stages,
         stages.ipu_ids,
@@ -315,4 +324,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return num_stages > 1 and not isinstance(strategy, ShardedExecution)
+    return is_pipelined
