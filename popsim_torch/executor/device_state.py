@@ -34,6 +34,8 @@ class DeviceState:
         # Runs that the weights have seen which host and device have in common. A run counts from
         # its beginning: while it goes on, the device is ahead, and refuses to be copied.
         self._runs_in_common = 0
+        # Counts what the optimizer has written.
+        self._num_writes = 0
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].shape for name, variable in self._variables.items()}
@@ -99,6 +101,7 @@ class DeviceState:
         """Give states and hyper-parameters the values they have before the first update."""
         if self._plan is None:
             return
+        _log_lines(self._plan.description)
         for name, scalar in self._plan.scalars().items():
             if name in self._program.scalars:
                 self._write_scalar(name, scalar.value)
@@ -123,11 +126,18 @@ class DeviceState:
             scalars[scalar.name]: torch.tensor(scalar.value, device="cpu")
             for scalar in self._plan.changed_scalars(plan)
         }
+        if values:
+            _log_lines(plan.description)
         with _native.translated_errors():
             self._executable.write_all(values, factors)
+        self._num_writes += 1
         self._plan = plan
 
     # DeviceLink
+
+    def version(self) -> tuple[int, int]:
+        """Return what differs when a run or the optimizer may have changed states and scalars."""
+        return self._executable.num_runs, self._num_writes
 
     def read_state(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's saved states by name."""
@@ -141,6 +151,21 @@ class DeviceState:
         names = [name for name in self._plan.variable_scalars() if name in scalars]
         return self._read({name: scalars[name] for name in names})
 
+    def check_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Check that states and hyper-parameters have the shapes of the device's.
+
+        Raises:
+            Error: One of them has not.
+        """
+        known = {**self._program.states, **self._program.scalars}
+        for name in tensors.keys() & known.keys():
+            shape, given = self._program.graph.tensors[known[name]].shape, tensors[name].shape
+            if tuple(given) != shape:
+                raise Error(
+                    f"The optimizer state '{name}' has the shape {tuple(given)}, the device's has "
+                    f"{shape}. Load a state of an optimizer of this model."
+                )
+
     def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take states and hyper-parameters over; names the program does not have are ignored."""
         assert self._plan is not None
@@ -151,15 +176,10 @@ class DeviceState:
             )
         known = {**self._program.states, **self._program.scalars}
         taken = {name: value for name, value in tensors.items() if name in known}
-        for name, value in taken.items():
-            shape = self._program.graph.tensors[known[name]].shape
-            if tuple(value.shape) != shape:
-                raise Error(
-                    f"The optimizer state '{name}' has the shape {tuple(value.shape)}, the "
-                    f"device's has {shape}. Load a state of an optimizer of this model."
-                )
+        self.check_state(taken)
         with _native.translated_errors():
             self._executable.write_all({known[name]: value for name, value in taken.items()})
+        self._num_writes += 1
 
     def _read(self, tensors: dict[str, int]) -> dict[str, torch.Tensor]:
         with _native.translated_errors():
@@ -168,3 +188,8 @@ class DeviceState:
 
     def _write_scalar(self, name: str, value: float) -> None:
         self._executable.write(self._program.scalars[name], torch.tensor(value, device="cpu"))
+
+
+def _log_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        _logger.debug("%s", line)

@@ -306,6 +306,8 @@ class PoplarExecutor:
         plan = make_plan(settings, self._options, self._traced_model, trained, scale)
         self._state.plan.check_replaceable(plan)
         previous = self._optimizer
+        if isinstance(optimizer, optim.Optimizer):
+            optimizer._hand_over()
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
             previous._unlink()
         self._state.replace_plan(plan)
@@ -325,7 +327,7 @@ class PoplarExecutor:
             settings.forces_running_mean
             and training.accumulation_and_replication_reduction_type == ReductionType.Mean
             and training.meanAccumulationAndReplicationReductionStrategy
-            == MeanReductionStrategy.Post
+            != MeanReductionStrategy.Running
         ):
             if self._compiled is not None:
                 raise UsageValueError(
@@ -480,6 +482,8 @@ class PoplarExecutor:
         inputs = compiled.arguments.flatten(args, kwargs)
         if self._optimizer is None:
             self._weights.pull()
+        elif isinstance(self._optimizer, optim.Optimizer):
+            self._optimizer._hand_over()
         return compiled, inputs
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:

@@ -135,7 +135,7 @@ class UpdateLowering:
         known = self._program.scalars
         if scalar.name not in known:
             tensor = self._builder.graph.add_tensor(
-                TensorKind.VARIABLE, torch.float32, (), role=Role.HYPER_PARAMETER
+                TensorKind.VARIABLE, scalar.dtype, (), role=Role.HYPER_PARAMETER
             )
             known[scalar.name] = tensor.id
             if not scalar.constant:
@@ -146,7 +146,7 @@ class UpdateLowering:
         """Return what an anchor of a hyper-parameter shows."""
         if scalar.name not in self._wanted:
             return tensor
-        return cast(self._builder, tensor, scalar.dtype, Place(Phase.UPDATE, 0, scalar.name))
+        return cast(self._builder, tensor, scalar.shown_dtype, Place(Phase.UPDATE, 0, scalar.name))
 
     def _whole(self, tensor: Tensor, name: str) -> Tensor:
         graph = self._builder.graph

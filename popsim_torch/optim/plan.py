@@ -69,23 +69,23 @@ class HyperParameter:
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
-    """A hyper-parameter on the device: a tensor of shape ``()``.
-
-    Updates compute with float32, whatever its element type: in float16, ``1 - lr * weight_decay``
-    would mostly be 1, and weights would not decay.
+    """A hyper-parameter on the device: a float32 tensor of shape ``()``.
 
     Attributes:
         name: Tensor name, e.g. ``scaledLearningRate0___specific___fc1.weight``. Parameters outside
             of all groups share ``...___default___FLOAT``, so a name may occur in several updates.
         value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
         constant: Part of the program: never uploaded again, and no tensor name to list.
-        dtype: As anchors show it: float16 for some of a float16 weight, else float32.
+        dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``: in float16,
+            ``1 - lr * weight_decay`` would mostly be 1, and weights would not decay.
+        shown_dtype: As an anchor shows it: float16 for some of a float16 weight.
     """
 
     name: str
     value: float
     constant: bool
     dtype: torch.dtype = torch.float32
+    shown_dtype: torch.dtype = torch.float32
 
     @property
     def kind(self) -> str:
@@ -234,6 +234,7 @@ class OptimizerPlan:
         defaults: Hyper-parameters of parameters in no group, by attribute name.
         group_values: Hyper-parameters per group, by attribute name.
         modes: What cannot change after compilation, by its name in error messages (a plural).
+        description: What the log says of it, line by line.
     """
 
     type_name: str
@@ -245,6 +246,7 @@ class OptimizerPlan:
     defaults: Mapping[str, HyperParameter]
     group_values: tuple[Mapping[str, HyperParameter], ...]
     modes: Mapping[str, object]
+    description: tuple[str, ...] = ()
 
     def scalars(self) -> dict[str, Scalar]:
         """Return every scalar of the plan once, by name, constant ones included."""

@@ -18,6 +18,7 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.ir import names
+from popsim_torch.optim.description import describe
 from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
@@ -112,6 +113,7 @@ def plan_updates(
         values = {**values, "loss_scaling": settings.loss_scaling}
         target = Target(name, held_dtype(parameter.dtype), values, in_group)
         updates.append(update_rule(rule, target, mode))
+    groups = _group_names(settings, known)
     return OptimizerPlan(
         type_name=rule.type_name,
         updates=tuple(updates),
@@ -120,10 +122,11 @@ def plan_updates(
         ),
         max_grad_norm=rule.max_grad_norm,
         norm_attributes={"divisor": float(mode.divisor)},
-        groups=_group_names(settings, known),
+        groups=groups,
         defaults=settings.defaults,
         group_values=tuple(group.values for group in settings.groups),
         modes=_modes(rule),
+        description=tuple(describe(settings, groups)),
     )
 
 

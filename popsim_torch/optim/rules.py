@@ -37,7 +37,7 @@ class Rule:
         first_type: Of ``Accl1___w``, and RMSprop's ``Accl3___w``.
         second_type: Of Adam's and LAMB's ``Accl2___w``.
         max_grad_norm: The largest global gradient norm; None: no clipping.
-        bias_correction: Adam and LAMB: divide the moments by ``1 - beta ** step``.
+        bias_correction: LAMB: divide the moments by ``1 - beta ** step``; Adam always does.
         centered: RMSprop: subtract the squared mean of the gradients.
         tf_variant: RMSprop as TensorFlow defines it.
     """
@@ -131,7 +131,7 @@ class Target:
             name,
             float(formula(*(value.value for value in values))),
             all(value.constant for value in values),
-            torch.float16 if half else torch.float32,
+            shown_dtype=torch.float16 if half else torch.float32,
         )
 
 

@@ -180,8 +180,9 @@ def read_optimizer(
         ValueError: The optimizer is an amsgrad one.
     """
     rule = _read_rule(optimizer)
+    _warn_of_subclass(optimizer, rule.type_name)
     if known_attributes is None:
-        _warn_of_ignored(optimizer, rule.type_name)
+        _warn_of_ignored(optimizer)
     attributes = AttributeRecord.of(optimizer)
     if known_attributes is not None:
         attributes = known_attributes.joined(attributes, rule.type_name, relax_checks=relax_checks)
@@ -288,7 +289,7 @@ def _read_rule(optimizer: torch.optim.Optimizer) -> Rule:
         element_type("first_order_momentum_accum_type"),
         element_type("second_order_momentum_accum_type"),
         _max_grad_norm(optimizer),
-        bool(getattr(optimizer, "bias_correction", True)),
+        type_name != "LAMB" or bool(getattr(optimizer, "bias_correction", True)),
         centered.pop(),
         bool(getattr(optimizer, "use_tf_variant", False)),
     )
@@ -304,14 +305,18 @@ def _max_grad_norm(optimizer: torch.optim.Optimizer) -> float | None:
     return None if math.isinf(norm) else norm
 
 
-def _warn_of_ignored(optimizer: torch.optim.Optimizer, type_name: str) -> None:
-    """Warn of what the user wrote and the device does not do."""
+def _warn_of_subclass(optimizer: torch.optim.Optimizer, type_name: str) -> None:
+    """Warn of an update rule that the user may have written, and the device does not know."""
     if type(optimizer) not in _KNOWN_CLASSES:
         _logger.warning(
-            "%s is a subclass of a supported optimizer; its Python code is not run on the device, "
-            "which updates the weights as %s does.",
+            "%s is a subclass of a supported optimizer. The device does not run Python optimizer "
+            "code directly; it updates the weights as %s does.",
             *(type(optimizer).__name__, type_name),
         )
+
+
+def _warn_of_ignored(optimizer: torch.optim.Optimizer) -> None:
+    """Warn of what the user wrote and the device does not do."""
     if any("loss_scaling" in group for group in optimizer.param_groups):
         _logger.warning(
             "loss_scaling in a parameter group is ignored; there is one loss scaling per model. "

@@ -143,8 +143,9 @@ class NameTable:
             if node.op != "call_function" or origin_of(node).backward:
                 continue
             if node in products:
-                if products[node] is not None:
-                    self.set(node, names.result(origin_of(node).scope, products[node], 0))
+                product = products[node]
+                if product is not None:
+                    self.set(node, names.result(origin_of(node).scope, product, 0))
                 continue
             if node.target is operator.getitem:
                 producer, index = node.args

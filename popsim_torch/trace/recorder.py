@@ -326,7 +326,8 @@ class Recorder:
 
 def _ancestors(root: Any) -> list[Any]:
     """Return autograd's nodes on the way from ``root`` to the parameters, these left out."""
-    found, todo = {}, [root]
+    found: dict[Any, None] = {}
+    todo = [root]
     while todo:
         node = todo.pop()
         if node is not None and node not in found and not hasattr(node, "variable"):
