@@ -99,13 +99,14 @@ class _Returns:
         """Keep a tensor's values of each run until they are asked for."""
         graph, name = self._graph, self._anchored_name(request)
         tensor = graph.tensors[graph.names[name]]
-        mode, period = request.output_mode, request.period
+        # A period longer than the run would never end: its last iteration is the one returned.
+        mode, period = request.output_mode, min(request.period, self._loop.device_iterations)
         where = f"Options.anchorTensor('{request.short_name}')"
         is_state = tensor.role == Role.UPDATED or self._is_state(name)
         place = self._complete(tensor) if is_state else self._in_forward(tensor)
         if tensor.role == Role.ACCUMULATOR and request.output_mode == OutputMode.Final:
             place = self._after_update(tensor, place)
-        count = self._count(mode, period, where)
+        count = self._count(mode, period, where, any_period=True)
         root = graph.root(tensor)
         shape = _returned_shape(tensor, count)
         kept: int | None = None
@@ -188,7 +189,7 @@ class _Returns:
         keep: bool,
         where: str,
     ) -> None:
-        count = self._count(mode, period, where)
+        count = self._count(mode, period, where, any_period=keep)
         dtype = returned_dtype(tensor.dtype, mode)
         position, phase, stage = place
         self._behind[position].append(
@@ -211,15 +212,17 @@ class _Returns:
         )
         self._program.returns.append(Return(_returned_shape(tensor, count), dtype, keep))
 
-    def _count(self, mode: OutputMode, period: int, where: str) -> int:
-        """Return how many entries come back."""
+    def _count(self, mode: OutputMode, period: int, where: str, *, any_period: bool) -> int:
+        """Return how many entries come back; only an anchor may have any period."""
         loop = self._loop
+        iterations, steps = loop.device_iterations, loop.gradient_accumulation
         check_return_mode(
-            mode, period, loop.device_iterations, pipelined=self._pipelined, where=where
+            *(mode, period, iterations),
+            pipelined=self._pipelined,
+            any_period=any_period,
+            where=where,
         )
-        return num_returned(
-            mode, period, loop.device_iterations, loop.gradient_accumulation, 1, where=where
-        )
+        return num_returned(mode, period, iterations, steps, 1, any_period=any_period, where=where)
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return where forward sees a tensor: a variable before anything changes it."""

@@ -26,17 +26,6 @@ _DROPOUTS = frozenset(
     }
 )
 _RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
-# Where functions take class indices that must be 64 bits long.
-_INDEX_ARGUMENT = {
-    "cross_entropy_loss": 1,
-    "multi_margin_loss": 1,
-    "nll_loss": 1,
-    "nll_loss2d": 1,
-    "nll_loss_nd": 1,
-    "one_hot": 0,
-    "take": 1,
-    "take_along_dim": 1,
-}
 # Where functions are told to give a sparse gradient: the device has dense tensors only.
 _SPARSE_ARGUMENT: dict[Callable[..., Any], int] = {torch.embedding: 4, torch.embedding_bag: 5}
 
@@ -52,22 +41,10 @@ def on_device(
         kwargs: Its keyword arguments.
     """
     name = getattr(func, "__name__", "")
-    args = _with_long_indices(name, args)
     sparse = _SPARSE_ARGUMENT.get(func)
     if sparse is not None and len(args) > sparse:
         args = (*args[:sparse], False, *args[sparse + 1 :])
     return in_one_type(name, args, kwargs)
-
-
-def _with_long_indices(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Widen 32-bit class indices: the device's integers have 32 bits, PyTorch asks for 64."""
-    position = _INDEX_ARGUMENT.get(name)
-    if position is None or len(args) <= position:
-        return args
-    indices = args[position]
-    if isinstance(indices, torch.Tensor) and indices.dtype in (torch.int16, torch.int32):
-        return (*args[:position], indices.long(), *args[position + 1 :])
-    return args
 
 
 def without_dropout(

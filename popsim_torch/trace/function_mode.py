@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from popsim_torch.errors import Error
 from popsim_torch.trace.call_arguments import on_device, without_dropout
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.device_types import as_device_types, seen_dtype
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
@@ -140,12 +141,15 @@ class FunctionMode(TorchFunctionMode):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             _refuse_new_data(func, name, args)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return seen_dtype(result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
             return _call_on_host(func, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
         _refuse_host(name, args, kwargs)
+        func, args, kwargs = as_device_types(func, args, kwargs)
+        name = getattr(func, "__name__", "")
         if makes_tensor_of_data(func, name):
             self._listener.before_call(func)
             with self:
