@@ -52,7 +52,7 @@ class _Lowering:
                 self._builder.values[node] = self._builder.constant(self._named.attribute(node))
             if node.op == "call_function" and node in self._needed:
                 self._add_node(node)
-        self._name_partial_gradients()
+        self._add_aliases()
         self._state.write_changes()
         self._add_updates()
         self._note_outputs()
@@ -101,9 +101,9 @@ class _Lowering:
         check_results(node, place)
         return RULES.rule_of(node).lower(self._builder, node, place)
 
-    def _name_partial_gradients(self) -> None:
-        """Name those that are wanted and that anything is computed from, offer the others."""
-        for name, node in self._named.partial_gradients().items():
+    def _add_aliases(self) -> None:
+        """Give tensors that the program has their further names, or offer these."""
+        for name, node in self._named.aliases.items():
             value = self._builder.values.get(node)
             if not isinstance(value, Tensor):
                 continue

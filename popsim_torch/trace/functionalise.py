@@ -136,7 +136,8 @@ def functionalise(traced: TraceResult) -> TraceResult:
         The given trace when nothing is mutated, else one with another graph.
     """
     partial = traced.partial_gradients
-    watched = {*traced.forward_of.values(), *partial.values(), *traced.checkpoints}
+    watched = {*traced.forward_of.values(), *partial.values()}
+    watched |= {*traced.losses, *traced.checkpoints}
     module, became = functionalise_graph(traced.graph_module, watched)
     if module is traced.graph_module:
         return traced
@@ -145,6 +146,7 @@ def functionalise(traced: TraceResult) -> TraceResult:
         graph_module=module,
         forward_of={key: became[node] for key, node in traced.forward_of.items()},
         partial_gradients={key: became[node] for key, node in partial.items()},
+        losses=[became[node] for node in traced.losses],
         checkpoints=[became[node] for node in traced.checkpoints],
     )
 

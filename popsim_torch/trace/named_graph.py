@@ -21,6 +21,7 @@ class NamedGraph:
     Args:
         traced: The trace, without mutation.
         names: Name by node.
+        aliases: Node by name, of names that come on top.
 
     Attributes:
         traced: The trace.
@@ -28,15 +29,22 @@ class NamedGraph:
         placeholders: Those of parameters, buffers, inputs and, for training, the loss scale.
         results: The nodes of the outputs, then of the gradients.
         names: Name by node.
+        aliases: Node by name, of tensors that have that name only where it is asked for.
     """
 
-    def __init__(self, traced: TraceResult, names: dict[torch.fx.Node, str]) -> None:
+    def __init__(
+        self,
+        traced: TraceResult,
+        names: dict[torch.fx.Node, str],
+        aliases: dict[str, torch.fx.Node],
+    ) -> None:
         self.traced = traced
         self.nodes: list[torch.fx.Node] = list(traced.graph_module.graph.nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]
         self.names = names
-        self._by_name = {name: node for node, name in names.items()}
+        self.aliases = aliases
+        self._by_name = aliases | {name: node for node, name in names.items()}
         self._prints = {self.key_of(node): node for node in self.nodes if node.target is PRINT}
 
     @staticmethod
@@ -58,13 +66,6 @@ class NamedGraph:
         """Return the node of each parameter's gradient, by the parameter's name."""
         nodes = self.results[self.traced.num_outputs :]
         return dict(zip(self.traced.gradients, nodes, strict=True))
-
-    def partial_gradients(self) -> dict[str, torch.fx.Node]:
-        """Return the node of what each use of a tensor adds to its gradient, by name."""
-        return {
-            spelling.partial_gradient(*key): node
-            for key, node in self.traced.partial_gradients.items()
-        }
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
         """Return the data of a ``get_attr`` node: a tensor that PyTorch made of Python numbers."""
@@ -141,12 +142,22 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
     for name, node in zip(given, placeholders, strict=True):
         table.set(node, name)
     table.name_forward(graph)
+    aliases = {
+        spelling.partial_gradient(*key): node for key, node in traced.partial_gradients.items()
+    }
+    losses = {node: table.loss_name(node) for node in traced.losses}
+    aliases |= {name: node for node, name in losses.items() if name != table.of_node.get(node)}
     for node in graph.nodes:
         if node.target is MARK:
-            marked = _marked_name(traced, table, NamedGraph.key_of(node))
+            key = NamedGraph.key_of(node)
+            marked = _marked_name(traced, table, key)
             if marked is not None:
                 table.set(node, spelling.gradient(marked))
-    return NamedGraph(traced, table.of_node)
+            forward = traced.forward_of.get(key)
+            loss = None if forward is None else losses.get(forward)
+            if loss is not None and loss != marked:
+                aliases[spelling.gradient(loss)] = node
+    return NamedGraph(traced, table.of_node, aliases)
 
 
 def _check_not_reserved(given: Iterable[str]) -> None:

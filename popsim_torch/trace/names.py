@@ -77,7 +77,6 @@ _TYPES = {
     "scatter_add": "ScatterReduce",
     "scatter_reduce": "ScatterReduce",
     "select": "Slice",
-    "split_with_sizes": "Split",
     "sum": "ReduceSum",
     "t": "Transpose",
     "topk": "TopK",
@@ -85,6 +84,9 @@ _TYPES = {
 }
 
 
+_LOSS = "IdentityLoss"
+# What cuts a tensor into pieces: the type of each.
+_PIECES = {"split": "Slice", "split_with_sizes": "Slice", "unbind": "Squeeze"}
 # Products of matrices: the type of one whose operands have another rank.
 _PRODUCTS = {"addmm": "Add", "bmm": "MatMul", "mm": "MatMul", "mv": "MatMul"}
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "squeeze"})
@@ -135,6 +137,13 @@ class NameTable:
     def set(self, node: torch.fx.Node, name: str) -> None:
         """Name a node's result."""
         self.of_node[node] = self.unique(name)
+
+    def loss_name(self, node: torch.fx.Node) -> str:
+        """Return the name of a loss as such: the device has an op that says what is one."""
+        name = self.of_node.get(node)
+        if name is not None and op_type(node) == _LOSS:
+            return name
+        return self.unique(names.result(origin_of(node).scope, _LOSS, 0))
 
     def name_forward(self, graph: torch.fx.Graph) -> None:
         """Name the results of all forward nodes, in their order."""
@@ -214,4 +223,7 @@ def _is_named(node: torch.fx.Node) -> bool:
 
 
 def _forward_name(node: torch.fx.Node, output: int) -> str:
+    piece = _PIECES.get(_view(node))
+    if piece is not None:  # on the device an op of its own for each
+        return names.result(origin_of(node).scope, piece, 0)
     return names.result(origin_of(node).scope, op_type(node), output)

@@ -151,6 +151,7 @@ class Recorder:
         """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
         if not is_functorch_wrapped_tensor(loss):
             self.losses.append(loss)
+            self._result.losses.append(node_of(loss))
 
     def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take note of tensors whose gradients forward computes itself."""

@@ -69,6 +69,7 @@ class TraceResult:
         partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
             several: by the position of the operation that uses it among all differentiable ones,
             and by its position among their operands.
+        losses: Nodes of the results of loss functions.
         checkpoints: Nodes of values that are kept for the backward pass.
         loss_dtype: Element type of the loss that training starts from.
     """
@@ -84,6 +85,7 @@ class TraceResult:
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
     partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)
+    losses: list[torch.fx.Node] = field(default_factory=list)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
     loss_dtype: torch.dtype = torch.float32
 

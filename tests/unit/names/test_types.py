@@ -31,7 +31,6 @@ TYPES = {
     "Reshape:0": lambda x: x.reshape(-1),
     "Transpose:0": lambda x: x.permute(1, 0),
     "Concat:0": lambda x: torch.cat([x, x]),
-    "Split:0": lambda x: x.split(1)[0],
     "Slice:0": lambda x: x[:1],
     "Expand:0": lambda x: x[:, :1].expand(2, 5),
     "Gather:0": lambda x: x.index_select(0, torch.tensor([1])),
@@ -77,6 +76,29 @@ def test_layer_types(kind, shape, name):
     net.layer = kind()
     net.forward = lambda x: net.layer(x)
     assert f"layer/{name}" in inference_names_of(net, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    "cut, names",
+    [
+        (lambda x: x.split(1), ["Slice:0", "Slice:0/1"]),
+        (lambda x: x.split([1, 2], 1), ["Slice:0", "Slice:0/1"]),
+        (lambda x: x.chunk(3, 1), ["Slice:0", "Slice:0/1", "Slice:0/2"]),
+        (lambda x: x.unbind(), ["Squeeze:0", "Squeeze:0/1"]),
+        (lambda x: x.narrow(1, 0, 2), ["Slice:0"]),
+    ],
+)
+def test_every_piece_has_a_name_of_its_own(cut, names):
+    x, options = torch.randn(2, 3), make_options()
+    for name in names:
+        options.anchorTensor(name, name)
+    model = poptorch.inferenceModel(Function(cut), options)
+    model(x)
+    assert [name for name in model.getTensorNames() if name != "input"] == names
+    pieces = cut(x)
+    pieces = [pieces] if isinstance(pieces, torch.Tensor) else pieces
+    for name, piece in zip(names, pieces, strict=True):
+        assert torch.equal(model.getAnchoredTensor(name), piece)
 
 
 PRODUCTS = {
@@ -198,3 +220,35 @@ def test_a_parameter_called_input():
     model = poptorch.inferenceModel(Odd(), options)
     model(*inputs)
     assert {float(model.getAnchoredTensor(name)[0]) for name in names} == {7.0, 1.0, 2.0}
+
+
+LOSSES = {
+    "cross entropy": lambda x, y: F.cross_entropy(x, y),
+    "nll": lambda x, y: F.nll_loss(x, y),
+    "mean squared error": lambda x, y: F.mse_loss(x, x.detach() * 2),
+    "absolute error": lambda x, y: F.l1_loss(x, x.detach() * 2),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_is_an_identity_loss_too(case):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, y):
+            with poptorch.NameScope("end"):
+                return LOSSES[case](self.fc(x), y)
+
+    net, options = Net(), make_options()
+    options.anchorTensor("loss", "end/IdentityLoss:0")
+    options.anchorTensor("seed", "Gradient___end/IdentityLoss:0")
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1, loss_scaling=8.0)
+    model = poptorch.trainingModel(net, options, optimizer)
+    loss = model(torch.randn(2, 4), torch.tensor([0, 2]))
+    assert torch.equal(model.getAnchoredTensor("loss"), loss)
+    assert model.getAnchoredTensor("seed").item() == 8.0
+    assert [n for n in model.getTensorNames() if n.startswith("end/IdentityLoss")] == [
+        "end/IdentityLoss:0"
+    ]
