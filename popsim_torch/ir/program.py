@@ -93,7 +93,8 @@ class Program:
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
         returns: What comes back from a run: outputs, changed inputs, then anchors.
         anchors: Where to find an anchored tensor, by the anchor's short name.
-        offered: Names of tensors that the program would have, too, if they were anchored.
+        offered: Names, as keys, of tensors that the program would have, too, if they were
+            anchored.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -107,11 +108,11 @@ class Program:
     checkpoints: set[int] = field(default_factory=set)
     returns: list[Return] = field(default_factory=list)
     anchors: dict[str, AnchorView] = field(default_factory=dict)
-    offered: list[str] = field(default_factory=list)
+    offered: dict[str, None] = field(default_factory=dict)
 
     def tensor_names(self) -> list[str]:
         """Return the name of every tensor that can be anchored, each once."""
-        return list(dict.fromkeys((*self.graph.names, *self.offered)))
+        return list(dict.fromkeys(self.graph.names) | self.offered)
 
     def copy(self) -> Program:
         """Return a program whose graph can be changed without changing this one's."""

@@ -110,7 +110,7 @@ class _Lowering:
             if name in self._wanted:
                 self._program.graph.set_name(value, name)
             else:
-                self._program.offered.append(name)
+                self._program.offered[name] = None
 
     def _add_updates(self) -> None:
         if self._plan is None:

@@ -63,7 +63,7 @@ class UpdateTerms:
             if name in self._wanted:
                 self._builder.graph.set_name(compute(name), name)
             else:
-                self._program.offered.append(name)
+                self._program.offered[name] = None
 
 
 class _Terms:

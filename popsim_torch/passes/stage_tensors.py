@@ -119,7 +119,7 @@ class _StageTensors:
             return False
         if name in self._wanted:
             return True
-        self._program.offered.append(name)
+        self._program.offered[name] = None
         return False
 
     def _alias(self, name: str, tensor: Tensor) -> None:

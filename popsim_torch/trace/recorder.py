@@ -28,6 +28,7 @@ from popsim_torch.trace.origin import set_origin, user_line
 from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.traced_tensors import (
     current_graph,
+    find_node,
     is_functorch_wrapped_tensor,
     node_of,
     unwrapped,
@@ -151,7 +152,9 @@ class Recorder:
         """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
         if not is_functorch_wrapped_tensor(loss):
             self.losses.append(loss)
-            self._result.losses.append(node_of(loss))
+            node = find_node(loss)
+            if node is not None:
+                self._result.losses.append(node)
 
     def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take note of tensors whose gradients forward computes itself."""
@@ -279,9 +282,11 @@ class Recorder:
     ) -> None:
         for operand in operands:
             gradient = gradients[operand]
-            if self._in_backward and gradient is not None:
-                key = position, operand
-                self._result.partial_gradients[key] = node_of(gradient)
+            if not self._in_backward or gradient is None:
+                continue
+            node = find_node(gradient)
+            if node is not None:
+                self._result.partial_gradients[position, operand] = node
 
     def _set_origin(self, op_type: str | None = None) -> None:
         self._origin = Origin(
