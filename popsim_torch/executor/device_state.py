@@ -158,11 +158,13 @@ class DeviceState:
             Error: One of them has not.
         """
         known = {**self._program.states, **self._program.scalars}
-        for name in tensors.keys() & known.keys():
-            shape, given = self._program.graph.tensors[known[name]].shape, tensors[name].shape
-            if tuple(given) != shape:
+        for name, value in tensors.items():
+            if name not in known:
+                continue
+            shape, given = self._program.graph.tensors[known[name]].shape, tuple(value.shape)
+            if given != shape:
                 raise Error(
-                    f"The optimizer state '{name}' has the shape {tuple(given)}, the device's has "
+                    f"The optimizer state '{name}' has the shape {given}, the device's has "
                     f"{shape}. Load a state of an optimizer of this model."
                 )
 
