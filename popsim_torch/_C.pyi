@@ -60,7 +60,12 @@ class ReturnSpec:
 
 class RunConfig:
     def __init__(
-        self, device_iterations: int, gradient_accumulation: int, training: bool, schedule: str
+        self,
+        device_iterations: int,
+        gradient_accumulation: int,
+        training: bool,
+        schedule: str,
+        floating_point_checks: bool = ...,
     ) -> None: ...
 
 class ArenaRange:

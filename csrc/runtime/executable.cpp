@@ -60,6 +60,7 @@ Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
   buffers_.resize(returns_.size());
   for (CallSlice& slice : slices_) sources_.push_back(&slice);
   for (Buffer& buffer : buffers_) sinks_.push_back(&buffer);
+  if (plan_.floating_point_checks()) watch_.emplace(plan_.graph());
 }
 
 void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
@@ -92,7 +93,14 @@ std::vector<at::Tensor> Executable::make_results() {
 
 void Executable::load() {
   const Usage::Run run(usage_);
-  stage_.load();
+  stage_.load(listeners(nullptr));
+}
+
+std::vector<Listener*> Executable::listeners(Listener* other) {
+  std::vector<Listener*> found;
+  if (other != nullptr) found.push_back(other);
+  if (watch_) found.push_back(&*watch_);
+  return found;
 }
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
@@ -103,7 +111,7 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
                                         Overseer* overseer,
-                                        Listener* listener) {
+                                        Listener* stopwatch) {
   check_inputs(inputs);
   ++num_runs_;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -111,7 +119,8 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   }
   std::vector<at::Tensor> results = make_results();
   stop_.begin_run(overseer);
-  stage_.run({sources_, sinks_, seed_, listener, stop_});
+  const std::vector<Listener*> listeners = this->listeners(stopwatch);
+  stage_.run({sources_, sinks_, seed_, listeners, stop_});
   return results;
 }
 

@@ -5,10 +5,12 @@
 
 #include <atomic>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "graph/graph.h"
 #include "runtime/buffer.h"
+#include "runtime/number_watch.h"
 #include "runtime/plan.h"
 #include "runtime/source.h"
 #include "runtime/stage_run.h"
@@ -77,9 +79,12 @@ class Executable {
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,
                   const at::Tensor& other) const;
-  // Overseer and listener may be null.
+  // Overseer and stopwatch may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              Overseer* overseer, Listener* listener);
+                              Overseer* overseer, Listener* stopwatch);
+  // Who is told of a run: the watch, if the plan asks for it, and the other,
+  // which may be null.
+  [[nodiscard]] std::vector<Listener*> listeners(Listener* other);
 
   Plan plan_;
   StageRun stage_;
@@ -89,6 +94,7 @@ class Executable {
   std::vector<Source*> sources_;   // the same
   std::vector<Buffer> buffers_;    // by return
   std::vector<ops::Sink*> sinks_;  // the same
+  std::optional<NumberWatch> watch_;
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;
   mutable Usage usage_;

@@ -23,6 +23,7 @@ from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.dump import Dump
+from popsim_torch.executor.numerics import Numerics
 from popsim_torch.ir import LoopCounts, Program, program_text
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
@@ -167,6 +168,7 @@ def compile_model(
         check_traceable(module)
         arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
         loop = loop_counts(options, training=training)
+        numerics = Numerics.of(options)
         inputs = _micro_batch_inputs(arguments, loop)
         stages = StageAssigner(options.execution_strategy)
         scopes = bool(options.module_namescope_enabled)
@@ -197,10 +199,17 @@ def compile_model(
 
         # The program is fitted to this host, and becomes an executable.
         host_program = program.copy()
-        for name in run_host_passes(host_program):
+        # Checks tell which of the model's ops has failed: none are joined for them.
+        for name in () if numerics.floating_point_checks else run_host_passes(host_program):
             _write_program(dump, name, host_program)
         schedule = "pipelined" if pipelined else "sequential"
-        executable = build_executable(host_program, loop, training=training, schedule=schedule)
+        executable = build_executable(
+            host_program,
+            loop,
+            training=training,
+            schedule=schedule,
+            floating_point_checks=numerics.floating_point_checks,
+        )
         _write_executable(dump, executable)
         step()
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))

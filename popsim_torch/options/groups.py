@@ -163,7 +163,31 @@ class _PrecisionOptions(_GroupWithBackEnd):
     _path = "Options.Precision"
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Stop with an error at overflow, NaN and the like.
+        """End a run with an error at the first op whose arithmetic fails.
+
+        Running the model then raises ``Error``, which names the op, its result, the line of the
+        model and one of these:
+
+        * invalid operation: a result is NaN where no operand is, as of ``inf - inf``, ``0 / 0``,
+          ``inf / inf``, ``0 * inf`` or the square root of a negative number; or an operand of
+          ``<``, ``<=``, ``>``, ``>=``, ``==`` or ``!=`` is NaN (but ``x != x`` may ask for NaN).
+        * division by zero: an element is infinite because a finite one was divided by zero, or for
+          ``log(0)``, ``rsqrt(0)``, ``0 ** -1``.
+        * overflow: a result is infinite where no operand is, for any other reason. A float16
+          result overflows above 65504.
+
+        Elementwise ops are looked at element by element; other ops (products, sums, norms) have
+        failed where any element is NaN, or infinite, and none of their operands is. What counts
+        are results, not what an op computes on the way to them. Infinities and NaN that the model
+        is given - inputs, weights, constants such as a mask of ``-inf``, ``masked_fill(mask,
+        -inf)`` - are no failures, nor are results of infinities that are well defined:
+        ``exp(-inf)`` is 0.
+
+        What depends on constants only is computed, and checked, when the model is compiled. After
+        a failure the executor can be called again, as after any other error of a run; an update
+        that fails has changed its weight. The values are the same with and without the checks.
+        With them ops are not joined, and runs take several times as long; without them they cost
+        nothing.
 
         Args:
             enabled: Whether to do so; False by default.
