@@ -45,8 +45,12 @@ constexpr std::array<Pole, 8> kPoles{{{"div", 1, 0.0},
                                       {"reciprocal", 0, 0.0},
                                       {"rsqrt", 0, 0.0}}};
 
+// Kinds of ops whose results have an element for each of their operands'.
+constexpr std::array<std::string_view, 3> kElementwise{"map", "copy",
+                                                       "stochastic_round"};
+
 // These do nothing but multiply and add up, or move numbers.
-constexpr std::array<std::string_view, 11> kWithoutDivision{
+constexpr std::array<std::string_view, 12> kWithoutDivision{
     "accumulate",
     "average_pool",
     "convolution",
@@ -57,7 +61,7 @@ constexpr std::array<std::string_view, 11> kWithoutDivision{
     "embedding_grad",
     "matmul",
     "reduce",
-    "sgd_update"};
+    "sgd_update", "stochastic_round"};
 
 template <typename Names>
 bool contains(const Names& names, std::string_view name) {
@@ -147,8 +151,7 @@ NumberWatch::Rule NumberWatch::rule_of(const Op& op) const {
     return id != graph::kNoTensor && is_floating(graph_.tensor(id).dtype);
   });
   if (!computes) return Rule::kNone;
-  return op.kind == "map" || op.kind == "copy" ? Rule::kElementwise
-                                               : Rule::kWhole;
+  return contains(kElementwise, op.kind) ? Rule::kElementwise : Rule::kWhole;
 }
 
 at::Tensor NumberWatch::value(TensorId id,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -190,6 +190,7 @@ def compile_model(
 
         # The graph becomes a program, the same on every machine.
         request = _program_request(options, loop, training=training, pipelined=pipelined)
+        request = replace(request, stochastic_rounding=numerics.stochastic_rounding)
         wanted = [anchor.long_name for anchor in request.returns.anchors]
         program = lower(named, plan, half_partials(options), wanted)
         _write_program(dump, "lower", program)

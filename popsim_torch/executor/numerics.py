@@ -13,9 +13,11 @@ class Numerics:
 
     Attributes:
         floating_point_checks: A run ends at the first op whose arithmetic fails.
+        stochastic_rounding: float16 results are rounded at random.
     """
 
     floating_point_checks: bool
+    stochastic_rounding: bool
 
     @classmethod
     def of(cls, options: Options) -> Numerics:
@@ -25,4 +27,7 @@ class Numerics:
             options: What a model is wrapped with.
         """
         settings = options._Popart.options
-        return cls(floating_point_checks=bool(settings.get("enableFloatingPointChecks", False)))
+        return cls(
+            floating_point_checks=bool(settings.get("enableFloatingPointChecks", False)),
+            stochastic_rounding=bool(settings.get("enableStochasticRounding", False)),
+        )

@@ -90,6 +90,8 @@ class Program:
         outputs: Tensor ids of what forward returns.
         changed_inputs: Tensor id of the new value of each input that forward changes, by the
             input's position.
+        sources: Name of the node of the trace that a tensor's op was lowered from, by tensor id.
+            Prints and anchors change none.
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
         returns: What comes back from a run: outputs, changed inputs, then anchors.
         anchors: Where to find an anchored tensor, by the anchor's short name.
@@ -103,6 +105,7 @@ class Program:
     scalars: dict[str, int] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
     changed_inputs: dict[int, int] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
     returns: list[Return] = field(default_factory=list)
     anchors: dict[str, AnchorView] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind
+from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.builder import Builder, HalfPartials, Value
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
@@ -70,7 +71,11 @@ class _Lowering:
         self._program.scalars[scale.name] = tensor.id
 
     def _add_node(self, node: torch.fx.Node) -> None:
+        num_ops = len(self._program.graph.ops)
         value = self._lower_node(node)
+        for op in self._program.graph.ops[num_ops:]:
+            self._program.sources |= dict.fromkeys(op.outputs, node.name)
+        self._program.sources.pop(NO_TENSOR, None)
         self._builder.values[node] = value
         name = self._named.names.get(node)
         if name is not None and isinstance(value, Tensor):

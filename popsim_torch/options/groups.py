@@ -206,6 +206,22 @@ class _PrecisionOptions(_GroupWithBackEnd):
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 results up or down at random.
 
+        A result that lies between two numbers of float16 becomes the one above or the one below,
+        with the probabilities that leave it as it is on average. So what is too small to change a
+        float16 number counts all the same, in sums of many: half weights train with small learning
+        rates. A number that float16 has stays, and so do NaN and infinities; beyond 65504 numbers
+        are rounded to nearest.
+
+        This concerns each float16 result of an op of forward, backward and update - weights,
+        accumulators and optimizer state among them - and no other type. What depends on constants
+        only, and what is drawn at random, is rounded to nearest. Within an op float32 computes, so
+        ``setPartialsType(torch.half)`` has no effect beside this.
+
+        The rounding depends on ``randomSeed``, the position in the model and the micro-batch, as
+        other random numbers do: runs with the same seed have the same bits, on any number of
+        threads, with any stages, anchors, prints and recomputation. Ops are joined less, so runs
+        take longer.
+
         Args:
             enabled: Whether to do so; False by default.
 

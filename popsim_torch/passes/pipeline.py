@@ -22,6 +22,7 @@ from popsim_torch.passes.op_table import op_table
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
+from popsim_torch.passes.stochastic_rounding import round_at_random
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,18 @@ class ProgramRequest:
     Attributes:
         recomputation: Which forward values the backward pass rebuilds.
         returns: What a run brings back.
+        stochastic_rounding: Whether float16 results are rounded at random.
     """
 
     recomputation: Recomputation
     returns: ReturnRequest
+    stochastic_rounding: bool = False
+
+
+def round_results(program: Program, request: ProgramRequest) -> None:
+    """Round float16 results at random, if the options say so."""
+    if request.stochastic_rounding:
+        round_at_random(program)
 
 
 def rebuild_values(program: Program, request: ProgramRequest) -> None:
@@ -48,12 +57,14 @@ def bring_back(program: Program, request: ProgramRequest) -> None:
 
 
 PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
+    round_results,
     rebuild_values,
     bring_back,
 )
 """State the program: with the same result on every machine.
 
-Recomputation comes before the returns, so that no anchor has a say in what is rebuilt.
+Rounding comes first, so that what is rebuilt is rounded as the original was. Recomputation comes
+before the returns, so that no anchor has a say in what is rebuilt.
 """
 
 HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
