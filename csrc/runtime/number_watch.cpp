@@ -61,7 +61,8 @@ constexpr std::array<std::string_view, 12> kWithoutDivision{
     "embedding_grad",
     "matmul",
     "reduce",
-    "sgd_update", "stochastic_round"};
+    "sgd_update",
+    "stochastic_round"};
 
 template <typename Names>
 bool contains(const Names& names, std::string_view name) {

@@ -129,6 +129,7 @@ def make_plan(
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
+        loss_scale_rule=Numerics.of(options).loss_scale_rule,
     )
 
 

@@ -13,6 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
+from popsim_torch.ir import names
 from popsim_torch.optim.plan import OptimizerPlan
 
 _logger = logging.getLogger("poptorch::python")
@@ -102,6 +103,9 @@ class DeviceState:
         for name, scalar in self._plan.scalars().items():
             if name in self._program.scalars:
                 self._write_scalar(name, scalar.value)
+        if self._plan.loss_scale_rule is not None:
+            factor = self._program.states[names.LOSS_SCALE_FACTOR]
+            self._executable.write(factor, torch.tensor(1.0, device="cpu"))
         with host_weights.without_sync():
             weights = self._host.find(update.parameter for update in self._plan.updates)
             for update in self._plan.updates:

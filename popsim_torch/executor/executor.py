@@ -25,6 +25,7 @@ from popsim_torch.errors import (
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel, compile_model, make_plan
 from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.ir import program_text
@@ -313,9 +314,16 @@ class PoplarExecutor:
             optimizer._link(self._state)
 
     def _read_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
-        """Copy an optimizer's values; half accumulators make the mean a running one."""
+        """Copy an optimizer's values; half accumulators make the mean a running one.
+
+        Automatic loss scaling makes the loss scale a variable.
+        """
+        automatic = Numerics.of(self._options).loss_scale_rule is not None
+        if automatic and isinstance(optimizer, optim.Optimizer):
+            optimizer.variable_attrs.markAsVariable("loss_scaling")
         settings = read_optimizer(
             optimizer,
+            automatic_loss_scaling=automatic,
             relax_checks=bool(self._options.relax_optimizer_checks),
             known_attributes=None if self._settings is None else self._settings.attributes,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from popsim_torch.errors import Error
+from popsim_torch.optim.loss_scale import LossScaleRule
 from popsim_torch.options import Options
 
 
@@ -14,10 +16,12 @@ class Numerics:
     Attributes:
         floating_point_checks: A run ends at the first op whose arithmetic fails.
         stochastic_rounding: float16 results are rounded at random.
+        loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
     """
 
     floating_point_checks: bool
     stochastic_rounding: bool
+    loss_scale_rule: LossScaleRule | None
 
     @classmethod
     def of(cls, options: Options) -> Numerics:
@@ -30,4 +34,36 @@ class Numerics:
         return cls(
             floating_point_checks=bool(settings.get("enableFloatingPointChecks", False)),
             stochastic_rounding=bool(settings.get("enableStochasticRounding", False)),
+            loss_scale_rule=_loss_scale_rule(options),
         )
+
+
+_SCALING = "automaticLossScalingSettings."
+
+
+def _loss_scale_rule(options: Options) -> LossScaleRule | None:
+    """Read the settings of automatic loss scaling.
+
+    Raises:
+        Error: One of them is not a number in its range.
+    """
+    settings = options._Popart.options
+    if not settings.get(f"{_SCALING}enabled", False):
+        return None
+    default = LossScaleRule()
+
+    def number(name: str, initial: float, least: float, most: float) -> float:
+        value = settings.get(_SCALING + name, initial)
+        if isinstance(value, (int, float)) and least <= value <= most:
+            return value
+        raise Error(
+            f"Options._Popart.set('{_SCALING}{name}', {value!r}): pass a number from {least} to "
+            f"{most}, or leave it out for {initial}."
+        )
+
+    return LossScaleRule(
+        edge=number("binEdgeLocation", default.edge, 0.0, 1.0),
+        share=number("thresholdUpperCountProportion", default.share, 0.0, 1.0),
+        period=int(number("updatePeriod", default.period, 1, 2**20)),
+        micro_batches=options.Training.gradient_accumulation,
+    )

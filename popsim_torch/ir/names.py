@@ -8,6 +8,10 @@ from __future__ import annotations
 
 LOSS_SCALE = "lossScaling_FLOAT"
 """The seed of the backward pass."""
+LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
+"""What the device multiplies the loss scale by, where it adapts that by itself."""
+FINAL_LOSS_SCALE = "finalLossScale"
+"""Loss scale times that factor: the seed of the backward pass then."""
 GLOBAL_NORM = "GlobalNorm___0"
 """Norm of all gradients together, where they are clipped by it."""
 

@@ -13,6 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.builder import Builder, HalfPartials, Value
+from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
 from popsim_torch.lowering.rules.prints import lower_print
@@ -23,6 +24,7 @@ from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.trace.functionalise import is_mutating
 from popsim_torch.trace.markers import CONSTANT, PRINT
 from popsim_torch.trace.named_graph import NamedGraph
+from popsim_torch.trace.origin import origin_of
 
 
 class _Lowering:
@@ -40,6 +42,10 @@ class _Lowering:
         self._program = Program()
         random = filter(is_random, named.nodes)
         self._builder = Builder(self._program.graph, self._needed, random, half_partials)
+        rule = None if plan is None else plan.loss_scale_rule
+        self._loss_scale = (
+            None if rule is None else LossScaleLowering(self._builder, self._program, rule)
+        )
         self._state = StateLowering(self._builder, self._program, named, self._needed)
 
     def run(self) -> Program:
@@ -69,6 +75,9 @@ class _Lowering:
         )
         self._builder.values[node] = tensor
         self._program.scalars[scale.name] = tensor.id
+        if self._loss_scale is not None:
+            stage = max((origin_of(node).stage for node in self._named.nodes), default=0)
+            self._builder.values[node] = self._loss_scale.final_scale(tensor, stage)
 
     def _add_node(self, node: torch.fx.Node) -> None:
         num_ops = len(self._program.graph.ops)
@@ -109,7 +118,12 @@ class _Lowering:
         graph = self._program.graph
         parameters = {n: graph.tensors[i] for n, i in self._program.parameters.items()}
         gradients = {n: self._builder.tensor(g) for n, g in self._named.gradients().items()}
-        UpdateLowering(self._builder, self._program, parameters, gradients).lower(self._plan)
+        UpdateLowering(self._builder, self._program, parameters, gradients, self._loss_scale).lower(
+            self._plan
+        )
+        if self._loss_scale is not None:
+            scale = graph.tensors[self._program.scalars[self._plan.loss_scaling.name]]
+            self._loss_scale.adapt(scale)
 
     def _note_outputs(self) -> None:
         """Note the tensors that what comes later asks for: outputs and checkpoints."""

@@ -8,6 +8,7 @@ import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.optim.plan import (
     Accumulation,
     GradientInput,
@@ -26,6 +27,7 @@ class UpdateLowering:
         program: Gets the states and scalars.
         parameters: The weights on the device, by name.
         gradients: Their gradients of one micro-batch, by name.
+        loss_scale: Where the device adapts the loss scale by itself.
     """
 
     def __init__(
@@ -34,19 +36,28 @@ class UpdateLowering:
         program: Program,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
+        loss_scale: LossScaleLowering | None = None,
     ) -> None:
         self._builder = builder
         self._program = program
         self._parameters = parameters
         self._gradients = gradients
+        self._loss_scale = loss_scale
         self._states: dict[str, Tensor] = {}
 
     def lower(self, plan: OptimizerPlan) -> None:
         """Add the accumulations to the backward pass and the updates behind everything."""
         for update in plan.updates:
+            if self._loss_scale is not None:
+                gradient = self._gradients[update.parameter]
+                self._loss_scale.observe(gradient, names.gradient(update.parameter))
             for accumulation in update.accumulations:
                 self._accumulate(update.parameter, accumulation)
         norm = self._gradient_norm(plan)
+        if self._loss_scale is not None:
+            # In front of all updates, so that these can be done together.
+            for scalar in plan.scalars().values():
+                self._scalar(scalar)
         for update in plan.updates:
             self._update(update, norm)
 
@@ -55,7 +66,8 @@ class UpdateLowering:
         written = self._builder.written_in(gradient)
         place = Place(Phase.BACKWARD, 0 if written is None else written[1], accumulation.output)
         state = self._state(parameter, accumulation.state)
-        inputs = [gradient, state, *map(self._scalar, accumulation.scalars)]
+        scalars = (self._scalar(s, place.phase, place.stage) for s in accumulation.scalars)
+        inputs = [gradient, state, *scalars]
         out = self._whole(state, accumulation.output)
         self._builder.op(
             accumulation.kind,
@@ -112,7 +124,14 @@ class UpdateLowering:
             self._program.states[state.name] = tensor.id
         return self._states[state.name]
 
-    def _scalar(self, scalar: Scalar) -> Tensor:
+    def _scalar(self, scalar: Scalar, phase: Phase = Phase.UPDATE, stage: int = 0) -> Tensor:
+        """Return a hyper-parameter as ops of a phase and stage use it."""
+        tensor = self._variable(scalar)
+        if self._loss_scale is None:
+            return tensor
+        return self._loss_scale.follow(scalar, tensor, phase, stage)
+
+    def _variable(self, scalar: Scalar) -> Tensor:
         known = self._program.scalars
         if scalar.name not in known:
             tensor = self._builder.graph.add_tensor(

@@ -32,6 +32,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import names
+from popsim_torch.optim.loss_scale import LossScaleRule
 
 __all__ = [
     "Accumulation",
@@ -76,12 +77,15 @@ class Scalar:
         value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
         constant: Part of the program: never uploaded again, and no tensor name to list.
         dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``.
+        gradient_scale: 1: it is proportional to the scale of the gradients; -1: to its inverse;
+            0: to neither.
     """
 
     name: str
     value: float
     constant: bool
     dtype: torch.dtype = torch.float32
+    gradient_scale: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +229,7 @@ class OptimizerPlan:
         defaults: Hyper-parameters of parameters in no group, by attribute name.
         group_values: Hyper-parameters per group, by attribute name.
         modes: What cannot change after compilation, by its name in error messages (a plural).
+        loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
     """
 
     type_name: str
@@ -236,6 +241,7 @@ class OptimizerPlan:
     defaults: Mapping[str, HyperParameter]
     group_values: tuple[Mapping[str, HyperParameter], ...]
     modes: Mapping[str, object]
+    loss_scale_rule: LossScaleRule | None = None
 
     def scalars(self) -> dict[str, Scalar]:
         """Return every scalar of the plan once, by name, constant ones included."""
@@ -253,9 +259,10 @@ class OptimizerPlan:
         """Return every state of the plan by name, accumulators included."""
         return {state.name: state for update in self.updates for state in update.all_states}
 
-    def saved_states(self) -> dict[str, State]:
-        """Return the states that belong to ``ipu_state``: all but the accumulators."""
-        return {name: state for name, state in self.states().items() if state.kind != "Accum"}
+    def saved_states(self) -> list[str]:
+        """Return the names of what belongs to ``ipu_state``: all but the accumulators."""
+        saved = [name for name, state in self.states().items() if state.kind != "Accum"]
+        return saved if self.loss_scale_rule is None else [*saved, names.LOSS_SCALE_FACTOR]
 
     def check_replaceable(self, new: OptimizerPlan) -> None:
         """Check that a program compiled with this plan can go on with another one.

@@ -18,6 +18,7 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.ir import names
+from popsim_torch.optim.loss_scale import LossScaleRule
 from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
@@ -62,6 +63,7 @@ def plan_updates(
     running_mean: bool = False,
     relax_checks: bool = False,
     all_parameters: Mapping[str, torch.nn.Parameter] | None = None,
+    loss_scale_rule: LossScaleRule | None = None,
 ) -> OptimizerPlan:
     """Plan the weight update of a traced model.
 
@@ -79,6 +81,7 @@ def plan_updates(
         relax_checks: As in ``read_optimizer``.
         all_parameters: Every parameter of the model by canonical name, also those without a
             gradient; None: do not check whether the optimizer's parameters belong to the model.
+        loss_scale_rule: How the device adapts the loss scale by itself, if it does.
 
     Raises:
         AssertionError: The optimizer cannot be converted.
@@ -114,7 +117,10 @@ def plan_updates(
         type_name=rule.type_name,
         updates=tuple(updates),
         loss_scaling=Scalar(
-            names.LOSS_SCALE, settings.loss_scaling.value, settings.loss_scaling.constant
+            names.LOSS_SCALE,
+            settings.loss_scaling.value,
+            settings.loss_scaling.constant,
+            gradient_scale=1,
         ),
         max_grad_norm=rule.max_grad_norm,
         norm_attributes={"divisor": float(mode.divisor)},
@@ -122,6 +128,7 @@ def plan_updates(
         defaults=settings.defaults,
         group_values=tuple(group.values for group in settings.groups),
         modes=_modes(rule),
+        loss_scale_rule=loss_scale_rule,
     )
 
 

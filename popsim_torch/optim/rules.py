@@ -118,13 +118,23 @@ class Target:
             scale=scale,
         )
 
-    def scalar(self, prefix: str, formula: Callable[..., float], *ingredients: str) -> Scalar:
-        """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``."""
+    def scalar(
+        self,
+        prefix: str,
+        formula: Callable[..., float],
+        *ingredients: str,
+        gradient_scale: int = 0,
+    ) -> Scalar:
+        """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``.
+
+        ``gradient_scale`` is that of ``Scalar``.
+        """
         values = [self.values[ingredient] for ingredient in ingredients]
         return Scalar(
             self._scalar_name(prefix),
             float(formula(*(value.value for value in values))),
             all(value.constant for value in values),
+            gradient_scale=gradient_scale,
         )
 
     def _scalar_name(self, prefix: str) -> str:
@@ -190,6 +200,7 @@ def _plain_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterU
         "scaledLearningRate0",
         lambda lr, dp, ls: lr * (1 - dp) / (ls * mode.divisor),
         *("lr", "dampening", "loss_scaling"),
+        gradient_scale=-1,
     )
     return ParameterUpdate(
         target.name,
@@ -213,6 +224,7 @@ def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
             "dampeningScaleFactor2",
             lambda dp, _ls: (1 - dp) / mode.divisor,  # the velocity's scale cancels the gradient's
             *("dampening", "loss_scaling"),
+            gradient_scale=-1,
         ),
         target.scalar(
             "scaledWeightDecay1",
@@ -253,7 +265,10 @@ def _nesterov_scalars(
     return [
         target.scalar(f"nesterovGradScaleFactor{version}", lambda s: s, velocity_scale),
         target.scalar(
-            f"nesterovDampeningScaleFactor{version}", lambda ls: 1 / (ls * divisor), "loss_scaling"
+            f"nesterovDampeningScaleFactor{version}",
+            lambda ls: 1 / (ls * divisor),
+            "loss_scaling",
+            gradient_scale=-1,
         ),
         target.scalar("sgdMomentum", lambda mm: mm, "momentum"),
         target.scalar("sgdWeightDecay", lambda wd: wd, "weight_decay"),
@@ -283,6 +298,7 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         "dampeningScaleFactor1",
         lambda dp, vs, ls: (1 - dp) * vs / (ls * mode.divisor),
         *("dampening", "velocity_scaling", "loss_scaling"),
+        gradient_scale=-1,
     )
     scalars = [
         target.scalar("scaledMomentum1", lambda mm: mm, "momentum"),
@@ -320,7 +336,7 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
 
 
 def _gradient_scaling(target: Target, prefix: str, mode: AccumulationMode) -> Scalar:
-    return target.scalar(prefix, lambda ls: ls * mode.divisor, "loss_scaling")
+    return target.scalar(prefix, lambda ls: ls * mode.divisor, "loss_scaling", gradient_scale=1)
 
 
 def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:

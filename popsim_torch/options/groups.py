@@ -123,6 +123,26 @@ class _TrainingOptions(_GroupWithBackEnd):
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Let the loss scale follow the size of the gradients.
 
+        The scale of the backward pass is the optimizer's ``loss_scaling`` times a factor, which the
+        device keeps; together they are the tensor ``finalLossScale``, which can be anchored. The
+        factor begins at 1. Behind every 8 weight updates it is halved if more than one in ten
+        million elements of the parameters' gradients came near to overflow (an eighth of 65504, the
+        largest number of float16, or more, or NaN), and doubled if not. It is not doubled where
+        ``finalLossScale`` would be more than 32768, and not halved below 2^-24. All micro-batches
+        of an update have the same scale.
+
+        Updates divide by the scale that the gradients carry: but for rounding, overflow and
+        underflow no weight changes, and no returned loss. ``Gradient___`` tensors show the scaled
+        gradients. An update with gradients that did overflow is carried out, as without this.
+
+        ``state_dict()`` of an optimizer of ``poptorch.optim`` has the factor of the next run as
+        ``ipu_state["lossScaleUpdateFactor"]``; loading it goes on from there. The optimizer's
+        ``loss_scaling`` becomes a variable: ``setOptimizer`` can change it.
+
+        ``Options._Popart.set`` changes the constants, by the names
+        ``automaticLossScalingSettings.`` with ``binEdgeLocation`` (0.125, of 65504),
+        ``thresholdUpperCountProportion`` (1e-7) and ``updatePeriod`` (8).
+
         Args:
             enabled: Whether to do so; False by default.
 
