@@ -33,6 +33,7 @@ from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
+from popsim_torch.passes.synthetic_data import SyntheticData
 from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
@@ -58,6 +59,7 @@ class CompiledModel:
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
         converts_inputs: Whether any of them is not the caller's type.
+        reads_inputs: Whether the program reads any; it may make them by itself.
         plan: The optimizer's updates; None for inference.
         duration: How long compilation took.
     """
@@ -69,6 +71,7 @@ class CompiledModel:
     outputs: OutputSpec
     input_dtypes: tuple[torch.dtype, ...]
     converts_inputs: bool
+    reads_inputs: bool
     plan: OptimizerPlan | None
     duration: datetime.timedelta
 
@@ -191,7 +194,11 @@ def compile_model(
 
         # The graph becomes a program, the same on every machine.
         request = _program_request(options, loop, training=training, pipelined=pipelined)
-        request = replace(request, stochastic_rounding=numerics.stochastic_rounding)
+        request = replace(
+            request,
+            stochastic_rounding=numerics.stochastic_rounding,
+            synthetic_data=numerics.synthetic_data,
+        )
         wanted = [anchor.long_name for anchor in request.returns.anchors]
         program = lower(named, plan, half_partials(options), wanted)
         _write_program(dump, "lower", program)
@@ -223,6 +230,7 @@ def compile_model(
         traced.outputs,
         input_dtypes,
         input_dtypes != arguments.dtypes,
+        numerics.synthetic_data == SyntheticData.NONE,
         plan,
         datetime.timedelta(seconds=time.perf_counter() - start),
     )

@@ -510,7 +510,9 @@ class PoplarExecutor:
 
     @staticmethod
     def _device_inputs(compiled: CompiledModel, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the inputs in the types that the device takes."""
+        """Return the inputs in the types that the device takes; none if it makes them itself."""
+        if not compiled.reads_inputs:
+            return []
         if not compiled.converts_inputs:
             return inputs
         return [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from popsim_torch.errors import Error
 from popsim_torch.optim.loss_scale import LossScaleRule
 from popsim_torch.options import Options
+from popsim_torch.passes.synthetic_data import SyntheticData
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,13 @@ class Numerics:
         floating_point_checks: A run ends at the first op whose arithmetic fails.
         stochastic_rounding: float16 results are rounded at random.
         loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
+        synthetic_data: What the device makes as inputs, instead of reading the host's.
     """
 
     floating_point_checks: bool
     stochastic_rounding: bool
     loss_scale_rule: LossScaleRule | None
+    synthetic_data: SyntheticData
 
     @classmethod
     def of(cls, options: Options) -> Numerics:
@@ -35,7 +38,19 @@ class Numerics:
             floating_point_checks=bool(settings.get("enableFloatingPointChecks", False)),
             stochastic_rounding=bool(settings.get("enableStochasticRounding", False)),
             loss_scale_rule=_loss_scale_rule(options),
+            synthetic_data=_synthetic_data(options),
         )
+
+
+def _synthetic_data(options: Options) -> SyntheticData:
+    mode = options._Popart.options.get("syntheticDataMode", 0)
+    try:
+        return SyntheticData(mode)
+    except ValueError:
+        raise Error(
+            f"Options._Popart.set('syntheticDataMode', {mode!r}): pass 0 (off), 1 (zeros) or 2 "
+            "(numbers of the normal distribution)."
+        ) from None
 
 
 _SCALING = "automaticLossScalingSettings."

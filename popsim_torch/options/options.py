@@ -280,7 +280,11 @@ class Options(HostOptions):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variances of norm layers more accurately.
+        """Compute the variances of norm layers more accurately: as popsim_torch always does.
+
+        It has **no effect**, on values or speed. Batch, group, instance and layer norm compute the
+        mean first and the variance from the differences to it, in float32 also for float16; never
+        as the difference of two large numbers, ``mean(x^2) - mean(x)^2``.
 
         Args:
             enabled: Whether to do so.
@@ -298,6 +302,13 @@ class Options(HostOptions):
 
     def enableSyntheticData(self, enabled: bool) -> Self:
         """Run on random data made on the device; what comes back has no meaning.
+
+        The model is called as ever, with tensors that tell shapes and types, but nothing is read of
+        them. Floating-point inputs hold numbers of the normal distribution with mean 0 and
+        deviation 1, new ones for every micro-batch, which follow from ``randomSeed``. Integers are
+        0 and truth values False: valid as labels and as indices. Outputs have the shapes and types
+        that they always have, and hold what the model makes of those numbers; training changes the
+        weights by them. Inputs that forward changes in place stay as they are on the host.
 
         Args:
             enabled: Whether to do so; False by default.

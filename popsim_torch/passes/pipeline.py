@@ -23,6 +23,7 @@ from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
 from popsim_torch.passes.stochastic_rounding import round_at_random
+from popsim_torch.passes.synthetic_data import SyntheticData, make_inputs
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,18 @@ class ProgramRequest:
         recomputation: Which forward values the backward pass rebuilds.
         returns: What a run brings back.
         stochastic_rounding: Whether float16 results are rounded at random.
+        synthetic_data: Which inputs the device makes by itself.
     """
 
     recomputation: Recomputation
     returns: ReturnRequest
     stochastic_rounding: bool = False
+    synthetic_data: SyntheticData = SyntheticData.NONE
+
+
+def invent_inputs(program: Program, request: ProgramRequest) -> None:
+    """Let the device make its inputs, if the options say so."""
+    make_inputs(program, request.synthetic_data)
 
 
 def round_results(program: Program, request: ProgramRequest) -> None:
@@ -57,14 +65,15 @@ def bring_back(program: Program, request: ProgramRequest) -> None:
 
 
 PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
+    invent_inputs,
     round_results,
     rebuild_values,
     bring_back,
 )
 """State the program: with the same result on every machine.
 
-Rounding comes first, so that what is rebuilt is rounded as the original was. Recomputation comes
-before the returns, so that no anchor has a say in what is rebuilt.
+Rounding comes before recomputation, so that what is rebuilt is rounded as the original was.
+Recomputation comes before the returns, so that no anchor has a say in what is rebuilt.
 """
 
 HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
