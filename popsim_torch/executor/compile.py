@@ -309,7 +309,7 @@ def _check_stages(
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
     is_pipelined = num_stages > 1 and strategy.is_pipelined
-    log_computed(options, {"enablePipelining": is_pipelined, **strategy.computed_options()})
+    log_computed(options, pipelined=is_pipelined)
     check_pipeline(
         num_stages,
         stages.ipu_ids,

@@ -1,4 +1,4 @@
-"""What is checked and logged of the settings of PopTorch's back end when a model is compiled.
+"""The checks of settings of PopTorch's back end when a model is compiled.
 
 Package private.
 """
@@ -31,7 +31,7 @@ _KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 
 
 def check_back_end(options: Options) -> None:
-    """Check and log the settings that a model is about to be compiled with.
+    """Check the settings that a model is about to be compiled with.
 
     Args:
         options: All of the model's options, with an output mode.
@@ -44,15 +44,10 @@ def check_back_end(options: Options) -> None:
     settings = options.toDict()
     validate_options(settings)
     _check_limits(options._Popart.options, settings)
-    if options.exists("use_model"):
-        _logger.info(
-            "From the user configuration: Ipu model: %s",
-            "Enabled" if options.use_model else "Disabled",
-        )
 
 
 def validate_options(settings: Mapping[str, Any]) -> None:
-    """Check settings against those that exist, and log each at level DEBUG.
+    """Check settings against those that exist.
 
     Args:
         settings: What ``Options.toDict`` returned.
@@ -73,28 +68,29 @@ def validate_options(settings: Mapping[str, Any]) -> None:
         if key not in KEYS[kind]:
             raise Error(_unknown(kind, key, value))
         _check_value(kind, key, value)
-        _log(kind, key, value)
 
 
-def log_computed(options: Options, computed: Mapping[str, Any]) -> None:
-    """Log settings of the back end that follow from the model, and those the user overrides.
+def log_computed(options: Options, *, pipelined: bool) -> None:
+    """Log the settings of the back end that follow from phases, and warn of overridden ones.
 
     Args:
         options: The model's options.
-        computed: Values by the names of the settings.
+        pipelined: Whether micro-batches overlap in a pipeline of several stages.
     """
-    for key, value in computed.items():
-        given = options._Popart.options.get(key, value)
-        if given != value:
+    given = {**options.TensorLocations.toDict(), **options._Popart.options}
+    from_strategy = options.execution_strategy.computed_options()
+    for key, value in from_strategy.items():
+        if key not in given:
+            _logger.debug("%s set to value %s", key, value)
+    for key, value in {"enablePipelining": pipelined, **from_strategy}.items():
+        if options._Popart.options.get(key, value) != value:
             _logger.warning(
-                "Options._Popart.set('%s', %s) overrides the value that popsim_torch computes, %s; "
-                "values do not depend on it.",
+                "Options._Popart.set(%r, %s) overrides what follows from the model, %s. It has no "
+                "effect on values.",
                 key,
-                saferepr(given),
+                saferepr(given[key]),
                 saferepr(value),
             )
-        for used in (value, given) if given != value else (value,):
-            _logger.debug("%s set to value %s", key, int(used) if isinstance(used, bool) else used)
 
 
 def _unknown(kind: str, key: str, value: object) -> str:
@@ -134,25 +130,6 @@ def _check_partials(where: str, partials: str) -> None:
         raise Error(
             f"Unknown partials type {partials!r} for option {where}. Use 'float' or 'half'."
         )
-
-
-def _log(kind: str, key: str, value: Any) -> None:
-    if not _logger.isEnabledFor(logging.DEBUG):
-        return
-    if kind == "dict":
-        for name, entry in value.items():
-            _logger.debug("poptorch.Options set %s[%s] to %s", key, name, _logged(entry))
-    elif kind == "list":
-        for entry in sorted(value, key=str) if isinstance(value, set) else value:
-            _logger.debug("poptorch.Options added %s to %s", _logged(entry), key)
-    else:
-        _logger.debug("poptorch.Options set %s to value %s", key, _logged(value))
-
-
-def _logged(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(int(value)) if isinstance(value, int) else str(value)
 
 
 def _check_limits(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

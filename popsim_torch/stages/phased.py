@@ -14,6 +14,10 @@ from popsim_torch.stages.strategies import ExecutionStrategy, Stage, as_stage, n
 _SERIAL_ONLY = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
 # How far apart the numbers of neighbouring phases are: tensors move in the phases between.
 _STRIDES = {Liveness.OffChipAfterFwdNoOverlap: 2, Liveness.OffChipAfterEachPhase: 4}
+# Between the phases everything is kept off the chip, unless the user says otherwise.
+_LOCATIONS = tuple(
+    f"location_{kind}" for kind in ("activation", "weight", "optimizer", "accumulator")
+)
 
 
 class Phase:
@@ -197,6 +201,7 @@ class _PhasedExecution(ExecutionStrategy):
         return {
             "executionPhaseSettings.phases": self.num_phases,
             "executionPhaseSettings.stages": 1 if self._is_serial else 2,
+            **dict.fromkeys(_LOCATIONS, "useOnChipStorage(False)"),
         }
 
     def __repr__(self) -> str:
