@@ -175,7 +175,10 @@ def compile_model(
         step()
 
         # The module becomes a torch.fx graph whose results have names.
-        traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
+        excludes = tuple(options.source_location_excludes)
+        traced = trace(
+            TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes, excludes)
+        )
         _write_trace(dump, "trace", traced)
         pipelined = _check_stages(options, stages, loop, training)
         traced = functionalise(traced)
