@@ -2,6 +2,7 @@
 
 from popsim_torch import enums, ops, optim, options
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
+from popsim_torch.attributes import Attribute, accessAttributes
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.enums import (
     AutoStage,
@@ -55,6 +56,7 @@ from popsim_torch.stages import (
 from popsim_torch.version import __version__
 
 __all__ = [
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -91,6 +93,7 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "accessAttributes",
     "build_info",
     "createPoptorchError",
     "enums",

@@ -25,7 +25,7 @@ from popsim_torch.errors import (
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel, compile_model, make_plan
 from popsim_torch.executor.device_state import DeviceState
-from popsim_torch.executor.numerics import Numerics
+from popsim_torch.executor.numerics import scales_automatically
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.ir import program_text
@@ -318,7 +318,7 @@ class PoplarExecutor:
 
         Automatic loss scaling makes the loss scale a variable.
         """
-        automatic = Numerics.of(self._options).loss_scale_rule is not None
+        automatic = scales_automatically(self._options)
         if automatic and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
         settings = read_optimizer(
@@ -332,7 +332,7 @@ class PoplarExecutor:
             settings.forces_running_mean
             and training.accumulation_and_replication_reduction_type == ReductionType.Mean
             and training.meanAccumulationAndReplicationReductionStrategy
-            == MeanReductionStrategy.Post
+            != MeanReductionStrategy.Running
         ):
             if self._compiled is not None:
                 raise UsageValueError(

@@ -31,45 +31,41 @@ class Numerics:
         """Read the settings.
 
         Args:
-            options: What a model is wrapped with.
+            options: What a model is compiled with; its settings have been checked.
+
+        Raises:
+            Error: A setting of automatic loss scaling is out of range.
         """
         settings = options._Popart.options
         return cls(
             floating_point_checks=bool(settings.get("enableFloatingPointChecks", False)),
             stochastic_rounding=bool(settings.get("enableStochasticRounding", False)),
             loss_scale_rule=_loss_scale_rule(options),
-            synthetic_data=_synthetic_data(options),
+            synthetic_data=SyntheticData(settings.get("syntheticDataMode", 0)),
         )
 
 
-def _synthetic_data(options: Options) -> SyntheticData:
-    mode = options._Popart.options.get("syntheticDataMode", 0)
-    try:
-        return SyntheticData(mode)
-    except ValueError:
-        raise Error(
-            f"Options._Popart.set('syntheticDataMode', {mode!r}): pass 0 (off), 1 (zeros) or 2 "
-            "(numbers of the normal distribution)."
-        ) from None
-
-
 _SCALING = "automaticLossScalingSettings."
+
+
+def scales_automatically(options: Options) -> bool:
+    """Whether the device adapts the loss scale by itself."""
+    return bool(options._Popart.options.get(f"{_SCALING}enabled", False))
 
 
 def _loss_scale_rule(options: Options) -> LossScaleRule | None:
     """Read the settings of automatic loss scaling.
 
     Raises:
-        Error: One of them is not a number in its range.
+        Error: One of them is out of range.
     """
-    settings = options._Popart.options
-    if not settings.get(f"{_SCALING}enabled", False):
+    if not scales_automatically(options):
         return None
-    default = LossScaleRule()
+    settings, default = options._Popart.options, LossScaleRule()
 
     def number(name: str, initial: float, least: float, most: float) -> float:
-        value = settings.get(_SCALING + name, initial)
-        if isinstance(value, (int, float)) and least <= value <= most:
+        value: float = settings.get(_SCALING + name, initial)
+        if least <= value <= most:
             return value
         raise Error(
             f"Options._Popart.set('{_SCALING}{name}', {value!r}): pass a number from {least} to "

@@ -28,7 +28,7 @@ class LossScaleRule:
 
     edge: float = 0.125
     share: float = 1e-7
-    period: int = 8
+    period: int = 1
     micro_batches: int = 1
     largest_scale: float = 2.0**15
     least_factor: float = 2.0**-24

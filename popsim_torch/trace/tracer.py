@@ -63,7 +63,11 @@ class _Tracer:
             len(request.inputs),
         )
         self._recorder = Recorder(
-            request.module, request.stages, self._result, request.module_scopes
+            request.module,
+            request.stages,
+            self._result,
+            request.module_scopes,
+            request.location_excludes,
         )
 
     def run(self) -> TraceResult:

@@ -13,10 +13,12 @@ from tests.parity.models import CASES
 FACTOR, FINAL = "lossScaleUpdateFactor", "finalLossScale"
 
 
-def automatic(d=1, ga=1, *, on=True, period=1, **settings):
+def automatic(d=1, ga=1, *, on=True, period=None, **settings):
     options = make_options(d, ga, seed=5)
     options.Training.setAutomaticLossScaling(on)
-    for name, value in {"updatePeriod": period, **settings}.items():
+    if period is not None:
+        settings["updatePeriod"] = period
+    for name, value in settings.items():
         options._Popart.set(f"automaticLossScalingSettings.{name}", value)
     if on:
         options.anchorTensor(FINAL, FINAL, poptorch.OutputMode.All)
@@ -93,11 +95,8 @@ def test_the_factor_is_that_of_the_next_run():
         assert factor_of(optimizer) == 2 * before
 
 
-def test_it_changes_behind_every_eighth_update():
-    options = make_options(10)
-    options.Training.setAutomaticLossScaling(True)
-    options.anchorTensor(FINAL, FINAL, poptorch.OutputMode.All)
-    model, optimizer = trainer(options)
+def test_it_changes_behind_every_so_many_updates():
+    model, optimizer = trainer(automatic(10, period=8))
     model(torch.ones(10))
     assert model.getAnchoredTensor(FINAL).tolist() == [1] * 8 + [2] * 2
     model(torch.ones(10))
@@ -133,13 +132,11 @@ def test_settings_of_the_back_end():
         assert factor_of(optimizer) == factor
 
 
-@pytest.mark.parametrize("name", ["binEdgeLocation", "updatePeriod"])
-def test_settings_out_of_range_are_refused(name):
-    module = Scaled()
-    with pytest.raises(poptorch.Error, match=f"{name}', -1.*pass a number"):
-        poptorch.trainingModel(
-            module, automatic(**{name: -1}), torch.optim.SGD(module.parameters(), lr=0.1)
-        )
+@pytest.mark.parametrize(("name", "value"), [("binEdgeLocation", -1.0), ("updatePeriod", 0)])
+def test_settings_out_of_range_are_refused(name, value):
+    model, _ = trainer(automatic(**{name: value}))
+    with pytest.raises(poptorch.Error, match=f"{name}', {value}.*pass a number"):
+        model(torch.ones(1))
 
 
 def test_it_has_limits():

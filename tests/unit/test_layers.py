@@ -25,7 +25,7 @@ PYTHON_LAYERS = (
     ("anchors",),
     ("processor",),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "dataloader"),
+    ("ops", "dataloader", "attributes"),
     ("trace", "passes"),
     ("lowering",),
     ("executor", "report"),
