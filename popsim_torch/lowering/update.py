@@ -56,7 +56,7 @@ class UpdateLowering:
         norm = self._gradient_norm(plan)
         if self._loss_scale is not None:
             # In front of all updates, so that these can be done together.
-            for scalar in plan.scalars().values():
+            for scalar in (s for update in plan.updates for s in update.scalars):
                 self._scalar(scalar)
         for update in plan.updates:
             self._update(update, norm)
