@@ -36,8 +36,7 @@ struct Pole {
   size_t operand;
   double at;
 };
-constexpr std::array<Pole, 8> kPoles{{{"div", 1, 0.0},
-                                      {"inverse_square", 0, 0.0},
+constexpr std::array<Pole, 7> kPoles{{{"div", 1, 0.0},
                                       {"log", 0, 0.0},
                                       {"log1p", 0, -1.0},
                                       {"log2", 0, 0.0},
