@@ -18,6 +18,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from popsim_torch import _native
 from popsim_torch.anchors import resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
+from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
@@ -153,7 +154,7 @@ def compile_model(
     progress = _progress(bool(options.show_compilation_progress_bar))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
-    with _one_at_a_time, without_source, progress as step:
+    with _one_at_a_time, around_compilation(), without_source, progress as step:
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
         )

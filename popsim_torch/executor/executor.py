@@ -128,7 +128,17 @@ class PoplarExecutor:
         is_pythons = name.startswith("__") and name.endswith("__")
         if is_pythons or "_user_model" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(self._user_model, name)
+        try:
+            return getattr(self._user_model, name)
+        except AttributeError as error:
+            # The class of a wrapped model is not one that the user wrote.
+            wrapped = type(self._user_model)
+            own = getattr(wrapped, "_popsim_class", wrapped)
+            error.args = tuple(
+                str(part).replace(f"'{wrapped.__name__}'", f"'{own.__name__}'")
+                for part in error.args
+            )
+            raise
 
     def __repr__(self) -> str:
         return module_repr(self._user_model)

@@ -10,6 +10,7 @@ from popsim_torch.stages.blocks import (
     module_repr,
     removeBlocks,
 )
+from popsim_torch.stages.printing import print
 from popsim_torch.stages.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,
@@ -39,5 +40,6 @@ __all__ = [
     "check_pipeline",
     "count_stages",
     "module_repr",
+    "print",
     "removeBlocks",
 ]

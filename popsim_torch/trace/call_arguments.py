@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import canonicalize_dim
 
 from popsim_torch.trace.mixed_types import in_one_type
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS
@@ -25,6 +26,7 @@ _DROPOUTS = frozenset(
         "feature_alpha_dropout_",
     }
 )
+_SOFTMAXES = frozenset({"softmax", "log_softmax"})
 _RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
 # Where functions take class indices that must be 64 bits long.
 _INDEX_ARGUMENT = {
@@ -52,11 +54,21 @@ def on_device(
         kwargs: Its keyword arguments.
     """
     name = getattr(func, "__name__", "")
+    if name in _SOFTMAXES:
+        _check_softmax_axis(args, kwargs)
     args = _with_long_indices(name, args)
     sparse = _SPARSE_ARGUMENT.get(func)
     if sparse is not None and len(args) > sparse:
         args = (*args[:sparse], False, *args[sparse + 1 :])
     return in_one_type(name, args, kwargs)
+
+
+def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse an axis that is none: the shape of the result says nothing of it."""
+    tensor = args[0] if args else kwargs.get("input")
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    if isinstance(tensor, torch.Tensor) and isinstance(axis, int):
+        canonicalize_dim(tensor.dim(), axis)
 
 
 def _with_long_indices(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

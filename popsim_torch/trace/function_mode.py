@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from popsim_torch.errors import Error
 from popsim_torch.trace.call_arguments import on_device, without_dropout
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
@@ -225,7 +226,7 @@ class FunctionMode(TorchFunctionMode):
             with self:
                 result = replacement()
         else:
-            result = func(*args, **kwargs)
+            result = _called(func, args, kwargs)
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         for tensor in _tensors(args[0] if in_place and args else result):
             self._listener.after_call(tensor)
@@ -279,6 +280,16 @@ class FunctionMode(TorchFunctionMode):
             return torch._C._nn.nll_loss_nd(
                 log_probabilities, target, weight, reduction, ignore_index
             )
+
+
+def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        eager = eager_error(error, func, args, kwargs)
+        if eager is None:
+            raise
+        raise eager from None
 
 
 def _call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from popsim_torch.errors import Error
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
@@ -27,6 +28,7 @@ from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.traced_tensors import (
     current_graph,
     is_functorch_wrapped_tensor,
+    is_traced,
     node_of,
     unwrapped,
 )
@@ -61,6 +63,8 @@ class Recorder:
         self._graph: torch.fx.Graph | None = None
         self._keys = itertools.count()
         self._known: dict[int, torch.Tensor] = {}
+        # By identity; the tensors are kept, so that no later one has the identity of another.
+        self._tensor_ids: dict[int, tuple[int, torch.Tensor]] = {}
         self._constants = Constants(result.constants)
         self.values = KnownValues(result.constants, self.constant)
         # Autograd nodes seen so far; kept, because their identity is what counts.
@@ -89,7 +93,7 @@ class Recorder:
         """
         for seen in (self._seen, self._hooked, self.losses, self.differentiated):
             seen.clear()
-        for tensors in (self._known, self._constants, self.values):
+        for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
         del self._result, self._graph
 
@@ -187,6 +191,18 @@ class Recorder:
         tensor = self.known(tensor)
         if isinstance(tensor, FakeTensor):
             self._result.checkpoints.append(node_of(tensor))
+
+    def tensor_id(self, tensor: torch.Tensor) -> int:
+        """Return a number that no other tensor of this trace has."""
+        tensor = self.known(tensor)
+        if not is_traced(tensor):
+            raise Error(
+                f"getIpuTensorId: this tensor of shape {tuple(tensor.shape)} is on "
+                f"{tensor.device}, not on the device."
+            )
+        tensor = unwrapped(tensor)
+        number, _ = self._tensor_ids.setdefault(id(tensor), (len(self._tensor_ids), tensor))
+        return number
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:

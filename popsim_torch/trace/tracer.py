@@ -30,6 +30,7 @@ from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
@@ -186,6 +187,9 @@ def _translated_errors() -> Iterator[None]:
         ) from error
     except UnsupportedOperatorException as error:
         raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
+    except Exception as error:
+        without_fakes(error)
+        raise
 
 
 def trace(request: TraceRequest) -> TraceResult:

@@ -80,7 +80,7 @@ def test_error_survives_pickling(name):
     error = getattr(errors, name)("broken", location="[0] here")
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
-    assert (twin.args, twin.message, twin.location) == (("broken",), "broken", "[0] here")
+    assert (twin.args, twin.message, twin.location) == ((str(error),), "broken", "[0] here")
     assert str(twin) == str(error)
 
 
