@@ -11,6 +11,7 @@ from popsim_torch.errors import Error, UsageRuntimeError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.options import Options
+from popsim_torch.options.limits import check_limits
 
 __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
 
@@ -36,6 +37,7 @@ def _checked_options(options: object, function: str, default_mode: OutputMode) -
         raise Error(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
         )
+    check_limits(options)
     options.freeze()
     own = options.clone()
     if own.defaultOutputMode():

@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from popsim_torch import _native
-from popsim_torch.anchors import resolve
+from popsim_torch.anchors import AnchorRequest, resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import held_dtype
@@ -90,13 +90,19 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
     return LoopCounts(options.device_iterations, accumulation)
 
 
+def anchor_requests(options: Options) -> list[AnchorRequest]:
+    """Return the calls of ``Options.anchorTensor``."""
+    return [
+        AnchorRequest(short_name, long_name, OutputMode(mode), period, uses_default)
+        for short_name, (long_name, uses_default, mode, period) in options.anchored_tensors.items()
+    ]
+
+
 def half_partials(options: Options) -> HalfPartials:
     """Return which products of float16 operands add up in float16."""
-    default = "half" if options.Precision.partials_type == torch.half else "float"
     popart = options._Popart
     return HalfPartials(
-        matmul=(popart.matmul_partials or default) == "half",
-        convolution=(popart.convolution_partials or default) == "half",
+        matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
     )
 
 
@@ -122,7 +128,7 @@ def make_plan(
         all_parameters=parameters,
         gradient_accumulation=training.gradient_accumulation,
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
-        running_mean=training.mean_accumulation_and_replication_reduction_strategy
+        running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
     )
 
@@ -258,7 +264,7 @@ def _program_request(
 ) -> ProgramRequest:
     """Return what the options ask of a program."""
     mode, period = OutputMode(options.output_mode), options.output_return_period
-    anchors = [resolve(request, mode, period) for request in options.anchored_tensors.values()]
+    anchors = [resolve(request, mode, period) for request in anchor_requests(options)]
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
         ReturnRequest(loop, mode, period, anchors, pipelined),

@@ -333,7 +333,7 @@ class PoplarExecutor:
         if (
             settings.forces_running_mean
             and training.accumulation_and_replication_reduction_type == ReductionType.Mean
-            and training.mean_accumulation_and_replication_reduction_strategy
+            and training.meanAccumulationAndReplicationReductionStrategy
             == MeanReductionStrategy.Post
         ):
             if self._compiled is not None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popsim_torch.errors import UsageValueError
-from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
+from popsim_torch.options.base import OptionsGroup, Setting, require, require_bool, require_enum
+from popsim_torch.options.popart import _PopartOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,7 +22,21 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("poptorch::python")
 
 
-class _TrainingOptions(OptionsGroup):
+class _GroupWithBackEnd(OptionsGroup):
+    """A group whose setters store some settings for the back end, in ``_Popart``.
+
+    Args:
+        back_end: The ``_Popart`` group of the same options.
+    """
+
+    _back_end: _PopartOptions
+
+    def __init__(self, back_end: _PopartOptions) -> None:
+        super().__init__()
+        self.__dict__["_back_end"] = back_end
+
+
+class _TrainingOptions(_GroupWithBackEnd):
     """``Options.Training``: what a weight update is made of.
 
     Must keep its defaults for inference.
@@ -31,22 +46,14 @@ class _TrainingOptions(OptionsGroup):
 
     gradient_accumulation = Setting(1, setter="gradientAccumulation")
     accumulation_and_replication_reduction_type = Setting(
-        int(ReductionType.Mean),
+        ReductionType.Mean,
         enum=ReductionType,
         setter="accumulationAndReplicationReductionType",
     )
-    mean_accumulation_and_replication_reduction_strategy = Setting(
-        int(MeanReductionStrategy.Post),
+    meanAccumulationAndReplicationReductionStrategy = Setting(
+        MeanReductionStrategy.Post,
         enum=MeanReductionStrategy,
         setter="setMeanAccumulationAndReplicationReductionStrategy",
-        feature="this deprecated strategy",
-        supported=(MeanReductionStrategy.Post, MeanReductionStrategy.Running),
-    )
-    automatic_loss_scaling = Setting(
-        False, setter="setAutomaticLossScaling", feature="automatic loss scaling"
-    )
-    convolution_dithering = Setting(
-        False, setter="setConvolutionDithering", feature="convolution dithering"
     )
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
@@ -96,102 +103,98 @@ class _TrainingOptions(OptionsGroup):
         It changes rounding and overflow only.
 
         Args:
-            mean_reduction_strategy: ``MeanReductionStrategy.Post`` (the default) or ``Running``.
+            mean_reduction_strategy: ``MeanReductionStrategy.Post`` (the default), ``Running``, or
+                the deprecated ``PostAndLoss``, which is the same as ``Post`` on one replica.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``MeanReductionStrategy``.
-            Error: It is the deprecated ``PostAndLoss``, which this version lacks.
         """
         require_enum(
             "Options.Training.setMeanAccumulationAndReplicationReductionStrategy",
             mean_reduction_strategy,
             MeanReductionStrategy,
         )
-        return self.set(
-            mean_accumulation_and_replication_reduction_strategy=mean_reduction_strategy
-        )
+        return self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Let the loss scale follow the size of the gradients; not in this version.
+        """Let the loss scale follow the size of the gradients.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(automatic_loss_scaling=enabled)
+        require_bool("Options.Training.setAutomaticLossScaling", enabled)
+        self._back_end.set("automaticLossScalingSettings.enabled", enabled)
+        return self
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Spread convolutions over the tiles at random offsets; not in this version.
+        """Hint to spread convolutions over the tiles at random offsets.
+
+        It has no effect on values, and none yet on the model of time and memory.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(convolution_dithering=enabled)
+        require_bool("Options.Training.setConvolutionDithering", enabled)
+        self._back_end.set("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
+        return self
 
 
-class _PrecisionOptions(OptionsGroup):
-    """``Options.Precision``: number formats and rounding."""
+class _PrecisionOptions(_GroupWithBackEnd):
+    """``Options.Precision``: number formats and rounding. All are settings of the back end."""
 
     _path = "Options.Precision"
 
-    floating_point_exceptions = Setting(
-        False, setter="enableFloatingPointExceptions", feature="stopping at exceptional values"
-    )
-    stochastic_rounding = Setting(
-        False, setter="enableStochasticRounding", feature="stochastic rounding"
-    )
-    partials_type = Setting(
-        torch.float32,
-        setter="setPartialsType",
-        feature="another partials type than torch.float and torch.half",
-        supported=(torch.float32, torch.float16),
-    )
-
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Stop with an error at overflow, NaN and the like; not in this version.
+        """Stop with an error at overflow, NaN and the like.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(floating_point_exceptions=enabled)
+        require_bool("Options.Precision.enableFloatingPointExceptions", enabled)
+        self._back_end.set("enableFloatingPointChecks", enabled)
+        return self
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Round float16 results up or down at random; not in this version.
+        """Round float16 results up or down at random.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(stochastic_rounding=enabled)
+        require_bool("Options.Precision.enableStochasticRounding", enabled)
+        self._back_end.set("enableStochasticRounding", enabled)
+        return self
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type of partial sums in products of float16 operands.
@@ -200,7 +203,8 @@ class _PrecisionOptions(OptionsGroup):
         float32 operands partial sums are float32 whatever is chosen. In half, up to 16 products
         at a time are summed in float32, and the running sum is rounded to float16 after each such
         pass: above 65504 it becomes infinite. ``docs/half_partials.md`` says which products make
-        a pass. ``_Popart`` settings of the partials type go before this one.
+        a pass. Of this call and ``_Popart`` settings of the partials type the last one counts; the
+        entry of ``matmulOptions`` goes before all others.
 
         Args:
             dtype: ``torch.float``, the default, or ``torch.half``.
@@ -215,7 +219,10 @@ class _PrecisionOptions(OptionsGroup):
             raise UsageValueError(
                 f"Options.Precision.setPartialsType({dtype!r}): use torch.float or torch.half."
             )
-        return self.set(partials_type=dtype)
+        partials = "half" if dtype == torch.half else "float"
+        self._back_end.set("partialsTypeMatMuls", partials)
+        self._back_end.set("convolutionOptions", {"partialsType": partials})
+        return self
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """Do nothing but log a warning: mixed operands follow PyTorch's promotion (deprecated).
@@ -291,20 +298,16 @@ class _JitOptions(OptionsGroup):
 class _DistributedOptions(OptionsGroup):
     """``Options.Distributed``: which of several host processes this one is.
 
-    This version runs one process. The process id and count come from the environment variables of
-    an MPI launcher if they are set when the options are made, else they are 0 and 1.
+    The process id and count come from the environment variables of an MPI launcher if they are set
+    when the options are made, else they are 0 and 1. This version runs one process: several are an
+    error when a model is wrapped.
     """
 
     _path = "Options.Distributed"
 
     distributed_process_id = Setting(0, setter="configureProcessId")
-    num_distributed_processes = Setting(
-        1,
-        setter="configureProcessId",
-        feature="a program of several processes",
-        note="it runs one process",
-        advice="Start one process: leave out the call, or the MPI launcher.",
-    )
+    num_distributed_processes = Setting(1, setter="configureProcessId")
+    ipuof_configs = Setting[dict[str, Any]]({})
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +339,7 @@ class _DistributedOptions(OptionsGroup):
 
         Args:
             process_id: The number of this process, from 0.
-            num_processes: How many processes run the program (count); only 1 in this version.
+            num_processes: How many processes run the program (count).
 
         Returns:
             The group itself.
@@ -345,7 +348,6 @@ class _DistributedOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageAssertionError: An argument is not an int.
             UsageValueError: ``process_id`` is not in the range of ``num_processes``.
-            Error: There is more than one process.
         """
         call = f"Options.Distributed.configureProcessId({process_id!r}, {num_processes!r})"
         require(
@@ -369,7 +371,6 @@ class _DistributedOptions(OptionsGroup):
         Raises:
             UsageAttributeError: The options are frozen.
             UsageValueError: A variable does not hold an int, or the two do not fit together.
-            Error: There is more than one process.
         """
         return self.configureProcessId(
             _int_from_environment(var_process_id, 0), _int_from_environment(var_num_processes, 1)

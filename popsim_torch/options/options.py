@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import CommGroupType, OutputMode
 from popsim_torch.errors import (
     ConfigFileError,
@@ -23,7 +22,7 @@ from popsim_torch.errors import (
     UsageValueError,
 )
 from popsim_torch.options import text
-from popsim_torch.options.base import Setting, require, require_enum
+from popsim_torch.options.base import Setting, require, require_bool, require_enum
 from popsim_torch.options.groups import (
     _DistributedOptions,
     _JitOptions,
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["ConfigFileError", "Options", "TensorLocationSettings"]
 
 _logger = logging.getLogger("poptorch::python")
+
+_NORMAL_DATA = 2
+"""The ``syntheticDataMode`` of the back end that draws normal values."""
 
 
 class Options(HostOptions):
@@ -65,50 +67,38 @@ class Options(HostOptions):
     """
 
     device_iterations = Setting(1, setter="deviceIterations")
-    replication_factor = Setting(
-        1, setter="replicationFactor", feature="replication", note="it runs one replica"
-    )
-    input_group_size = Setting(1, setter="inputReplicaGrouping", feature="grouping of replicas")
+    replication_factor = Setting(1, setter="replicationFactor")
+    input_group_size = Setting(1, setter="inputReplicaGrouping")
     input_cgt = Setting(
-        int(CommGroupType.Consecutive),
-        enum=CommGroupType,
-        setter="inputReplicaGrouping",
-        feature="grouping of replicas",
+        int(CommGroupType.Consecutive), enum=CommGroupType, setter="inputReplicaGrouping"
     )
     broadcast_buffers = Setting(True, setter="broadcastBuffers")
     output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
     output_return_period = Setting(1, setter="outputMode")
-    anchored_tensors = Setting[dict[str, AnchorRequest]]({}, setter="anchorTensor")
+    anchored_tensors = Setting[dict[str, list[Any]]]({}, setter="anchorTensor")
     random_seed = Setting.absent(int, "randomSeed")
-    stable_norm = Setting(
-        False, setter="enableStableNorm", feature="a choice of how variances are computed"
-    )
-    synthetic_data = Setting(False, setter="enableSyntheticData", feature="synthetic data")
-    updatable_named_buffers = Setting[list[str]](
-        [],
-        setter="updatableNamedBuffers",
-        feature="uploading single buffers",
-        advice="Remove the call and use copyWeightsToDevice().",
-    )
 
     Training: _TrainingOptions
     Precision: _PrecisionOptions
     Jit: _JitOptions
     TensorLocations: _TensorLocationOptions
     Distributed: _DistributedOptions
-    _Popart: _PopartOptions
 
     def __init__(self) -> None:
         super().__init__()
+        popart = _PopartOptions()
         self.__dict__.update(
-            Training=_TrainingOptions(),
-            Precision=_PrecisionOptions(),
+            Training=_TrainingOptions(popart),
+            Precision=_PrecisionOptions(popart),
             Jit=_JitOptions(),
             TensorLocations=_TensorLocationOptions(),
             Distributed=_DistributedOptions(),
-            _Popart=_PopartOptions(),
+            _Popart=popart,
         )
-        self.enableExecutableCaching(os.environ.get("POPTORCH_CACHE_DIR"))
+        cache = os.environ.get("POPTORCH_CACHE_DIR")
+        if cache:
+            _logger.info("The environment variable POPTORCH_CACHE_DIR caches programs in %s", cache)
+            self.enableExecutableCaching(cache)
         defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
         if defaults:
             try:
@@ -140,14 +130,15 @@ class Options(HostOptions):
         """Set how many copies of the model share the data.
 
         Args:
-            replication_factor: Copies (count); only 1, the default, in this version.
+            replication_factor: Copies (count); 1 by default. This version runs one: another
+                number is an error when a model is wrapped.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not an int.
-            Error: It is not 1.
         """
         return self.set(replication_factor=replication_factor)
 
@@ -157,7 +148,7 @@ class Options(HostOptions):
         """Give the replicas of one group the same input; call it after ``replicationFactor``.
 
         Args:
-            input_group_size: Replicas per group (count); only 1, the default, in this version.
+            input_group_size: Replicas per group (count); 1 by default.
             input_group_type: How replicas are grouped. ``NoGrouping`` stands for groups of one.
 
         Returns:
@@ -166,7 +157,6 @@ class Options(HostOptions):
         Raises:
             UsageAssertionError: An argument has the wrong type.
             UsageValueError: The type is ``All``, or the size does not divide the replicas.
-            Error: The type is ``Orthogonal``, which this version lacks.
         """
         call = f"Options.inputReplicaGrouping({input_group_size!r}, {input_group_type!r})"
         require(isinstance(input_group_size, int), f"{call}: the size must be an int.")
@@ -184,7 +174,7 @@ class Options(HostOptions):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Choose whether the replicas of a buffer are kept equal.
 
-        It has no effect while there is one replica, the only number this version supports.
+        It has no effect on one replica, the only number this version runs.
 
         Args:
             broadcast_buffers: True, the default, refuses models that change a buffer on several
@@ -258,9 +248,12 @@ class Options(HostOptions):
             period = 1
         uses_default = mode is None or mode == OutputMode.Default
         mode = OutputMode.Default if uses_default else mode
-        self.anchored_tensors[short_name] = AnchorRequest(
-            short_name, long_name, mode, _checked_period(call, mode, period), uses_default
-        )
+        self.anchored_tensors[short_name] = [
+            long_name,
+            uses_default,
+            int(mode),
+            _checked_period(call, mode, period),
+        ]
 
     def randomSeed(self, random_seed: int) -> Self:
         """Set the seed of the device's random numbers, and at once ``torch.manual_seed`` too.
@@ -287,53 +280,58 @@ class Options(HostOptions):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variances of norm layers more accurately; not in this version.
+        """Compute the variances of norm layers more accurately.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(stable_norm=enabled)
+        require_bool("Options.enableStableNorm", enabled)
+        self._Popart.set("enableStableNorm", enabled)
+        return self
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Run on random data made on the device; not in this version.
+        """Run on random data made on the device; what comes back has no meaning.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(synthetic_data=enabled)
+        require_bool("Options.enableSyntheticData", enabled)
+        self._Popart.set("syntheticDataMode", _NORMAL_DATA if enabled else 0)
+        return self
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:
-        """List the buffers ``copyNamedBuffersToDevice`` uploads; only none in this version.
+        """List the buffers ``copyNamedBuffersToDevice`` uploads.
 
         Args:
-            buffers: Names of buffers of the model; only an empty list in this version.
+            buffers: Names of buffers of the model.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a list of strings.
-            Error: It is not empty.
         """
         require(
             isinstance(buffers, list) and all(isinstance(name, str) for name in buffers),
             f"Options.updatableNamedBuffers({buffers!r}): pass a list of strings.",
         )
-        return self.set(updatable_named_buffers=buffers)
+        self._Popart.set("updatableNamedBuffers", list(buffers))
+        return self
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
         """Apply the settings of a text file; nothing in it is executed.
@@ -398,7 +396,7 @@ class Options(HostOptions):
         for part in (
             self.execution_strategy.backend_options(),
             self._Popart.options,
-            self._values,
+            self._keys(),
             self.Training.toDict(),
             self.Distributed.toDict(),
             self.TensorLocations.toDict(),

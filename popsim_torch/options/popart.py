@@ -6,11 +6,9 @@ Package private.
 from __future__ import annotations
 
 import logging
-from fnmatch import fnmatchcase
 from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
-from popsim_torch.errors import Error, not_supported_yet
 from popsim_torch.options.base import FreezableOptions, require
 
 if TYPE_CHECKING:
@@ -18,59 +16,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("poptorch::python")
 
-_ACCEPTED = (
-    "aliasZeroCopy",
-    "cachePath",
-    "compilationProgressTotal",
-    "constantWeights",
-    "customCodeletCompileFlags",
-    "customCodelets",
-    "dotChecks",
-    "dotOpNames",
-    "enableEngineCaching",
-    "enableExplicitIR",
-    "enableLoadAndOffloadRNGState",
-    "enableSupportedDataTypeCasting",
-    "engineOptions",
-    "exportPoplar*Graph",
-    "finalDotOp",
-    "firstDotOp",
-    "globalReplica*Offset",
-    "globalReplicationFactor",
-    "groupHostSync",
-    "hardwareInstrumentations",
-    "kahnTieBreaker",
-    "logDir",
-    "opxAliasChecking",
-    "opxModifyChecking",
-    "patterns",
-    "patternsLevel",
-    "reportOptions",
-    "saveInitializersToFile",
-    "strictOpVersions",
-)
-"""Patterns of the settings without effect: they steer tools that a simulator does not have."""
-
 _INITIAL: dict[str, Any] = {
     "instrumentWithHardwareCycleCounter": False,
     "rearrangeAnchorsOnHost": False,
 }
 
-_RECOMPUTATION_MODES = range(5)
-
-_DEFAULTS: dict[str, Any] = {
-    **_INITIAL,
-    "enableFloatingPointChecks": False,
-    "enableStableNorm": False,
-    "enableStochasticRounding": False,
-    "syntheticDataMode": 0,
-}
-"""Settings that would have an effect, with the one value this version carries out."""
-
-_PARTIALS_TYPES = ("float", "half")
 _PRODUCT_OPTIONS = ("convolutionOptions", "matmulOptions")
-"""Dictionaries that may hold a ``partialsType``, and a hint at memory without effect."""
-_MEMORY_HINT = "availableMemoryProportion"
+"""Dictionaries whose entries of several calls add up."""
 
 
 class _PopartOptions(FreezableOptions):
@@ -126,7 +78,7 @@ class _PopartOptions(FreezableOptions):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings themselves, by name; checked again when the options freeze."""
+        """The settings themselves, by name."""
         return self._options
 
     def set(self, key: str, value: Any) -> Self:
@@ -137,19 +89,18 @@ class _PopartOptions(FreezableOptions):
 
         Args:
             key: Its name in the back end.
-            value: Its value, which is not looked at where the setting has no effect.
+            value: Its value, which is looked at when a model is compiled.
 
         Returns:
             The object itself.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            Error: The setting would have an effect that this version lacks.
         """
         self.checkIsFrozen()
-        self._check(key, value)
-        if key in _PRODUCT_OPTIONS:
-            value = {**self._options.get(key, {}), **value}
+        earlier = self._options.get(key)
+        if key in _PRODUCT_OPTIONS and isinstance(earlier, dict) and isinstance(value, dict):
+            value = {**earlier, **value}
         if key == "logDir":
             _logger.warning("Options._Popart.set('logDir', ...) is ignored. Use Options.logDir.")
         self._options[key] = value
@@ -195,69 +146,8 @@ class _PopartOptions(FreezableOptions):
             f"{call}: the names must be strings and the values bool.",
         )
         require(isinstance(level, int), f"{call}: the level must be an int.")
-        return self.set("patterns", dict(patterns)).set("patternsLevel", level)
-
-    def freeze(self) -> Self:
-        """Check what was written to ``options`` directly, then refuse all later changes.
-
-        Returns:
-            The object itself.
-
-        Raises:
-            Error: A setting would have an effect that this version lacks.
-        """
-        for key, value in self._options.items():
-            self._check(key, value)
-        return super().freeze()
+        return self.set("patterns", dict(patterns)).set("patterns_level", level)
 
     def __repr__(self) -> str:
         items = sorted(self._options.items())
         return f"_Popart({', '.join(f'{key}={saferepr(value)}' for key, value in items)})"
-
-    @staticmethod
-    def _check(key: str, value: Any) -> None:
-        if any(fnmatchcase(key, pattern) for pattern in _ACCEPTED):
-            return
-        if key == "partialsTypeMatMuls":
-            _check_partials_type(key, value, value)
-            return
-        if key in _PRODUCT_OPTIONS:
-            _check_product_options(key, value)
-            return
-        if key == "autoRecomputation":
-            if isinstance(value, int) and value in _RECOMPUTATION_MODES:
-                return
-            advice = (
-                "Pass 0 (none), 1 (standard), 2 (norms), 3 (pipeline) or 4 (all), or remove the "
-                "call."
-            )
-        elif key not in _DEFAULTS:
-            advice = "Remove the call."
-        elif value == _DEFAULTS[key]:
-            return
-        else:
-            advice = f"Remove the call or set it to {_DEFAULTS[key]!r}."
-        call = f"Options._Popart.set({key!r}, {saferepr(value)})"
-        raise not_supported_yet(call, "this back-end setting", advice)
-
-
-def _check_partials_type(key: str, value: Any, partials: Any) -> None:
-    if partials not in _PARTIALS_TYPES:
-        raise Error(
-            f"Options._Popart.set({key!r}, {saferepr(value)}): unknown partials type "
-            f"{saferepr(partials)}. Use 'float' or 'half'."
-        )
-
-
-def _check_product_options(key: str, value: Any) -> None:
-    call = f"Options._Popart.set({key!r}, {saferepr(value)})"
-    if not isinstance(value, dict):
-        raise Error(
-            f"{call}: unknown value type {type(value).__name__}. Pass a dict of str to str."
-        )
-    for name, entry in value.items():
-        if name == "partialsType":
-            _check_partials_type(key, value, entry)
-        elif name != _MEMORY_HINT:
-            advice = f"Only 'partialsType' and '{_MEMORY_HINT}' may be given."
-            raise not_supported_yet(call, f"the entry {name!r}", advice)
