@@ -1,7 +1,8 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
-from popsim_torch import enums, ops, optim, options
+from popsim_torch import enums, ops, optim, options, poptorch_core, testing
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
+from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.enums import (
     AutoStage,
@@ -27,10 +28,12 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.logs import setLogLevel
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
+    getIpuTensorId,
     identity_loss,
     ipu_print_tensor,
     isRunningOnIpu,
@@ -51,6 +54,7 @@ from popsim_torch.stages import (
     ShardedExecution,
     Stage,
     module_repr,
+    print,
     removeBlocks,
 )
 from popsim_torch.version import __version__
@@ -95,8 +99,11 @@ __all__ = [
     "build_info",
     "createPoptorchError",
     "enums",
+    "getIpuTensorId",
     "identity_loss",
     "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
     "ipu_print_tensor",
     "isRunningOnIpu",
     "module_repr",
@@ -104,10 +111,15 @@ __all__ = [
     "ops",
     "optim",
     "options",
+    "poptorch_core",
+    "print",
     "recomputationCheckpoint",
     "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "removeBlocks",
     "setLogLevel",
     "set_available_memory",
+    "testing",
     "trainingModel",
 ]

@@ -1,7 +1,7 @@
 """The environment variables of PopTorch programs: which there are, and what they may hold.
 
-``check`` reads all of them when the package is imported, so that a mistake is not met an hour
-later. Their values are read again where they count: a program may change them.
+All of them are read when the package is imported, so that a mistake is not met an hour later. Their
+values are read again where they count: a program may change them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from popsim_torch.errors import UsageValueError
 
-__all__ = ["check", "flag", "ipu_model_version", "json_object"]
+__all__ = ["flag", "ipu_model_version", "json_object"]
 
 _VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 
@@ -86,11 +86,6 @@ _CHECKS: dict[str, Callable[[str], object]] = {
 }
 
 
-def check() -> None:
-    """Check all variables but those of the log (``logs``) and of new options (``Options``).
-
-    Raises:
-        UsageValueError: One of them holds what it may not; the message says what it may.
-    """
-    for variable, read in _CHECKS.items():
-        read(variable)
+# Those of the log are read in ``logs``, those of new options by ``Options``.
+for _variable, _read in _CHECKS.items():
+    _read(_variable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
+from popsim_torch.executor.compile_log import log_program, log_request
 from popsim_torch.executor.dump import Dump
 from popsim_torch.ir import LoopCounts, Program, program_text
 from popsim_torch.lowering import HalfPartials, lower
@@ -157,13 +159,15 @@ def compile_model(
     """
     start = time.perf_counter()
     training = optimizer is not None
-    progress = _progress(bool(options.show_compilation_progress_bar))
+    progress = _progress(_draws_bar(options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
     with _one_at_a_time, around_compilation(), without_source, progress as step:
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
         )
+
+        log_request(options)
 
         # What the call looks like.
         check_traceable(module)
@@ -195,6 +199,8 @@ def compile_model(
         _write_program(dump, "lower", program)
         for name in run_program_passes(program, request):
             _write_program(dump, name, program)
+        anchors = request.returns.anchors
+        log_program(program, options, anchors, stages.ipu_of_stage, pipelined=pipelined)
         step()
 
         # The program is fitted to this host, and becomes an executable.
@@ -216,6 +222,14 @@ def compile_model(
         input_dtypes != arguments.dtypes,
         plan,
         datetime.timedelta(seconds=time.perf_counter() - start),
+    )
+
+
+def _draws_bar(options: Options) -> bool:
+    """Whether to draw a progress bar: on a terminal, or where the user asks for one."""
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return bool(options.show_compilation_progress_bar) and (
+        on_terminal or bool(options.progress_bar_asked_for)
     )
 
 

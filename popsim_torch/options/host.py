@@ -48,6 +48,7 @@ class HostOptions(OptionsGroup):
     log_dir = Setting(".", setter="logDir")
     max_repeat_logs = Setting(4, setter="maxRepeatLogs")
     show_compilation_progress_bar = Setting(True, setter="showCompilationProgressBar", is_key=False)
+    progress_bar_asked_for = Setting(False, is_key=False)
     source_location_excludes = Setting(
         ["lib/python", "site-packages", "popsim_torch/trace"],
         setter="sourceLocationExcludes",
@@ -312,6 +313,7 @@ class HostOptions(OptionsGroup):
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar on the standard error stream while a model is compiled.
 
+        Without a call of this method it is shown on a terminal, and nowhere else.
         ``compilationTime()`` needs it to be on.
 
         Args:
@@ -324,7 +326,7 @@ class HostOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
         """
-        return self.set(show_compilation_progress_bar=show)
+        return self.set(show_compilation_progress_bar=show, progress_bar_asked_for=show)
 
     def sourceLocationExcludes(self, excludes: list[str]) -> Self:
         """Choose the stack frames that are never given as the source of an operation.

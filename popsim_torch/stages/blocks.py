@@ -361,6 +361,12 @@ class StageAssigner:
         """The IPU of every block in order of entry; what :func:`count_stages` counts."""
         return tuple(self._ipu_ids)
 
+    @property
+    def ipu_of_stage(self) -> dict[int, int]:
+        """The IPU that each stage was given first."""
+        places = dict(reversed(self._blocks.values()))
+        return {0: 0, **places}
+
     def begin(self, user_id: str | None, ipu_id: int | None) -> None:
         """Enter a block.
 

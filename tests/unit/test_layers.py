@@ -26,7 +26,7 @@ PYTHON_LAYERS = (
     ("anchors",),
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "dataloader", "testing", "compile_hooks"),
+    ("ops", "dataloader", "testing", "compile_hooks", "poptorch_core"),
     ("trace", "passes"),
     ("lowering",),
     ("executor", "report"),
