@@ -35,8 +35,7 @@ from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
-from popsim_torch.stages import ShardedExecution, StageAssigner
-from popsim_torch.stages.strategies import check_pipeline, count_stages
+from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
@@ -331,4 +330,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return num_stages > 1 and not isinstance(strategy, ShardedExecution)
+    return num_stages > 1 and strategy.is_pipelined

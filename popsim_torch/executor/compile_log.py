@@ -51,8 +51,8 @@ def log_program(
     """
     if not logs.backend.isEnabledFor(logs.DEBUG):
         return
-    if "enablePipelining" not in options._Popart.options:
-        logs.backend.debug("enablePipelining set to value %d", pipelined)
+    for key, value in _computed_settings(options, pipelined=pipelined).items():
+        logs.backend.debug("%s set to value %s", key, value)
     for anchor in anchors:
         logs.backend.debug("%s %s/%d", anchor.long_name, _MODES[anchor.output_mode], anchor.period)
     for op in program.graph.ops:
@@ -71,9 +71,24 @@ def log_program(
         logs.backend.log(logs.DEBUG_IR, "%s", program_text(program))
 
 
+def _computed_settings(options: Options, *, pipelined: bool) -> dict[str, object]:
+    """Return the settings of the back end that follow from others, without those that are set."""
+    strategy = options.execution_strategy
+    settings: dict[str, object] = {"enablePipelining": int(pipelined)}
+    if isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
+        settings["executionPhaseSettings.phases"] = strategy.num_phases
+        is_serial = isinstance(strategy, SerialPhasedExecution)
+        settings["executionPhaseSettings.stages"] = 1 if is_serial else 2
+        settings["location_weight"] = "useOnChipStorage(False)"
+    given = options.toDict()
+    return {key: value for key, value in settings.items() if key not in given}
+
+
 def _place(options: Options, stage: int, ipu_of_stage: Mapping[int, int]) -> str:
     strategy, ipu = options.execution_strategy, ipu_of_stage.get(stage, 0)
     if isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
-        return f"mode(Phased), ipu({ipu}), phase({stage})"
+        phase_of_stage = [n for n, phase in enumerate(strategy.phases) for _ in phase.stages]
+        phase = strategy.phase_id(phase_of_stage[stage]) if stage < len(phase_of_stage) else 0
+        return f"mode(Phased), ipu({ipu}), phase({phase})"
     mode = "Sharded" if isinstance(strategy, ShardedExecution) else "Pipelined"
     return f"mode({mode}), ipu({ipu}), stage({stage})"
