@@ -1,6 +1,7 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
 from popsim_torch import enums, ops, optim, options, poptorch_core, testing
+from popsim_torch.alias import install, uninstall
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popsim_torch.dataloader import DataLoader
@@ -102,6 +103,7 @@ __all__ = [
     "getIpuTensorId",
     "identity_loss",
     "inferenceModel",
+    "install",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "ipu_print_tensor",
@@ -122,4 +124,5 @@ __all__ = [
     "set_available_memory",
     "testing",
     "trainingModel",
+    "uninstall",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from popsim_torch.errors import UsageValueError
 
-__all__ = ["flag", "ipu_model_version", "json_object"]
+__all__ = ["check", "flag", "ipu_model_version", "json_object"]
 
 _VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 
@@ -86,6 +86,14 @@ _CHECKS: dict[str, Callable[[str], object]] = {
 }
 
 
-# Those of the log are read in ``logs``, those of new options by ``Options``.
-for _variable, _read in _CHECKS.items():
-    _read(_variable)
+def check() -> None:
+    """Check all variables but those of the log (``logs``) and of new options (``Options``).
+
+    Raises:
+        UsageValueError: One of them holds what it may not; the message says what it may.
+    """
+    for variable, read in _CHECKS.items():
+        read(variable)
+
+
+check()

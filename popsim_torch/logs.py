@@ -31,6 +31,7 @@ __all__ = [
     "WARN",
     "backend",
     "limit_repeats",
+    "obey_environment",
     "python",
     "setLogLevel",
     "trace",
@@ -233,7 +234,7 @@ def _destination() -> str | TextIO:
         ) from error
 
 
-def _obey_environment() -> None:
+def obey_environment() -> None:
     """Set the loggers up as ``POPTORCH_LOG_LEVEL`` and ``POPTORCH_LOG_DEST`` say.
 
     Raises:
@@ -252,6 +253,6 @@ def _obey_environment() -> None:
     backend.propagate = False
 
 
-_obey_environment()
+obey_environment()
 if not isinstance(sys.excepthook, _ReportUncaught):
     sys.excepthook = _ReportUncaught(sys.excepthook)

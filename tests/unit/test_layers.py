@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON_LAYERS = (
     ("_C",),
     ("enums", "errors", "dtypes", "version"),
-    ("environment", "logs"),
+    ("alias", "environment", "logs"),
     ("_native",),
     ("ir",),
     ("anchors",),
@@ -32,7 +32,8 @@ PYTHON_LAYERS = (
     ("executor", "report"),
     ("model",),
     ("__init__",),
-    ("__main__",),
+    ("runner",),
+    ("__main__", "standin"),
 )
 PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace"))
 # Who may name a module that is otherwise low enough for everybody.
