@@ -101,8 +101,13 @@ def inferenceModel(
     own = _checked_options(options, "inferenceModel", OutputMode.All)
     accumulation = own.Training.gradient_accumulation
     if accumulation != 1:
+        advice = (
+            ", with poptorch.Options().deviceIterations for several micro-batches per call"
+            if own.execution_strategy.is_pipelined
+            else ""
+        )
         raise Error(
-            f"inferenceModel: Training.gradientAccumulation must be 1, got {accumulation}. "
-            "Use options of their own for inference."
+            "inferenceModel: poptorch.Options().Training.gradientAccumulation must be 1, got "
+            f"{accumulation}. Use options of their own for inference{advice}."
         )
     return PoplarExecutor(module, own, None)

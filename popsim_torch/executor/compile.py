@@ -31,6 +31,7 @@ from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
 from popsim_torch.options import Options
+from popsim_torch.options.back_end import check_back_end, log_computed
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.recompute_choice import Recomputation
@@ -169,6 +170,7 @@ def compile_model(
         log_request(options)
 
         # What the call looks like.
+        check_back_end(options)
         check_traceable(module)
         arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
         loop = loop_counts(options, training=training)
@@ -321,6 +323,8 @@ def _check_stages(
     """Check the stages that the trace met; return whether micro-batches overlap in a pipeline."""
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
+    is_pipelined = num_stages > 1 and strategy.is_pipelined
+    log_computed(options, {"enablePipelining": is_pipelined, **strategy.computed_options()})
     check_pipeline(
         num_stages,
         stages.ipu_ids,
@@ -330,4 +334,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return num_stages > 1 and strategy.is_pipelined
+    return is_pipelined

@@ -6,6 +6,7 @@ Package private.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from enum import IntEnum
 from pprint import saferepr
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ABSENT: Any = object()
+_OBJECT_ID = re.compile(r" (?:at 0x[0-9A-Fa-f]+|with id=\d+)")
 
 
 class Setting(Generic[T]):
@@ -306,7 +308,7 @@ class OptionsGroup(FreezableOptions):
 
     def _items(self) -> list[str]:
         """Return ``name=value`` for every stored value, sorted so that equal groups print alike."""
-        return [f"{name}={saferepr(value)}" for name, value in sorted(self._keys().items())]
+        return [f"{name}={shown(value)}" for name, value in sorted(self._keys().items())]
 
     def _unknown(self, name: str) -> str:
         """Return the message for a name under which nothing is stored."""
@@ -329,6 +331,15 @@ class OptionsGroup(FreezableOptions):
                 super().__setattr__(name, value)
             else:
                 self.set(**{name: value})
+
+
+def shown(value: object) -> str:
+    """Return a value as text: the same text for equal values, without the ids of objects.
+
+    Args:
+        value: What is stored.
+    """
+    return _OBJECT_ID.sub("", saferepr(value))
 
 
 def require(condition: bool, message: str) -> None:

@@ -334,13 +334,13 @@ class Options(HostOptions):
         return self
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
-        """Apply the settings of a text file; nothing in it is executed.
+        """Run the lines of a text file as Python, each behind ``options.``.
 
-        Each line is a call or an assignment written as in Python after ``options.``, for instance
-        ``deviceIterations(4)`` or ``Training.gradientAccumulation(8)  # comment``. Arguments are
-        literals, enum members such as ``poptorch.OutputMode.All``, and strategies, stages and
-        ``poptorch.TensorLocationSettings()``. Blank lines and lines that begin with ``#`` are
-        skipped.
+        A line is a call or an assignment, for instance ``deviceIterations(4)``,
+        ``Training.gradientAccumulation(8)  # comment`` or
+        ``Precision.setPartialsType(torch.half)``. It may use the names ``poptorch``, ``torch`` and
+        ``options``. Blank lines and lines that begin with ``#`` are skipped. The file may do
+        whatever a Python program may: load only files that you trust.
 
         Args:
             filepath: The file, UTF-8 text.
@@ -349,9 +349,10 @@ class Options(HostOptions):
             The options.
 
         Raises:
-            ConfigFileError: A line is not of this form; names the line.
+            ConfigFileError: A line is not Python; names the line, counted without those that are
+                skipped. No line of the file has run then.
             OSError: The file cannot be read.
-            Exception: What the setter a line calls raises.
+            Exception: What a line raises.
         """
         text.apply_file(self, filepath)
         return self

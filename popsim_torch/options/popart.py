@@ -6,10 +6,9 @@ Package private.
 from __future__ import annotations
 
 import logging
-from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
-from popsim_torch.options.base import FreezableOptions, require
+from popsim_torch.options.base import FreezableOptions, require, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,15 +27,16 @@ _PRODUCT_OPTIONS = ("convolutionOptions", "matmulOptions")
 class _PopartOptions(FreezableOptions):
     """Settings by name for the back end of PopTorch.
 
+    Setters of ``Options`` store some of theirs here, and any others may be set. They are checked
+    when a model is compiled: an unknown name, or one whose value has another type, is an error.
+
     popsim_torch has another back end, so only some of these mean something here. Those that only
-    steer compiler checks, dumps, caches and reports (``engineOptions``, ``reportOptions``,
-    ``patterns``, ``dotChecks``, ``cachePath``, ``strictOpVersions`` and their like) are stored and
-    have **no effect**. Three choose the type of partial sums, ``"float"`` or ``"half"``, as
-    ``Options.Precision.setPartialsType`` does for all products: ``partialsTypeMatMuls``, the entry
-    ``partialsType`` of ``matmulOptions``, which goes before it, and that of
-    ``convolutionOptions``. What none of them says is left to ``setPartialsType``, in whichever
-    order the calls are. The entry ``availableMemoryProportion`` of the two dictionaries is stored
-    and has **no effect**.
+    steer time, memory, compiler checks, dumps and reports (``enableOutlining``, ``numIOTiles``,
+    ``reportOptions``, ``patterns``, ``dotChecks``, ``strictOpVersions`` and their like) have **no
+    effect**; ``options/back_end_keys.py`` lists all. Three choose the type of partial sums,
+    ``"float"`` or ``"half"``, as ``Options.Precision.setPartialsType`` does for all products:
+    ``partialsTypeMatMuls``, the entry ``partialsType`` of ``matmulOptions``, which goes before it,
+    and that of ``convolutionOptions``. Other entries of these dictionaries have **no effect**.
 
     ``autoRecomputation`` is carried out. It says which forward values are rebuilt in the backward
     pass instead of being kept in memory until then; values and weights stay the same to the last
@@ -52,7 +52,8 @@ class _PopartOptions(FreezableOptions):
 
     The copy of a tensor ``t`` in the backward pass is called ``t__re``.
 
-    All others are refused unless the value is what popsim_torch does anyway.
+    Settings that would change values in a way that popsim_torch cannot are an error when a model is
+    compiled.
     """
 
     _path = "Options._Popart"
@@ -150,4 +151,4 @@ class _PopartOptions(FreezableOptions):
 
     def __repr__(self) -> str:
         items = sorted(self._options.items())
-        return f"_Popart({', '.join(f'{key}={saferepr(value)}' for key, value in items)})"
+        return f"_Popart({', '.join(f'{key}={shown(value)}' for key, value in items)})"

@@ -192,6 +192,13 @@ class _PhasedExecution(ExecutionStrategy):
             "serial_phases_execution": self._is_serial,
         }
 
+    def computed_options(self) -> dict[str, object]:
+        """Return the settings of the back end that follow from the phases, for the log."""
+        return {
+            "executionPhaseSettings.phases": self.num_phases,
+            "executionPhaseSettings.stages": 1 if self._is_serial else 2,
+        }
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({names_of(self._phases)})"
 

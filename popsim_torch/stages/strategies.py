@@ -154,6 +154,10 @@ class ExecutionStrategy:
         """
         return {"execution_mode": self._execution_mode}
 
+    def computed_options(self) -> dict[str, object]:
+        """Return the settings of the back end that follow from the strategy, for the log."""
+        return {}
+
 
 class PipelinedExecution(ExecutionStrategy):
     """Run all stages at the same time, each on another micro-batch.
