@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "UsageValueError",
     "closest_names",
     "createPoptorchError",
+    "example_names",
     "not_supported_yet",
 ]
 
@@ -200,7 +202,7 @@ def createPoptorchError(msg: str) -> Error:
     return Error(msg)
 
 
-def closest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+def closest_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[str]:
     """Return the names that look most like a misspelt one, best first.
 
     Args:
@@ -212,6 +214,28 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[
         ValueError: ``limit`` is below 1.
     """
     return difflib.get_close_matches(name, list(candidates), n=limit)
+
+
+def example_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[str]:
+    """Return names to give an idea of what there is where none looks like a misspelt one.
+
+    Args:
+        name: The name that was not found.
+        candidates: The names that exist.
+        limit: The most names to return.
+
+    Returns:
+        Those that have most words in common with ``name``; if none has any, some from all over
+        the list.
+    """
+
+    def words(text: str) -> set[str]:
+        return set(re.findall(r"[a-z]+|[0-9]+", text.lower()))
+
+    listed, wanted = list(candidates), words(name)
+    alike = sorted(listed, key=lambda other: -len(words(other) & wanted))[:limit]
+    alike = [other for other in alike if words(other) & wanted]
+    return alike or listed[:: max(1, len(listed) // limit)][:limit]
 
 
 def not_supported_yet(call: str, feature: str, advice: str, note: str = "") -> Error:

@@ -249,8 +249,6 @@ def obey_environment() -> None:
         for handler in [h for h in logger.handlers if h.get_name() == _HANDLER]:
             logger.removeHandler(handler)  # the module is loaded anew
         logger.addHandler(_Handler(stream))
-    # Programs that show all records themselves would show the back end's beside its own.
-    backend.propagate = False
 
 
 obey_environment()

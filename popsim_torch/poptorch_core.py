@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from popsim_torch.errors import BACKEND_ERROR_TYPE, Error, RecoverableError, UnrecoverableError
-from popsim_torch.options.log import log_options
+from popsim_torch.options.back_end import validate_options
 
 __all__ = ["Error", "RecoverableError", "TestErrorType", "UnrecoverableError"]
 
@@ -88,4 +88,4 @@ def _validateOptions(settings: Mapping[str, Any]) -> None:
     Raises:
         Error: A setting is unknown, or is of a type that it cannot have.
     """
-    log_options(settings)
+    validate_options(settings)

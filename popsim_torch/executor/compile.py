@@ -24,9 +24,10 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
-from popsim_torch.executor.compile_log import log_program, log_request
+from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump
 from popsim_torch.ir import LoopCounts, Program, program_text
+from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
@@ -163,11 +164,10 @@ def compile_model(
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
     with _one_at_a_time, around_compilation(), without_source, progress as step:
+        limit_repeats(options.max_repeat_logs)
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
         )
-
-        log_request(options)
 
         # What the call looks like.
         check_back_end(options)
@@ -201,7 +201,7 @@ def compile_model(
         for name in run_program_passes(program, request):
             _write_program(dump, name, program)
         anchors = request.returns.anchors
-        log_program(program, options, anchors, stages.ipu_of_stage, pipelined=pipelined)
+        log_program(program, options, anchors, stages.ipu_of_stage)
         step()
 
         # The program is fitted to this host, and becomes an executable.

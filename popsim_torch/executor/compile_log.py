@@ -11,7 +11,6 @@ from popsim_torch.enums import OutputMode
 from popsim_torch.ir import Program, program_text
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.options import Options
-from popsim_torch.options.log import log_options
 from popsim_torch.stages import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution
 
 _MODES = {
@@ -22,23 +21,11 @@ _MODES = {
 }
 
 
-def log_request(options: Options) -> None:
-    """Write what a compilation is asked for, and count repeated warnings anew."""
-    logs.limit_repeats(options.max_repeat_logs)
-    if options.exists("use_model"):
-        choice = "Enabled" if options("use_model") else "Disabled"
-        logs.backend.info("From the user configuration: Ipu model: %s", choice)
-    if logs.backend.isEnabledFor(logs.DEBUG):
-        log_options(options.toDict())
-
-
 def log_program(
     program: Program,
     options: Options,
     anchors: Sequence[AnchorRequest],
     ipu_of_stage: Mapping[int, int],
-    *,
-    pipelined: bool,
 ) -> None:
     """Write a line for each anchor and each op of a lowered program, and its text at DEBUG_IR.
 
@@ -47,14 +34,12 @@ def log_program(
         options: Those that it is compiled with.
         anchors: What is recorded, each with a mode of its own.
         ipu_of_stage: The IPU on which each stage runs.
-        pipelined: Whether micro-batches overlap in a pipeline of several stages.
     """
     if not logs.backend.isEnabledFor(logs.DEBUG):
         return
-    for key, value in _computed_settings(options, pipelined=pipelined).items():
-        logs.backend.debug("%s set to value %s", key, value)
     for anchor in anchors:
-        logs.backend.debug("%s %s/%d", anchor.long_name, _MODES[anchor.output_mode], anchor.period)
+        mode = _MODES[anchor.output_mode]
+        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, mode, anchor.period)
     for op in program.graph.ops:
         outputs = [tensor_id for tensor_id in op.outputs if tensor_id != NO_TENSOR]
         if not outputs:
@@ -69,19 +54,6 @@ def log_program(
         )
     if logs.backend.isEnabledFor(logs.DEBUG_IR):
         logs.backend.log(logs.DEBUG_IR, "%s", program_text(program))
-
-
-def _computed_settings(options: Options, *, pipelined: bool) -> dict[str, object]:
-    """Return the settings of the back end that follow from others, without those that are set."""
-    strategy = options.execution_strategy
-    settings: dict[str, object] = {"enablePipelining": int(pipelined)}
-    if isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
-        settings["executionPhaseSettings.phases"] = strategy.num_phases
-        is_serial = isinstance(strategy, SerialPhasedExecution)
-        settings["executionPhaseSettings.stages"] = 1 if is_serial else 2
-        settings["location_weight"] = "useOnChipStorage(False)"
-    given = options.toDict()
-    return {key: value for key, value in settings.items() if key not in given}
 
 
 def _place(options: Options, stage: int, ipu_of_stage: Mapping[int, int]) -> str:

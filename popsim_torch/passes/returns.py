@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error, closest_names
+from popsim_torch.errors import Error, closest_names, example_names
 from popsim_torch.ir import (
     NOWHERE,
     AnchorView,
@@ -139,7 +139,11 @@ class _Returns:
             f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the {len(known)} "
             f"tensors of this graph (Anchor tensor not in Ir Tensors)."
             f"{names.why_missing(anchor.long_name)} "
-            + (f"Closest names: {', '.join(map(repr, closest))}. " if closest else "")
+            + (
+                f"Closest names: {', '.join(map(repr, closest))}. "
+                if closest
+                else _examples(anchor.long_name, known)
+            )
             + "Compile without the anchor and call model.getTensorNames() to list them all."
         )
 
@@ -261,6 +265,11 @@ class _Returns:
         op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")
         self._graph.ops.append(op)
         return len(self._graph.ops) - 1, Phase.UPDATE, 0
+
+
+def _examples(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with some of the names that there are."""
+    return f"Some of them: {', '.join(map(repr, example_names(name, known)))}. "
 
 
 def _is_rearrangement(view: Tensor, root: Tensor) -> bool:
