@@ -247,7 +247,8 @@ def obey_environment() -> None:
         raise UsageValueError(f"{_LEVEL_VARIABLE}={wanted}: {error.message}") from None
     for logger, stream in ((python, "stderr"), (backend, _destination())):
         for handler in [h for h in logger.handlers if h.get_name() == _HANDLER]:
-            logger.removeHandler(handler)  # the module is loaded anew
+            logger.removeHandler(handler)
+            handler.close()
         logger.addHandler(_Handler(stream))
 
 
