@@ -98,7 +98,7 @@ def _unknown(kind: str, key: str, value: object) -> str:
     if others:
         hint = f" It takes a {' or a '.join(others)}."
     else:
-        close = closest_names(key, set().union(*KEYS.values()))
+        close = closest_names(str(key), set().union(*KEYS.values()))
         hint = f" Closest name: '{close[0]}'." if close else " Remove it."
     return f"Unknown {kind} option {key}: {saferepr(value)}.{hint}"
 

@@ -27,6 +27,7 @@ class TraceRequest:
         module_scopes: Names carry the path of the modules being called.
         location_excludes: Pieces of paths of files whose lines are not given as where an operation
             comes from, unless there is no other line.
+        back_end: The settings of the back end that are on.
     """
 
     module: nn.Module
@@ -36,6 +37,7 @@ class TraceRequest:
     stages: StageAssigner
     module_scopes: bool = True
     location_excludes: tuple[str, ...] = ()
+    back_end: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
