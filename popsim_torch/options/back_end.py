@@ -1,4 +1,4 @@
-"""The checks of settings of PopTorch's back end when a model is compiled.
+"""What is checked and logged of the settings of PopTorch's back end when a model is compiled.
 
 Package private.
 """
@@ -31,7 +31,7 @@ _KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 
 
 def check_back_end(options: Options) -> None:
-    """Check the settings that a model is about to be compiled with.
+    """Check and log the settings that a model is about to be compiled with.
 
     Args:
         options: All of the model's options, with an output mode.
@@ -44,10 +44,15 @@ def check_back_end(options: Options) -> None:
     settings = options.toDict()
     validate_options(settings)
     _check_limits(options._Popart.options, settings)
+    if options.exists("use_model"):
+        _logger.info(
+            "From the user configuration: Ipu model: %s",
+            "Enabled" if options.use_model else "Disabled",
+        )
 
 
 def validate_options(settings: Mapping[str, Any]) -> None:
-    """Check settings against those that exist.
+    """Check settings against those that exist, and log each at level DEBUG.
 
     Args:
         settings: What ``Options.toDict`` returned.
@@ -68,22 +73,20 @@ def validate_options(settings: Mapping[str, Any]) -> None:
         if key not in KEYS[kind]:
             raise Error(_unknown(kind, key, value))
         _check_value(kind, key, value)
+        _log(kind, key, value)
 
 
 def log_computed(options: Options, *, pipelined: bool) -> None:
-    """Log the settings of the back end that follow from phases, and warn of overridden ones.
+    """Log the settings of the back end that follow from the model; warn of overridden ones.
 
     Args:
         options: The model's options.
         pipelined: Whether micro-batches overlap in a pipeline of several stages.
     """
-    given = {**options.TensorLocations.toDict(), **options._Popart.options}
-    from_strategy = options.execution_strategy.computed_options()
-    for key, value in from_strategy.items():
-        if key not in given:
-            _logger.debug("%s set to value %s", key, value)
-    for key, value in {"enablePipelining": pipelined, **from_strategy}.items():
-        if options._Popart.options.get(key, value) != value:
+    computed = {"enablePipelining": int(pipelined), **options.execution_strategy.computed_options()}
+    given = options._Popart.options
+    for key, value in computed.items():
+        if given.get(key, value) != value:
             _logger.warning(
                 "Options._Popart.set(%r, %s) overrides what follows from the model, %s. It has no "
                 "effect on values.",
@@ -91,6 +94,8 @@ def log_computed(options: Options, *, pipelined: bool) -> None:
                 saferepr(given[key]),
                 saferepr(value),
             )
+        elif not options.TensorLocations.exists(key):
+            _logger.debug("%s set to value %s", key, value)
 
 
 def _unknown(kind: str, key: str, value: object) -> str:
@@ -130,6 +135,25 @@ def _check_partials(where: str, partials: str) -> None:
         raise Error(
             f"Unknown partials type {partials!r} for option {where}. Use 'float' or 'half'."
         )
+
+
+def _log(kind: str, key: str, value: Any) -> None:
+    if not _logger.isEnabledFor(logging.DEBUG):
+        return
+    if kind == "dict":
+        for name, entry in value.items():
+            _logger.debug("poptorch.Options set %s[%s] to %s", key, name, _logged(entry))
+    elif kind == "list":
+        for entry in sorted(value, key=str) if isinstance(value, set) else value:
+            _logger.debug("poptorch.Options added %s to %s", _logged(entry), key)
+    else:
+        _logger.debug("poptorch.Options set %s to value %s", key, _logged(value))
+
+
+def _logged(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, int) else str(value)
 
 
 def _check_limits(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -131,13 +131,44 @@ def test_unknown_partials_type_is_refused(key, value):
 # The log
 
 
+def test_each_setting_is_logged(caplog):
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        validate_options(
+            {
+                "enableOutlining": True,
+                "autoRecomputation": 3,
+                "customCodelets": {"b", "a"},
+                "engineOptions": {"k": "v"},
+            }
+        )
+    assert [record.getMessage() for record in caplog.records] == [
+        "poptorch.Options set enableOutlining to value true",
+        "poptorch.Options set autoRecomputation to value 3",
+        "poptorch.Options added a to customCodelets",
+        "poptorch.Options added b to customCodelets",
+        "poptorch.Options set engineOptions[k] to v",
+    ]
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
+
+
+@pytest.mark.parametrize("choice", [None, True, False])
+def test_choice_of_the_software_model_is_logged_when_it_was_made(opts, caplog, choice):
+    if choice is not None:
+        opts.useIpuModel(choice)
+    with caplog.at_level(logging.INFO, "poptorch:cpp"):
+        compile_with(opts)
+    expected = {None: [], True: ["Enabled"], False: ["Disabled"]}[choice]
+    lines = [r.getMessage() for r in caplog.records if "Ipu model" in r.getMessage()]
+    assert lines == [f"From the user configuration: Ipu model: {text}" for text in expected]
+
+
 def test_overridden_settings_are_warned_of(opts, caplog):
     opts._Popart.set("enablePipelining", True)
     compile_with(opts)
     (record,) = (r for r in caplog.records if r.name == "poptorch:cpp")
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith(
-        "Options._Popart.set('enablePipelining', True) overrides what follows from the model, False"
+        "Options._Popart.set('enablePipelining', True) overrides what follows from the model, 0"
     )
 
 
@@ -148,6 +179,7 @@ def test_what_follows_from_phases_is_logged(opts, caplog):
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         log_computed(opts, pipelined=False)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("DEBUG", "enablePipelining set to value 0"),
         ("DEBUG", "executionPhaseSettings.phases set to value 2"),
         ("DEBUG", "executionPhaseSettings.stages set to value 1"),
         ("DEBUG", "location_optimizer set to value useOnChipStorage(False)"),
