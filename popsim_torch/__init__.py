@@ -3,6 +3,7 @@
 from popsim_torch import enums, ops, optim, options, poptorch_core, testing
 from popsim_torch.alias import install, uninstall
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
+from popsim_torch.attributes import Attribute, accessAttributes
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.enums import (
@@ -61,6 +62,7 @@ from popsim_torch.stages import (
 from popsim_torch.version import __version__
 
 __all__ = [
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -97,6 +99,7 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "accessAttributes",
     "build_info",
     "createPoptorchError",
     "enums",

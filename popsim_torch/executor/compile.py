@@ -95,10 +95,19 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
 
 def anchor_requests(options: Options) -> list[AnchorRequest]:
     """Return the calls of ``Options.anchorTensor``."""
-    return [
-        AnchorRequest(short_name, long_name, OutputMode(mode), period, uses_default)
-        for short_name, (long_name, uses_default, mode, period) in options.anchored_tensors.items()
-    ]
+    requests = []
+    for short_name, entry in options.anchored_tensors.items():
+        try:
+            long_name, uses_default, mode, period = entry
+            mode = OutputMode(mode)
+        except (TypeError, ValueError):
+            raise Error(
+                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
+                "name, whether to use the model's mode, the mode and the period: call "
+                "Options.anchorTensor."
+            ) from None
+        requests.append(AnchorRequest(short_name, long_name, mode, period, uses_default))
+    return requests
 
 
 def half_partials(options: Options) -> HalfPartials:
@@ -176,11 +185,21 @@ def compile_model(
         loop = loop_counts(options, training=training)
         inputs = _micro_batch_inputs(arguments, loop)
         stages = StageAssigner(options.execution_strategy)
-        scopes = bool(options.module_namescope_enabled)
         step()
 
         # The module becomes a torch.fx graph whose results have names.
-        traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
+        traced = trace(
+            TraceRequest(
+                module,
+                inputs,
+                arguments.unflatten,
+                training,
+                stages,
+                module_scopes=bool(options.module_namescope_enabled),
+                location_excludes=tuple(options.source_location_excludes),
+                back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
+            )
+        )
         _write_trace(dump, "trace", traced)
         pipelined = _check_stages(options, stages, loop, training)
         traced = functionalise(traced)
@@ -324,7 +343,7 @@ def _check_stages(
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
     is_pipelined = num_stages > 1 and strategy.is_pipelined
-    log_computed(options, {"enablePipelining": is_pipelined, **strategy.computed_options()})
+    log_computed(options, pipelined=is_pipelined)
     check_pipeline(
         num_stages,
         stages.ipu_ids,

@@ -334,7 +334,7 @@ class PoplarExecutor:
             settings.forces_running_mean
             and training.accumulation_and_replication_reduction_type == ReductionType.Mean
             and training.meanAccumulationAndReplicationReductionStrategy
-            == MeanReductionStrategy.Post
+            != MeanReductionStrategy.Running
         ):
             if self._compiled is not None:
                 raise UsageValueError(

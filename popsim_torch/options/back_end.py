@@ -76,25 +76,26 @@ def validate_options(settings: Mapping[str, Any]) -> None:
         _log(kind, key, value)
 
 
-def log_computed(options: Options, computed: Mapping[str, Any]) -> None:
-    """Log settings of the back end that follow from the model, and those the user overrides.
+def log_computed(options: Options, *, pipelined: bool) -> None:
+    """Log the settings of the back end that follow from the model; warn of overridden ones.
 
     Args:
         options: The model's options.
-        computed: Values by the names of the settings.
+        pipelined: Whether micro-batches overlap in a pipeline of several stages.
     """
+    computed = {"enablePipelining": int(pipelined), **options.execution_strategy.computed_options()}
+    given = options._Popart.options
     for key, value in computed.items():
-        given = options._Popart.options.get(key, value)
-        if given != value:
+        if given.get(key, value) != value:
             _logger.warning(
-                "Options._Popart.set('%s', %s) overrides the value that popsim_torch computes, %s; "
-                "values do not depend on it.",
+                "Options._Popart.set(%r, %s) overrides what follows from the model, %s. It has no "
+                "effect on values.",
                 key,
-                saferepr(given),
+                saferepr(given[key]),
                 saferepr(value),
             )
-        for used in (value, given) if given != value else (value,):
-            _logger.debug("%s set to value %s", key, int(used) if isinstance(used, bool) else used)
+        elif not options.TensorLocations.exists(key):
+            _logger.debug("%s set to value %s", key, value)
 
 
 def _unknown(kind: str, key: str, value: object) -> str:
@@ -102,7 +103,7 @@ def _unknown(kind: str, key: str, value: object) -> str:
     if others:
         hint = f" It takes a {' or a '.join(others)}."
     else:
-        close = closest_names(key, set().union(*KEYS.values()))
+        close = closest_names(str(key), set().union(*KEYS.values()))
         hint = f" Closest name: '{close[0]}'." if close else " Remove it."
     return f"Unknown {kind} option {key}: {saferepr(value)}.{hint}"
 

@@ -150,22 +150,17 @@ LIMITS: dict[str, Limit] = {
     "automaticLossScalingSettings.thresholdUpperCountProportion": Limit(1e-7, _LOSS_SCALING),
     "automaticLossScalingSettings.toTrackTensors": Limit([], _LOSS_SCALING),
     "automaticLossScalingSettings.updatePeriod": Limit(1, _LOSS_SCALING),
-    "enableNonStableSoftmax": Limit(
-        False, "softmax subtracts the largest value first, which cannot overflow. Leave it out."
-    ),
     "ensureFp32LossScaleTensor": Limit(
         False, "the scale of a float16 loss is float16. Compute the loss in float32 instead."
-    ),
-    "groupNormStridedChannelGrouping": Limit(
-        False, "the groups of GroupNorm are neighbouring channels, as in PyTorch. Leave it out."
     ),
 }
 """The settings that are refused with another value.
 
 Those that act: ``autoRecomputation``, ``automaticLossScalingSettings.enabled``,
 ``convolutionOptions`` and ``matmulOptions`` (``partialsType``), ``cachePath``,
-``enableEngineCaching``, ``enableFloatingPointChecks``, ``enableStochasticRounding``,
-``engineOptions`` (the reports of ``Options.enableProfiling``),
+``enableEngineCaching``, ``enableFloatingPointChecks``, ``enableNonStableSoftmax`` (not inside of
+losses and of ``scaled_dot_product_attention``), ``enableStochasticRounding``, ``engineOptions``
+(the reports of ``Options.enableProfiling``), ``groupNormStridedChannelGrouping``,
 ``instrumentWithHardwareCycleCounter``, ``partialsTypeMatMuls``, ``syntheticDataMode``,
 ``updatableNamedBuffers``.
 

@@ -13,7 +13,14 @@ import torch
 
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popsim_torch.errors import UsageValueError
-from popsim_torch.options.base import OptionsGroup, Setting, require, require_bool, require_enum
+from popsim_torch.options.base import (
+    FreezableOptions,
+    OptionsGroup,
+    Setting,
+    require,
+    require_bool,
+    require_enum,
+)
 from popsim_torch.options.popart import _PopartOptions
 
 if TYPE_CHECKING:
@@ -34,6 +41,15 @@ class _GroupWithBackEnd(OptionsGroup):
     def __init__(self, back_end: _PopartOptions) -> None:
         super().__init__()
         self.__dict__["_back_end"] = back_end
+
+    def _parts(self) -> dict[str, FreezableOptions]:
+        # The back end's settings are a group of the options, not of this one.
+        return {}
+
+    def _set_back_end(self, key: str, value: object) -> Self:
+        self.checkIsFrozen()
+        self._back_end.set(key, value)
+        return self
 
 
 class _TrainingOptions(_GroupWithBackEnd):
@@ -134,8 +150,7 @@ class _TrainingOptions(_GroupWithBackEnd):
             UsageAssertionError: It is not a bool.
         """
         require_bool("Options.Training.setAutomaticLossScaling", enabled)
-        self._back_end.set("automaticLossScalingSettings.enabled", enabled)
-        return self
+        return self._set_back_end("automaticLossScalingSettings.enabled", enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
         """Hint to spread convolutions over the tiles at random offsets.
@@ -153,8 +168,8 @@ class _TrainingOptions(_GroupWithBackEnd):
             UsageAssertionError: It is not a bool.
         """
         require_bool("Options.Training.setConvolutionDithering", enabled)
-        self._back_end.set("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
-        return self
+        dithering = {"enableConvDithering": str(enabled).lower()}
+        return self._set_back_end("convolutionOptions", dithering)
 
 
 class _PrecisionOptions(_GroupWithBackEnd):
@@ -176,8 +191,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
             UsageAssertionError: It is not a bool.
         """
         require_bool("Options.Precision.enableFloatingPointExceptions", enabled)
-        self._back_end.set("enableFloatingPointChecks", enabled)
-        return self
+        return self._set_back_end("enableFloatingPointChecks", enabled)
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 results up or down at random.
@@ -193,8 +207,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
             UsageAssertionError: It is not a bool.
         """
         require_bool("Options.Precision.enableStochasticRounding", enabled)
-        self._back_end.set("enableStochasticRounding", enabled)
-        return self
+        return self._set_back_end("enableStochasticRounding", enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type of partial sums in products of float16 operands.
@@ -220,9 +233,8 @@ class _PrecisionOptions(_GroupWithBackEnd):
                 f"Options.Precision.setPartialsType({dtype!r}): use torch.float or torch.half."
             )
         partials = "half" if dtype == torch.half else "float"
-        self._back_end.set("partialsTypeMatMuls", partials)
-        self._back_end.set("convolutionOptions", {"partialsType": partials})
-        return self
+        self._set_back_end("partialsTypeMatMuls", partials)
+        return self._set_back_end("convolutionOptions", {"partialsType": partials})
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """Do nothing but log a warning: mixed operands follow PyTorch's promotion (deprecated).

@@ -332,8 +332,9 @@ class HostOptions(OptionsGroup):
         """Choose the stack frames that are never given as the source of an operation.
 
         Args:
-            excludes: Pieces of paths; a frame whose path contains one is skipped. Replaces the
-                pieces that name Python's, PyTorch's and our own files.
+            excludes: Pieces of paths; a frame whose path contains one is skipped, unless all are.
+                Replaces those that name Python's own and installed files. Frames of PyTorch and of
+                this package are always skipped.
 
         Returns:
             The options.

@@ -1,8 +1,8 @@
 """``Options``: everything a user can ask of a model besides the model itself.
 
 Every setter checks its own argument and returns the options, so calls chain. A setting that this
-version cannot carry out is refused with an ``Error`` at the call, never ignored; a setting that has
-no effect on a simulated machine says so in its documentation. The groups ``Training``,
+version cannot carry out is an ``Error`` when a model is wrapped or compiled, never ignored; one
+that has no effect on a simulated machine says so in its documentation. The groups ``Training``,
 ``Precision``, ``Jit``, ``TensorLocations``, ``Distributed`` and ``_Popart`` are attributes.
 """
 
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from popsim_torch.enums import CommGroupType, OutputMode
+from popsim_torch.enums import CommGroupType
 from popsim_torch.errors import (
     ConfigFileError,
     Error,
-    UsageTypeError,
     UsageValueError,
 )
 from popsim_torch.options import text
@@ -31,6 +30,7 @@ from popsim_torch.options.groups import (
 )
 from popsim_torch.options.host import HostOptions
 from popsim_torch.options.locations import TensorLocationSettings, _TensorLocationOptions
+from popsim_torch.options.outputs import OutputOptions
 from popsim_torch.options.popart import _PopartOptions
 from popsim_torch.options.progress import CompilationProgressBar
 
@@ -45,7 +45,7 @@ _NORMAL_DATA = 2
 """The ``syntheticDataMode`` of the back end that draws normal values."""
 
 
-class Options(HostOptions):
+class Options(OutputOptions, HostOptions):
     """The settings of a model and of its data loader.
 
     New options hold the defaults, changed by the environment: ``POPTORCH_CACHE_DIR`` stands for a
@@ -73,9 +73,6 @@ class Options(HostOptions):
         int(CommGroupType.Consecutive), enum=CommGroupType, setter="inputReplicaGrouping"
     )
     broadcast_buffers = Setting(True, setter="broadcastBuffers")
-    output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
-    output_return_period = Setting(1, setter="outputMode")
-    anchored_tensors = Setting[dict[str, list[Any]]]({}, setter="anchorTensor")
     random_seed = Setting.absent(int, "randomSeed")
 
     Training: _TrainingOptions
@@ -188,73 +185,6 @@ class Options(HostOptions):
         """
         return self.set(broadcast_buffers=broadcast_buffers)
 
-    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
-        """Choose which micro-batches of a call are returned.
-
-        Args:
-            output_mode: The mode; by default ``Final`` for training and ``All`` for inference.
-            output_return_period: The period of ``EveryN`` (device iterations). Other modes ignore
-                it, with a log line.
-
-        Returns:
-            The options.
-
-        Raises:
-            UsageAssertionError: The mode is not an ``OutputMode``, or ``EveryN`` has no positive
-                period.
-        """
-        period = _checked_period("Options.outputMode", output_mode, output_return_period)
-        return self.set(output_mode=output_mode, output_return_period=period)
-
-    def defaultOutputMode(self) -> bool:
-        """Return whether ``outputMode`` was never set."""
-        return self.output_mode == OutputMode.Default
-
-    def anchorTensor(
-        self,
-        short_name: str,
-        long_name: str,
-        output_mode: OutputMode | None = None,
-        output_return_period: int | None = None,
-        *,
-        anchor_mode: OutputMode | None = None,
-        anchor_return_period: int | None = None,
-    ) -> None:
-        """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
-
-        It can be called on frozen options, but models that are wrapped already do not notice.
-
-        Args:
-            short_name: The name to fetch the tensor by. The same name again replaces the request.
-            long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
-            output_mode: Which micro-batches to return; the model's mode and period if None.
-            output_return_period: The period of ``EveryN`` (device iterations), 1 by default. Other
-                modes ignore it, with a log line.
-            anchor_mode: An older spelling of ``output_mode``.
-            anchor_return_period: An older spelling of ``output_return_period``.
-
-        Raises:
-            UsageTypeError: Both spellings of one argument are given.
-            UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
-                period of ``EveryN`` is not positive.
-        """
-        call = f"Options.anchorTensor({short_name!r}, {long_name!r})"
-        require(
-            isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
-        )
-        mode = _one_of(call, "mode", output_mode, anchor_mode)
-        period = _one_of(call, "return_period", output_return_period, anchor_return_period)
-        if mode == OutputMode.EveryN and period is None:
-            period = 1
-        uses_default = mode is None or mode == OutputMode.Default
-        mode = OutputMode.Default if uses_default else mode
-        self.anchored_tensors[short_name] = [
-            long_name,
-            uses_default,
-            int(mode),
-            _checked_period(call, mode, period),
-        ]
-
     def randomSeed(self, random_seed: int) -> Self:
         """Set the seed of the device's random numbers, and at once ``torch.manual_seed`` too.
 
@@ -280,7 +210,9 @@ class Options(HostOptions):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variances of norm layers more accurately.
+        """Compute the variances of norm layers more accurately; no effect.
+
+        They always come from deviations from the mean, which is the accurate way.
 
         Args:
             enabled: Whether to do so.
@@ -412,27 +344,3 @@ class Options(HostOptions):
     def __repr__(self) -> str:
         lines = [*self._items(), *(repr(part) for part in self._parts().values())]
         return "Options(" + ",\n        ".join(lines) + ")"
-
-
-def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:
-    """Return the value of an argument that has two spellings."""
-    if output is not None and anchor is not None:
-        raise UsageTypeError(
-            f"{call}: got both output_{name} and anchor_{name}, two spellings of one argument. "
-            f"Pass output_{name} only."
-        )
-    return anchor if output is None else output
-
-
-def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
-    """Return the return period to store for a mode, once both are checked."""
-    require_enum(f"{call}: output_mode", mode, OutputMode)
-    if mode == OutputMode.EveryN:
-        require(
-            isinstance(period, int) and period > 0,
-            f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0.",
-        )
-        return int(period or 1)
-    if period is not None:
-        _logger.info("%s: output_return_period is ignored: it has a meaning for EveryN only.", call)
-    return 1

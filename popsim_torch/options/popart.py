@@ -52,6 +52,10 @@ class _PopartOptions(FreezableOptions):
 
     The copy of a tensor ``t`` in the backward pass is called ``t__re``.
 
+    ``groupNormStridedChannelGrouping`` makes a group of the channels c, c + G, c + 2G, ... of a
+    GroupNorm of G groups. ``enableNonStableSoftmax`` leaves out the subtraction that keeps a
+    softmax from overflowing, except inside of losses and of ``scaled_dot_product_attention``.
+
     Settings that would change values in a way that popsim_torch cannot are an error when a model is
     compiled.
     """
@@ -150,5 +154,5 @@ class _PopartOptions(FreezableOptions):
         return self.set("patterns", dict(patterns)).set("patterns_level", level)
 
     def __repr__(self) -> str:
-        items = sorted(self._options.items())
+        items = sorted(self._options.items(), key=lambda item: str(item[0]))
         return f"_Popart({', '.join(f'{key}={shown(value)}' for key, value in items)})"

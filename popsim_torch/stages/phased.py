@@ -6,14 +6,22 @@ Package private: the public names are those of ``stages``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from popsim_torch.enums import Liveness
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.stages.strategies import ExecutionStrategy, Stage, as_stage, names_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _SERIAL_ONLY = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
 # How far apart the numbers of neighbouring phases are: tensors move in the phases between.
 _STRIDES = {Liveness.OffChipAfterFwdNoOverlap: 2, Liveness.OffChipAfterEachPhase: 4}
+# Between the phases everything is kept off the chip, unless the user says otherwise.
+_LOCATIONS = tuple(
+    f"location_{kind}" for kind in ("activation", "weight", "optimizer", "accumulator")
+)
 
 
 class Phase:
@@ -132,7 +140,7 @@ class _PhasedExecution(ExecutionStrategy):
         """
         return index * _STRIDES.get(self._liveness, 1)
 
-    def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
+    def useSeparateBackwardPhase(self, use: bool = True) -> Self:
         """Begin the backward pass in a phase of its own; no effect on values.
 
         Args:
@@ -148,7 +156,7 @@ class _PhasedExecution(ExecutionStrategy):
         self._separate_backward_phase = use
         return self
 
-    def setTensorsLiveness(self, liveness: Liveness) -> _PhasedExecution:
+    def setTensorsLiveness(self, liveness: Liveness) -> Self:
         """Choose how long tensors stay on the chip; no effect on values.
 
         Args:
@@ -197,6 +205,7 @@ class _PhasedExecution(ExecutionStrategy):
         return {
             "executionPhaseSettings.phases": self.num_phases,
             "executionPhaseSettings.stages": 1 if self._is_serial else 2,
+            **dict.fromkeys(_LOCATIONS, "useOnChipStorage(False)"),
         }
 
     def __repr__(self) -> str:
@@ -232,7 +241,7 @@ class ParallelPhasedExecution(_PhasedExecution):
 
     _is_serial = False
 
-    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
+    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
         """Let tensors leave the chip behind the forward phases; no effect on values.
 
         Args:

@@ -8,7 +8,7 @@ every differentiable result to be named.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.call_arguments import on_device, without_dropout
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import eager_error
@@ -110,15 +111,21 @@ class FunctionMode(TorchFunctionMode):
         listener: Told of every call.
         training: False turns every dropout into the identity.
         fake_mode: The mode of this trace's tensors.
+        back_end: The settings of the back end that are on.
     """
 
     def __init__(
-        self, listener: FunctionListener, training: bool, fake_mode: FakeTensorMode
+        self,
+        listener: FunctionListener,
+        training: bool,
+        fake_mode: FakeTensorMode,
+        back_end: Iterable[str] = (),
     ) -> None:
         super().__init__()
         self._fake_mode = fake_mode
         self._listener = listener
         self._training = training
+        self._replacements = replacements(back_end)
 
     def __torch_function__(
         self,
@@ -216,6 +223,9 @@ class FunctionMode(TorchFunctionMode):
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
                 result = body(*args, **kwargs)
+        elif func in self._replacements:
+            with self:
+                result = self._replacements[func](*args, **kwargs)
         elif func in _GRADIENTS:
             result = self._differentiate(func, args, kwargs)
         elif name == "cross_entropy_loss":

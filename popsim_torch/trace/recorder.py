@@ -45,11 +45,18 @@ class Recorder:
         stages: Tells the stage of what is called now.
         result: Filled with constants, prints and gradient marks.
         module_scopes: Put module paths into scopes.
+        location_excludes: Pieces of paths of files whose lines are no origin.
     """
 
     def __init__(
-        self, module: nn.Module, stages: StageAssigner, result: TraceResult, module_scopes: bool
+        self,
+        module: nn.Module,
+        stages: StageAssigner,
+        result: TraceResult,
+        module_scopes: bool,
+        location_excludes: Sequence[str] = (),
     ) -> None:
+        self._location_excludes = location_excludes
         self._result = result
         self._stages = stages
         self._module_scopes = module_scopes
@@ -269,8 +276,9 @@ class Recorder:
             self._in_backward = False
 
     def _set_origin(self, op_type: str | None = None) -> None:
+        source = user_line(excludes=self._location_excludes)
         self._origin = Origin(
-            self._scopes[-1], self._stages.current_stage(), False, op_type, user_line()
+            self._scopes[-1], self._stages.current_stage(), False, op_type, source
         )
         set_origin(self._origin)
 

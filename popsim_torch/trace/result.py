@@ -25,6 +25,9 @@ class TraceRequest:
         training: Trace the backward pass of the loss too.
         stages: Tells the pipeline stage of the operations as they are called.
         module_scopes: Names carry the path of the modules being called.
+        location_excludes: Pieces of paths of files whose lines are not given as where an operation
+            comes from, unless there is no other line.
+        back_end: The settings of the back end that are on.
     """
 
     module: nn.Module
@@ -33,6 +36,8 @@ class TraceRequest:
     training: bool
     stages: StageAssigner
     module_scopes: bool = True
+    location_excludes: tuple[str, ...] = ()
+    back_end: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,11 @@ class _Tracer:
             len(request.inputs),
         )
         self._recorder = Recorder(
-            request.module, request.stages, self._result, request.module_scopes
+            request.module,
+            request.stages,
+            self._result,
+            request.module_scopes,
+            request.location_excludes,
         )
 
     def run(self) -> TraceResult:
@@ -115,7 +119,9 @@ class _Tracer:
             stack.enter_context(attributes_kept(module))
             given = stack.enter_context(traced_state(module, by_identity))
             stack.enter_context(self._recorder.values)
-            stack.enter_context(FunctionMode(self._recorder, request.training, self._mode))
+            stack.enter_context(
+                FunctionMode(self._recorder, request.training, self._mode, request.back_end)
+            )
             structure = module(*args, **kwargs)
             check_not_reassigned(module, given)
         self._result.outputs = OutputSpec(

@@ -26,7 +26,7 @@ PYTHON_LAYERS = (
     ("anchors",),
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "dataloader", "testing", "compile_hooks", "poptorch_core"),
+    ("ops", "dataloader", "testing", "compile_hooks", "poptorch_core", "attributes"),
     ("trace", "passes"),
     ("lowering",),
     ("executor", "report"),

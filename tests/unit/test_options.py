@@ -255,6 +255,20 @@ def test_options_pickle(opts):
     assert twin.anchored_tensors == opts.anchored_tensors
 
 
+def test_groups_of_pickled_options_store_into_their_back_end(opts):
+    twin = pickle.loads(pickle.dumps(opts))
+    twin.Precision.enableStochasticRounding(True)
+    assert twin._Popart.options["enableStochasticRounding"] is True
+
+
+def test_freezing_a_group_alone_leaves_the_others(opts):
+    opts.Training.freeze()
+    opts._Popart.set("a", 1)
+    opts.Precision.enableStochasticRounding(True)
+    with pytest.raises(AttributeError):
+        opts.Training.setAutomaticLossScaling(True)
+
+
 def test_pickled_options_stay_frozen(opts):
     twin = pickle.loads(pickle.dumps(opts.freeze()))
     with pytest.raises(AttributeError):
@@ -300,6 +314,7 @@ def test_repr_lists_values_and_groups(opts):
 
 
 def test_repr_holds_no_object_ids(opts):
+    opts._Popart.set("function", len).set("object", object()).set("lambda", lambda: 0)
     opts.setExecutionStrategy(PipelinedExecution("a", Stage("b").ipu(1)))
     opts.anchorTensor("w", "fc.weight")
     assert not re.search("0x[0-9a-f]{4}| at 0", repr(opts))

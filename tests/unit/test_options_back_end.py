@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -150,22 +151,6 @@ def test_each_setting_is_logged(caplog):
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
 
 
-def test_overridden_settings_are_logged_with_a_warning(opts, caplog):
-    opts._Popart.set("enablePipelining", False)
-    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
-        log_computed(opts, {"enablePipelining": True, "executionPhaseSettings.phases": 4})
-    assert [(r.levelname, r.getMessage().split(";")[0]) for r in caplog.records] == [
-        (
-            "WARNING",
-            "Options._Popart.set('enablePipelining', False) overrides the value that "
-            "popsim_torch computes, True",
-        ),
-        ("DEBUG", "enablePipelining set to value 1"),
-        ("DEBUG", "enablePipelining set to value 0"),
-        ("DEBUG", "executionPhaseSettings.phases set to value 4"),
-    ]
-
-
 @pytest.mark.parametrize("choice", [None, True, False])
 def test_choice_of_the_software_model_is_logged_when_it_was_made(opts, caplog, choice):
     if choice is not None:
@@ -175,6 +160,31 @@ def test_choice_of_the_software_model_is_logged_when_it_was_made(opts, caplog, c
     expected = {None: [], True: ["Enabled"], False: ["Disabled"]}[choice]
     lines = [r.getMessage() for r in caplog.records if "Ipu model" in r.getMessage()]
     assert lines == [f"From the user configuration: Ipu model: {text}" for text in expected]
+
+
+def test_overridden_settings_are_warned_of(opts, caplog):
+    opts._Popart.set("enablePipelining", True)
+    compile_with(opts)
+    (record,) = (r for r in caplog.records if r.name == "poptorch:cpp")
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(
+        "Options._Popart.set('enablePipelining', True) overrides what follows from the model, 0"
+    )
+
+
+def test_what_follows_from_phases_is_logged(opts, caplog):
+    opts.setExecutionStrategy(poptorch.SerialPhasedExecution("a", "b"))
+    location = poptorch.TensorLocationSettings().useOnChipStorage()
+    opts.TensorLocations.setWeightLocation(location).setActivationLocation(location)
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        log_computed(opts, pipelined=False)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("DEBUG", "enablePipelining set to value 0"),
+        ("DEBUG", "executionPhaseSettings.phases set to value 2"),
+        ("DEBUG", "executionPhaseSettings.stages set to value 1"),
+        ("DEBUG", "location_optimizer set to value useOnChipStorage(False)"),
+        ("DEBUG", "location_accumulator set to value useOnChipStorage(False)"),
+    ]
 
 
 # Compiling
@@ -252,6 +262,97 @@ def test_hints_change_no_value(opts):
     hinted.Training.setConvolutionDithering(True)
     plain = poptorch.inferenceModel(model, opts)(x)
     assert torch.equal(poptorch.inferenceModel(model, hinted)(x), plain)
+
+
+class Normed(nn.Module):
+    def __init__(self, affine):
+        super().__init__()
+        self.norm = nn.GroupNorm(3, 6, affine=affine)
+        if affine:
+            nn.init.normal_(self.norm.weight)
+            nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        out = self.norm(x)
+        return out, poptorch.identity_loss((out * out * out), "sum")
+
+
+def regrouped(net, x):
+    """Return what a group norm gives whose channels were put side by side by hand."""
+    order = [0, 3, 1, 4, 2, 5]
+    out = nn.functional.group_norm(x[:, order], 3, eps=net.norm.eps)[:, np.argsort(order)]
+    if net.norm.affine:
+        shape = (6, *(1 for _ in x.shape[2:]))
+        out = out * net.norm.weight.view(shape) + net.norm.bias.view(shape)
+    return out
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("rest", [(), (5,), (2, 3)])
+def test_groups_of_group_norm_can_be_strided(opts, affine, rest):
+    torch.manual_seed(0)
+    net = Normed(affine)
+    x = torch.randn(2, 6, *rest) if rest else torch.randn(2, 6)
+    plain = poptorch.inferenceModel(net, opts)(x)[0]
+    expected = regrouped(net, x).detach()
+    opts = opts.clone()
+    opts._Popart.set("groupNormStridedChannelGrouping", True)
+    out = poptorch.inferenceModel(net, opts)(x)[0]
+    torch.testing.assert_close(out, expected)
+    assert not torch.allclose(out, plain)
+
+
+def test_strided_groups_train(opts):
+    torch.manual_seed(0)
+    net = Normed(True)
+    x = torch.randn(2, 6, 4)
+    out = regrouped(net, x)
+    gradients = torch.autograd.grad((out * out * out).sum(), list(net.norm.parameters()))
+    expected = [p.detach() - 0.1 * g for p, g in zip(net.norm.parameters(), gradients, strict=True)]
+    opts._Popart.set("groupNormStridedChannelGrouping", True)
+    model = poptorch.trainingModel(net, opts, poptorch.optim.SGD(net.parameters(), lr=0.1))
+    model(x)
+    for ours, theirs in zip(net.norm.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda x: torch.softmax(x, 1),
+        lambda x: x.softmax(dim=-1),
+        lambda x: nn.functional.softmax(x, dim=1),
+        nn.Softmax(1),
+        lambda x: x.half().softmax(1, dtype=torch.float32),
+    ],
+)
+def test_softmax_can_be_the_unstable_one(opts, softmax):
+    class Net(nn.Module):
+        def forward(self, x):
+            return softmax(x)
+
+    small, large = torch.tensor([[1.0, 2.0, 0.5]]), torch.tensor([[1.0, 200.0, 0.5]])
+    plain = poptorch.inferenceModel(Net(), opts)
+    torch.testing.assert_close(plain(large), torch.softmax(large, 1))
+    opts = opts.clone()
+    opts._Popart.set("enableNonStableSoftmax", True)
+    unstable = poptorch.inferenceModel(Net(), opts)
+    torch.testing.assert_close(unstable(small), torch.softmax(small, 1))
+    assert unstable(large).isnan().any()
+
+
+@pytest.mark.parametrize("entry", ["long", ["long"], ["long", False, 77, 1], None])
+def test_anchors_written_past_the_setter_are_checked(opts, entry):
+    opts.anchored_tensors["s"] = entry
+    with pytest.raises(Error, match=r"Options\.anchored_tensors\['s'\] is "):
+        compile_with(opts)
+
+
+def test_names_that_are_no_strings_are_unknown(opts):
+    opts._Popart.set(5, True)
+    assert "5=True" in repr(opts)
+    with pytest.raises(Error, match="Unknown bool option 5"):
+        compile_with(opts)
 
 
 # Wrapping

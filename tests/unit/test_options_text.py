@@ -124,6 +124,28 @@ def test_json_must_be_an_object(opts, text):
         opts.from_json(text)
 
 
+def test_options_print_alike_whichever_way_they_were_set(monkeypatch, tmp_path):
+    by_setters = Options().deviceIterations(4).outputMode(OutputMode.EveryN, 2)
+    by_setters.Training.accumulationAndReplicationReductionType(ReductionType.Sum)
+    by_setters._Popart.setEngineOptions({"a": "b"})
+    json = (
+        '{"outputMode": ["OutputMode.EveryN", 2], "_Popart.setEngineOptions": {"a": "b"},'
+        ' "Training.accumulationAndReplicationReductionType": "ReductionType.Sum",'
+        ' "deviceIterations": 4}'
+    )
+    by_json = Options().from_json(json)
+    (tmp_path / "cfg").write_text(
+        "_Popart.setEngineOptions({'a': 'b'})\n"
+        "output_return_period = 2\n"
+        "output_mode = poptorch.OutputMode.EveryN\n"
+        "Training.accumulationAndReplicationReductionType(poptorch.enums.ReductionType.Sum)\n"
+        "set(device_iterations=4)\n"
+    )
+    by_file = Options().loadFromFile(tmp_path / "cfg")
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", json)
+    assert repr(by_setters) == repr(by_json) == repr(by_file) == repr(Options())
+
+
 # Files
 
 
