@@ -66,6 +66,7 @@ _LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
 _DESTINATION_VARIABLE = "POPTORCH_LOG_DEST"
 _HANDLER = "popsim_torch"
 _DEFAULT_REPEATS = 4
+_MAX_COUNTED = 1000  # texts; a program that runs for weeks may warn with a number in each
 
 python = logging.getLogger("poptorch::python")
 """The logger of the Python side."""
@@ -138,12 +139,11 @@ class _Repeats:
         """Return whether to write a line, and whether it is the first of those not written."""
         if level < WARN or level >= logging.CRITICAL:
             return True, False
+        if len(self._seen) > _MAX_COUNTED:
+            self._seen.clear()
         self._seen[level, text] += 1
         excess = self._seen[level, text] - max(self._limit, 1)
         return excess <= 0, excess == 1
-
-
-_repeats = {python.name: _Repeats(), backend.name: _Repeats()}
 
 
 def limit_repeats(max_repeats: int) -> None:
@@ -152,8 +152,10 @@ def limit_repeats(max_repeats: int) -> None:
     Args:
         max_repeats: ``Options.maxRepeatLogs`` (count); less than 1 is taken for 1.
     """
-    for repeats in _repeats.values():
-        repeats.begin(max_repeats)
+    for logger in (python, backend):
+        for handler in logger.handlers:
+            if isinstance(handler, _Handler):
+                handler.repeats.begin(max_repeats)
 
 
 class _Handler(logging.Handler):
@@ -166,6 +168,7 @@ class _Handler(logging.Handler):
     def __init__(self, stream: str | TextIO) -> None:
         super().__init__()
         self.set_name(_HANDLER)
+        self.repeats = _Repeats()
         self._stream = stream
         self.setFormatter(logging.Formatter("%(message)s"))
 
@@ -176,7 +179,7 @@ class _Handler(logging.Handler):
             return
         try:
             text = self.format(record)
-            write, notice = _repeats[record.name].allow(record.levelno, text)
+            write, notice = self.repeats.allow(record.levelno, text)
             if notice:
                 text = (
                     "The next line has come too often; it is not repeated any more, see "
@@ -246,7 +249,8 @@ def obey_environment() -> None:
     except UsageError as error:
         raise UsageValueError(f"{_LEVEL_VARIABLE}={wanted}: {error.message}") from None
     for logger, stream in ((python, "stderr"), (backend, _destination())):
-        for handler in [h for h in logger.handlers if h.get_name() == _HANDLER]:
+        # By name: where the module is loaded anew, those before are of another class.
+        for handler in [item for item in logger.handlers if item.get_name() == _HANDLER]:
             logger.removeHandler(handler)
             handler.close()
         logger.addHandler(_Handler(stream))

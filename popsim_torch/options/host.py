@@ -296,7 +296,9 @@ class HostOptions(OptionsGroup):
         return self.set(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """Limit how often the same log line is repeated.
+        """Limit how often the same warning is repeated in the log; one line then says so.
+
+        Lines of other levels are never left out. A compilation counts anew.
 
         Args:
             max_lines: The limit (count), 4 by default; None for no limit.

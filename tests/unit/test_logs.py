@@ -137,6 +137,11 @@ def test_a_process_without_stderr_goes_on(monkeypatch):
     logs.python.warning("nobody reads this")
 
 
+def test_loggers_below_ours_are_shown_too(capsys):
+    logs.python.getChild("part").warning("from below")
+    assert capsys.readouterr().err.endswith("[poptorch::python.part] [warning] from below\n")
+
+
 # Repeated lines
 
 
