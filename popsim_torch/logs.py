@@ -220,7 +220,10 @@ class _ReportUncaught:
         self, kind: type[BaseException], value: BaseException, trace: TracebackType | None
     ) -> None:
         if issubclass(kind, Exception):
-            python.critical("%s", "".join(traceback.format_exception_only(kind, value)).rstrip())
+            lines = traceback.format_exception_only(kind, value)
+            # The lines of a program that is no Python stand in front of what is wrong.
+            text = lines[-1] if isinstance(value, SyntaxError) else "".join(lines)
+            python.critical("%s", text.rstrip())
         self._previous(kind, value, trace)
 
 

@@ -236,6 +236,14 @@ def test_a_wrong_variable_is_an_error_of_the_import(variable, value, allowed, mo
     assert f"{variable}={value}" in str(caught.value)
 
 
+def test_of_a_syntax_error_the_log_has_one_line(caplog):
+    report = logs._ReportUncaught(lambda *_: None)
+    with pytest.raises(SyntaxError) as caught:
+        compile("x = = 3", "script.py", "exec")
+    report(caught.type, caught.value, caught.tb)
+    assert [record.getMessage() for record in caplog.records] == ["SyntaxError: invalid syntax"]
+
+
 def test_the_hook_that_was_there_is_called_and_ctrl_c_is_not_logged(caplog):
     seen = []
     report = logs._ReportUncaught(lambda *exception: seen.append(exception))
