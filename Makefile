@@ -12,7 +12,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo tutorials bench bench-quick wheel clean help lint format types
+.PHONY: build demo tutorials bench bench-quick docs wheel clean help lint format types
 .PHONY: test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
 
 help: ## list the targets
@@ -159,6 +159,12 @@ format: $(STAMPS)/dev.installed ## rewrite every file in the project's format
 # mypy reads torch's and numpy's annotations from the environment.
 types: $(STAMPS)/run.installed $(STAMPS)/dev.installed ## check the annotations
 	$(PY) -m mypy
+
+# --- Pages -------------------------------------------------------------------
+
+docs: build $(STAMPS)/docs.installed ## build the pages in build/docs and run their examples
+	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+	$(PY) -m sphinx -q -W --keep-going -b doctest docs build/doctest
 
 # --- Packages ----------------------------------------------------------------
 # The wheel is built from the source package, and leaves to others what they bring: torch its

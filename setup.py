@@ -12,12 +12,18 @@ Environment:
         machine), for a build that is done sooner. ``baseline`` is that of other machines.
     POPSIM_WITHOUT_ONEDNN: set to 1 to build with ATen's kernels for dense math.
     POPSIM_WITHOUT_OPENMP: set to 1 to build for one thread.
+    V: set to 1 to see the compiler's command lines, instead of the files that are compiled.
     POPSIM_SANITIZE: set to ``address`` for a slow build that stops where memory is misused.
 """
 
 import os
 import platform
+import re
 import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -102,6 +108,44 @@ PRECOMPILED = """
 def is_set(variable: str) -> bool:
     """Return whether an environment variable is 1."""
     return os.environ.get(variable) == "1"
+
+
+def short_line(line: str) -> str:
+    """Return what to show of a line of ninja: the file instead of the command that compiles it."""
+    command = re.match(r"(\[\d+/\d+\]) .* -c (\S+) -o ", line)
+    if command is None:
+        return line
+    target = re.search(r"-DPOPSIM_KERNELS=popsim_kernels_(\w+)", line)
+    suffix = f" ({target[1]})" if target else ""
+    return f"{command[1]} {os.path.relpath(command[2], ROOT)}{suffix}\n"
+
+
+@contextmanager
+def short_output() -> Iterator[None]:
+    """Shorten what is written to stdout meanwhile, by child processes, too."""
+    if is_set("V"):
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    os.close(writing)
+
+    def forward() -> None:
+        with open(reading, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                os.write(stdout, short_line(line).encode())
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)  # closes the last end that is written to
+        thread.join()
+        os.close(stdout)
 
 
 def find_in_wheel(package: str, suffix: str) -> Path | None:
@@ -212,6 +256,11 @@ def extension() -> CppExtension:
 
 class Build(BuildExtension):
     """Compiles the kernels for each target, then all else."""
+
+    def build_extensions(self) -> None:
+        """Compile, and show the files' names."""
+        with short_output():
+            super().build_extensions()
 
     def build_extension(self, ext: CppExtension) -> None:
         """Compile everything."""

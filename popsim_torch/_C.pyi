@@ -60,7 +60,12 @@ class ReturnSpec:
 
 class RunConfig:
     def __init__(
-        self, device_iterations: int, gradient_accumulation: int, training: bool, schedule: str
+        self,
+        device_iterations: int,
+        gradient_accumulation: int,
+        training: bool,
+        schedule: str,
+        floating_point_checks: bool = ...,
     ) -> None: ...
 
 class ArenaRange:
@@ -105,6 +110,8 @@ class Executable:
     def stop(self) -> bool: ...
     @property
     def num_runs(self) -> int: ...
+    @property
+    def last_run(self) -> tuple[float, float]: ...
     def write(self, tensor: int, value: torch.Tensor) -> None: ...
     def write_all(
         self, values: Mapping[int, torch.Tensor], factors: Mapping[int, float] = ...

@@ -1,8 +1,11 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
-from popsim_torch import enums, ops, optim, options
+from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, testing
+from popsim_torch.alias import install, uninstall
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
-from popsim_torch.dataloader import DataLoader
+from popsim_torch.attributes import Attribute, accessAttributes
+from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from popsim_torch.dataloader import AsynchronousDataAccessor, DataLoader
 from popsim_torch.enums import (
     AutoStage,
     CommGroupType,
@@ -27,9 +30,13 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from popsim_torch.loading import load
+from popsim_torch.logs import setLogLevel
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
+    getIpuTensorId,
     identity_loss,
     ipu_print_tensor,
     isRunningOnIpu,
@@ -39,6 +46,21 @@ from popsim_torch.ops import (
 )
 from popsim_torch.options import Options, TensorLocationSettings
 from popsim_torch.processor import BuildInfo, build_info
+from popsim_torch.refused import (
+    CPU,
+    MultiConv,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    nearest,
+    serializedMatMul,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 from popsim_torch.stages import (
     BeginBlock,
     Block,
@@ -50,11 +72,15 @@ from popsim_torch.stages import (
     ShardedExecution,
     Stage,
     module_repr,
+    print,
     removeBlocks,
 )
 from popsim_torch.version import __version__
 
 __all__ = [
+    "CPU",
+    "AsynchronousDataAccessor",
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -71,6 +97,7 @@ __all__ = [
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
     "MultiConvPlanType",
     "NameScope",
     "Options",
@@ -91,21 +118,46 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "accessAttributes",
     "build_info",
+    "cond",
     "createPoptorchError",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
     "enums",
+    "for_loop",
+    "fps",
+    "getIpuTensorId",
     "identity_loss",
     "inferenceModel",
+    "install",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "load",
     "module_repr",
+    "nearest",
     "nop",
     "ops",
     "optim",
     "options",
+    "poptorch_core",
+    "print",
+    "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "removeBlocks",
+    "serializedMatMul",
+    "setLogLevel",
     "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "testing",
     "trainingModel",
+    "uninstall",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch  # (the extension needs torch's libraries to be loaded)
 
-from popsim_torch.errors import Error, InternalError
+from popsim_torch.errors import BACKEND_ERROR_TYPE, Error, InternalError
 
 _FOLDER = Path(__file__).parent
 
@@ -127,7 +127,7 @@ ERRORS = (_NativeUserError, _NativeInternalError)
 def translated(error: BaseException) -> Error:
     """Return the package's exception for one of the C++ library's ``ERRORS``."""
     kind = InternalError if isinstance(error, _NativeInternalError) else Error
-    return kind(str(error))
+    return kind(str(error), error_type=BACKEND_ERROR_TYPE)
 
 
 @contextmanager

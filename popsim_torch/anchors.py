@@ -66,6 +66,7 @@ def check_return_mode(
     device_iterations: int,
     *,
     pipelined: bool = False,
+    any_period: bool = False,
     where: str = "Options.outputMode",
 ) -> None:
     """Check that a mode can return something in a run; only ``EveryN`` may be refused.
@@ -75,6 +76,7 @@ def check_return_mode(
         period: The return period (device iterations); looked at for ``EveryN`` only.
         device_iterations: How often the device repeats the step per call (count).
         pipelined: Whether the model runs as a pipeline of more than one stage.
+        any_period: Let periods pass that do not divide ``device_iterations``.
         where: The setter at fault, for the message.
 
     Raises:
@@ -88,7 +90,8 @@ def check_return_mode(
             f"{where}: EVERYN is not valid for pipelined models. "
             "Use OutputMode.All and pick the entries you need, or run with ShardedExecution."
         )
-    if not 1 <= period <= device_iterations or device_iterations % period != 0:
+    divides = 1 <= period <= device_iterations and device_iterations % period == 0
+    if not divides and not any_period:
         raise Error(
             f"{where}: the return period {period} of OutputMode.EveryN does not divide the "
             f"{device_iterations} device iteration(s) of one call. "
@@ -104,6 +107,7 @@ def num_returned(
     gradient_accumulation: int,
     replicas: int,
     *,
+    any_period: bool = False,
     where: str = "Options.outputMode",
 ) -> int:
     """Return how many micro-batch values of a tensor one call gives back.
@@ -117,13 +121,14 @@ def num_returned(
         device_iterations: How often the device repeats the step per call (count).
         gradient_accumulation: Micro-batches per weight update (count); 1 for inference.
         replicas: Copies of the model (count).
+        any_period: As in :func:`check_return_mode`.
         where: The setter at fault, for the message of an error.
 
     Raises:
         Error: The period of ``EveryN`` does not fit, see :func:`check_return_mode`.
         InternalError: ``mode`` is ``Default``.
     """
-    check_return_mode(mode, period, device_iterations, where=where)
+    check_return_mode(mode, period, device_iterations, any_period=any_period, where=where)
     if mode in (OutputMode.Final, OutputMode.Sum):
         return replicas
     if mode == OutputMode.All:

@@ -1,39 +1,34 @@
-"""``DataLoader``: PyTorch's loader, cutting the data into the batches one call of a model takes."""
+"""``DataLoader``: batches for a model, assembled in this process or in another one."""
 
 from __future__ import annotations
 
-import logging
-import operator
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+import copy
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
-from popsim_torch.arguments.structures import Node, TensorNode, describe
+from popsim_torch import profiling
+from popsim_torch.data.accessor import AsynchronousDataAccessor
+from popsim_torch.data.batch_loader import BatchLoader, combined_batch_size
 from popsim_torch.enums import DataLoaderMode
-from popsim_torch.errors import (
-    Error,
-    UsageAssertionError,
-    UsageTypeError,
-    UsageValueError,
-    not_supported_yet,
-)
+from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.options import Options
 
-__all__ = ["DataLoader"]
+__all__ = ["AsynchronousDataAccessor", "DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_logger = logging.getLogger("poptorch::python")
 
-
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(BatchLoader[T_co]):
     """A loader whose batches hold the samples of one whole call of a model.
 
     An item has ``combinedBatchSize`` samples in dimension 0, in the order of the dataset; that is
     the layout a model made with the same options splits. The options are frozen.
+
+    In the asynchronous modes a process loads batches ahead; see ``AsynchronousDataAccessor`` for
+    what that asks of the dataset and of scripts. Batches are then a tensor, or a list or dict of
+    tensors, whatever container the collate function returns.
 
     Args:
         options: The options of the model. For inference use options with a gradient accumulation of
@@ -46,23 +41,32 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         drop_last: Whether to leave out a last batch that is incomplete. Such a batch does not fit
             the compiled model, so this is True by default, unlike PyTorch's.
         persistent_workers: Whether the worker processes outlive an iteration; if None, they do.
-        auto_distributed_partitioning: Whether to divide the data among the processes of
-            ``options.Distributed``; no effect, as this version runs only one.
-        mode: Only ``DataLoaderMode.Sync`` in this version.
-        async_options: Arguments for the asynchronous modes; no effect in ``Sync`` mode.
-        rebatched_worker_size: Samples a worker of the rebatched mode loads at a time (count); no
-            effect in ``Sync`` mode.
+        auto_distributed_partitioning: Whether to divide a map-style dataset among the processes of
+            ``options.Distributed``, if there are several. Each gets a contiguous block; with
+            ``drop_last`` all get the same number of batches. With ``shuffle`` these are blocks of
+            one permutation that is the same in all processes and new in each pass.
+        mode: ``Sync`` loads as PyTorch does. ``Async`` has a process iterate the loader ahead of
+            the caller. ``AsyncRebatched`` has that process cut and join what the workers load, so
+            that several workers together lose at most one incomplete batch of an iterable dataset;
+            samples of different workers then mix.
+        async_options: Arguments for ``AsynchronousDataAccessor``; no effect in ``Sync`` mode.
+        rebatched_worker_size: Samples a worker of the rebatched mode loads at a time (count), from
+            1 to the combined batch size, the default. No effect on the batches that are delivered,
+            and none in other modes.
         batch_sampler: Gives the indices of one micro-batch at a time, instead of ``batch_size`` and
             ``shuffle``. Each is collated, then as many as one call takes are joined in dimension 0;
             ``len(loader)`` is the length of the sampler all the same.
         **kwargs: Passed on to ``torch.utils.data.DataLoader``.
 
     Raises:
-        UsageAssertionError: ``options`` or ``mode`` is of the wrong type, ``async_options`` sets
-            ``rebatched_size``, or ``rebatched_worker_size`` exceeds the combined batch size.
+        UsageAssertionError: ``options`` or ``mode`` is of the wrong type; ``async_options`` sets
+            ``rebatched_size``; ``rebatched_worker_size`` is not from 1 to the combined batch size;
+            ``AsyncRebatched`` with a combined batch size of 1 or none; or the data is to be divided
+            among processes and is iterable, not batched, or shuffled without a ``randomSeed``.
         UsageValueError: The options make the combined batch size less than 1.
-        Error: ``batch_sampler`` is given together with ``batch_size`` or ``shuffle``, or the mode
-            or the number of processes is not supported.
+        Error: ``batch_sampler`` is given together with ``batch_size`` or ``shuffle``; it or a
+            ``sampler`` is given, and the data is to be divided among processes; or the process of
+            an asynchronous mode could not load the first batch.
         ValueError: PyTorch refuses an argument or a combination of them.
     """
 
@@ -88,97 +92,55 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "DataLoader: batch_sampler decides size and order of the batches, and excludes "
                 f"batch_size={batch_size!r} and shuffle={shuffle!r}. Leave these out."
             )
-        factor = _micro_batches_per_call(options)
-        micro_batch_size = getattr(batch_sampler, "batch_size", None) or batch_size
-        self._options = options
-        self._combined_batch_size = None if micro_batch_size is None else micro_batch_size * factor
-        self._num_joined = 1 if batch_sampler is None else factor
-        self._drops_last = drop_last
-        _check_rebatched_size(rebatched_worker_size, self._combined_batch_size)
-        if options.Distributed.numProcesses > 1:
-            raise not_supported_yet(
-                f"DataLoader: {options.Distributed.numProcesses} processes",
-                "a data set divided among processes",
-                "Start one process.",
-            )
-        if mode != DataLoaderMode.Sync:
-            raise not_supported_yet(
-                f"DataLoader(mode=DataLoaderMode.{mode.name})",
-                "asynchronous loading",
-                "Use DataLoaderMode.Sync, with num_workers to load in other processes.",
-            )
-
-        has_sampler = batch_sampler is not None
+        combined = combined_batch_size(options, batch_size, batch_sampler)
+        _check_rebatched_size(rebatched_worker_size, combined)
+        is_rebatched = _is_rebatched(mode, combined, drop_last, batch_sampler)
+        self._accessor: AsynchronousDataAccessor | None = None
         super().__init__(
+            options,
             dataset,
-            batch_size=1 if has_sampler else self._combined_batch_size,
+            batch_size=batch_size,
             shuffle=shuffle,
             num_workers=num_workers,
-            drop_last=drop_last and not has_sampler,
-            persistent_workers=num_workers > 0
-            if persistent_workers is None
-            else persistent_workers,
+            drop_last=drop_last,
+            persistent_workers=persistent_workers,
+            auto_distributed_partitioning=auto_distributed_partitioning,
             batch_sampler=batch_sampler,
+            chunk_size=(rebatched_worker_size or combined) if is_rebatched else None,
             **kwargs,
         )
-        if has_sampler:
-            # PyTorch leaves these unset beside a sampler, and guards them against assignment.
-            object.__setattr__(self, "batch_size", 1)
-            object.__setattr__(self, "drop_last", drop_last)
-        self._warn_about_data(batch_sampler)
+        profiling.Channel("dataset").instrument(dataset, "__getitem__")
+        if mode != DataLoaderMode.Sync:
+            # A copy: the accessor must not keep its owner alive.
+            self._accessor = AsynchronousDataAccessor(
+                copy.copy(self),
+                **(async_options or {}),
+                rebatched_size=combined if is_rebatched else None,
+            )
         options.freeze()
 
     @property
-    def combinedBatchSize(self) -> int | None:
-        """The samples of one call of the model (count), or None without batching.
-
-        It is the micro-batch size times device iterations, replicas that get their own data and
-        gradient accumulation.
-        """
-        return self._combined_batch_size
-
-    @property
-    def options(self) -> Options:
-        """The options the loader was given."""
-        return self._options
+    def is_asynchronous(self) -> bool:
+        """Whether the batches come from a process that iterates a copy of this loader."""
+        return self._accessor is not None
 
     def terminate(self) -> None:
-        """Do nothing: only the asynchronous modes have something to stop."""
+        """End the process of an asynchronous mode; the loader cannot be iterated any more.
+
+        Nothing happens in ``Sync`` mode. Deleting the loader and leaving the program do the same.
+        """
+        with profiling.Channel("poptorch.DataLoader").tracepoint("terminate"):
+            if self._accessor is not None:
+                self._accessor.terminate()
 
     def __iter__(self) -> Any:
         """Return an iterator over the batches of one pass through the data."""
-        batches = super().__iter__()
-        return batches if self._num_joined == 1 else self._joined(batches)
+        with profiling.Channel("poptorch.DataLoader").tracepoint("__iter__"):
+            return super().__iter__() if self._accessor is None else iter(self._accessor)
 
-    def _joined(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while group := list(islice(batches, self._num_joined)):
-            if len(group) == self._num_joined or not self._drops_last:
-                yield _join(group)
-
-    def _warn_about_data(self, batch_sampler: object) -> None:
-        if isinstance(self.dataset, IterableDataset):
-            if self.num_workers > 1 and self.worker_init_fn is None:
-                _logger.warning(
-                    "DataLoader: each of the %d workers returns every element of an "
-                    "IterableDataset, so each element comes %d times. "
-                    "Pass a worker_init_fn that divides the data.",
-                    self.num_workers,
-                    self.num_workers,
-                )
-            return
-        size = self._combined_batch_size if batch_sampler is None else self._num_joined
-        if self._drops_last or size is None:
-            return
-        source = self.sampler if batch_sampler is None else batch_sampler
-        left = operator.length_hint(source) % size  # 0 if the source does not know its length
-        if left:
-            _logger.warning(
-                "DataLoader: with drop_last=False the last batch has %d %s instead of %d. "
-                "It does not fit the compiled model.",
-                left,
-                "samples" if batch_sampler is None else "micro-batches",
-                size,
-            )
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or another process needs to load the batches itself."""
+        return {**super().__getstate__(), "_accessor": None}
 
 
 def _check_types(options: object, mode: object, async_options: dict[str, Any] | None) -> None:
@@ -196,56 +158,29 @@ def _check_types(options: object, mode: object, async_options: dict[str, Any] | 
 
 
 def _check_rebatched_size(size: int | None, combined_batch_size: int | None) -> None:
-    if size is not None and combined_batch_size is not None and size > combined_batch_size:
+    if size is None or combined_batch_size is None:
+        return
+    if size > combined_batch_size:
         raise UsageAssertionError(
             f"DataLoader: rebatched_worker_size={size} exceeds the combined batch size, "
             f"{combined_batch_size}."
         )
+    if size < 1:
+        raise UsageAssertionError(f"DataLoader: rebatched_worker_size={size} must be at least 1.")
 
 
-def _micro_batches_per_call(options: Options) -> int:
-    """Return how many micro-batches with data of their own one call takes (count)."""
-    groups = options.replication_factor // options.input_group_size
-    factor = options.device_iterations * groups * options.Training.gradient_accumulation
-    if factor < 1:
-        raise UsageValueError(
-            f"DataLoader: {options.device_iterations} device iterations, {groups} replicas and a "
-            f"gradient accumulation of {options.Training.gradient_accumulation} leave no "
-            "micro-batch to load. Each must be at least 1."
+def _is_rebatched(
+    mode: DataLoaderMode, combined: int | None, drop_last: bool, batch_sampler: object
+) -> bool:
+    """Return whether another process cuts the batches to size."""
+    has_parts = combined is not None and combined > 1
+    if mode == DataLoaderMode.AsyncRebatched and not has_parts:
+        raise UsageAssertionError(
+            f"DataLoader(mode=DataLoaderMode.AsyncRebatched): the rebatched size must exceed 1, "
+            f"but the combined batch size is {combined}. Use DataLoaderMode.Async."
         )
-    return factor
-
-
-class _Part(TensorNode):
-    """A tensor in a batch; those at the same place in other batches may be longer or shorter."""
-
-    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
-        if not isinstance(value, torch.Tensor):
-            raise self.changed("a tensor", f"a {type(value).__name__}")
-        tensors.append(value)
-
-
-def _part(name: str, value: Any) -> Node:
-    if isinstance(value, torch.Tensor):
-        return _Part(name, value)
-    raise UsageTypeError(
-        f"DataLoader: cannot join batches, as {name} is a {type(value).__name__}. With a "
-        "batch_sampler, collate_fn must return tensors, in lists, tuples, dicts or types of "
-        "registerCustomArgParser."
-    )
-
-
-def _join(batches: Sequence[Any]) -> Any:
-    """Return batches of one structure as a single one, its tensors joined in dimension 0."""
-    root = describe("batch", batches[0], _part)
-    rows: list[list[torch.Tensor]] = []
-    for batch in batches:
-        rows.append([])
-        try:
-            root.collect(batch, rows[-1])
-        except Error as error:
-            raise UsageTypeError(
-                "DataLoader: cannot join batches of different structures. With a batch_sampler, "
-                "collate_fn must always return the same kinds of containers."
-            ) from error
-    return root.build(torch.cat(column) for column in zip(*rows, strict=True))
+    if batch_sampler is not None:  # It decides on the batches, which are joined, never cut.
+        return False
+    if mode == DataLoaderMode.AsyncRebatched:
+        return True
+    return mode == DataLoaderMode.Async and not drop_last and has_parts

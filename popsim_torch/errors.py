@@ -8,6 +8,8 @@ one of Python's own exceptions instead, the class is a subclass of both (``Usage
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,50 +29,87 @@ __all__ = [
     "UsageValueError",
     "closest_names",
     "createPoptorchError",
+    "example_names",
     "not_supported_yet",
 ]
 
 PYTHON_ERROR_TYPE = "poptorch_py_error"
+BACKEND_ERROR_TYPE = "poptorch_cpp_error"
+LONG_MESSAGE_FILE = "poptorch_error.log"
+_MAX_LINES = 80
 
 
 class Error(Exception):
     """The base class of everything popsim_torch raises on purpose.
 
+    A message of more than 80 lines goes to ``poptorch_error.log`` in the working directory, and
+    the error names that file instead.
+
     Args:
         message: What happened, without context.
         error_type: Which part of the system raised it.
         location: The calls that led here, innermost first, or an empty string.
+        source: File and line of the code that found it, ``file:line``, or an empty string.
 
     Attributes:
-        message: As given.
+        message: As given, unless it was too long.
         type: The ``error_type`` given.
         location: As given.
+        source: As given.
+        args: The text that ``str`` returns, alone.
     """
 
     message: str
     type: str
     location: str
+    source: str
 
     def __init__(
-        self, message: str = "", *, error_type: str = PYTHON_ERROR_TYPE, location: str = ""
+        self,
+        message: str = "",
+        *,
+        error_type: str = PYTHON_ERROR_TYPE,
+        location: str = "",
+        source: str = "",
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _written_if_long(message)
         self.type = error_type
         self.location = location
+        self.source = source
+        super().__init__(str(self))
 
     def __str__(self) -> str:
-        return self._with_location(f"'{self.type}': {self.message}")
+        where = f"In {self.source}: " if self.source else ""
+        return self._with_context(f"{where}'{self.type}': {self.message}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message,), self.__dict__.copy()
 
-    def _with_location(self, text: str) -> str:
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        self.__dict__.update(state or {})
+        self.args = (str(self),)
+
+    def _with_context(self, text: str) -> str:
         return f"{text}\nError raised in:\n{self.location}" if self.location else text
 
 
 PopsimError = Error
 """The package's own name for :class:`Error`."""
+
+
+def _written_if_long(message: str) -> str:
+    """Return a message, or if it has too many lines where it was written to."""
+    num_lines = message.count("\n") + 1
+    if num_lines <= _MAX_LINES:
+        return message
+    path = os.path.abspath(LONG_MESSAGE_FILE)
+    try:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{message}\n")
+    except OSError:
+        return message
+    first = message.split("\n", 1)[0]
+    return f"{first} ... See {path} for the whole message of {num_lines} lines."
 
 
 class RecoverableError(Error):
@@ -81,6 +120,7 @@ class RecoverableError(Error):
         recovery_action: ``IPU_RESET``, ``LINK_RESET``, ``PARTITION_RESET`` or ``FULL_RESET``.
         error_type: Which part of the system raised it.
         location: The calls that led here, innermost first, or an empty string.
+        source: File and line of the code that found it, ``file:line``, or an empty string.
 
     Attributes:
         recovery_action: As given.
@@ -93,15 +133,15 @@ class RecoverableError(Error):
         *,
         error_type: str = PYTHON_ERROR_TYPE,
         location: str = "",
+        source: str = "",
     ) -> None:
-        super().__init__(message, error_type=error_type, location=location)
         self.recovery_action = recovery_action
+        super().__init__(message, error_type=error_type, location=location, source=source)
 
-    def __str__(self) -> str:
-        text = f"'{self.type}': {self.message}"
+    def _with_context(self, text: str) -> str:
         if self.recovery_action:
             text += f"\nRecovery action: {self.recovery_action}"
-        return self._with_location(text)
+        return super()._with_context(text)
 
 
 class UnrecoverableError(Error):
@@ -126,7 +166,7 @@ class UsageError(Error):
     """The base of the errors that are also one of Python's own; prints the message alone."""
 
     def __str__(self) -> str:
-        return self._with_location(self.message)
+        return self._with_context(self.message)
 
 
 class UsageAssertionError(UsageError, AssertionError):
@@ -162,7 +202,7 @@ def createPoptorchError(msg: str) -> Error:
     return Error(msg)
 
 
-def closest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+def closest_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[str]:
     """Return the names that look most like a misspelt one, best first.
 
     Args:
@@ -174,6 +214,28 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[
         ValueError: ``limit`` is below 1.
     """
     return difflib.get_close_matches(name, list(candidates), n=limit)
+
+
+def example_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[str]:
+    """Return names to give an idea of what there is where none looks like a misspelt one.
+
+    Args:
+        name: The name that was not found.
+        candidates: The names that exist.
+        limit: The most names to return.
+
+    Returns:
+        Those that have most words in common with ``name``; if none has any, some from all over
+        the list.
+    """
+
+    def words(text: str) -> set[str]:
+        return set(re.findall(r"[a-z]+|[0-9]+", text.lower()))
+
+    listed, wanted = list(candidates), words(name)
+    alike = sorted(listed, key=lambda other: -len(words(other) & wanted))[:limit]
+    alike = [other for other in alike if words(other) & wanted]
+    return alike or listed[:: max(1, len(listed) // limit)][:limit]
 
 
 def not_supported_yet(call: str, feature: str, advice: str, note: str = "") -> Error:

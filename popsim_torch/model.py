@@ -11,6 +11,7 @@ from popsim_torch.errors import Error, UsageRuntimeError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.options import Options
+from popsim_torch.options.limits import check_limits
 
 __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
 
@@ -36,6 +37,7 @@ def _checked_options(options: object, function: str, default_mode: OutputMode) -
         raise Error(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
         )
+    check_limits(options)
     options.freeze()
     own = options.clone()
     if own.defaultOutputMode():
@@ -99,8 +101,13 @@ def inferenceModel(
     own = _checked_options(options, "inferenceModel", OutputMode.All)
     accumulation = own.Training.gradient_accumulation
     if accumulation != 1:
+        advice = (
+            ", with poptorch.Options().deviceIterations for several micro-batches per call"
+            if own.execution_strategy.is_pipelined
+            else ""
+        )
         raise Error(
-            f"inferenceModel: Training.gradientAccumulation must be 1, got {accumulation}. "
-            "Use options of their own for inference."
+            "inferenceModel: poptorch.Options().Training.gradientAccumulation must be 1, got "
+            f"{accumulation}. Use options of their own for inference{advice}."
         )
     return PoplarExecutor(module, own, None)

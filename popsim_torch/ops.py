@@ -18,6 +18,7 @@ from popsim_torch.errors import Error, UsageAssertionError, UsageKeyError, Usage
 __all__ = [
     "NameScope",
     "PrintFormat",
+    "getIpuTensorId",
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",
@@ -58,6 +59,9 @@ class OpListener(Protocol):
     def checkpoint(self, tensor: torch.Tensor) -> None:
         """Keep the value of ``tensor`` for the backward pass where others are rebuilt."""
 
+    def tensor_id(self, tensor: torch.Tensor) -> int:
+        """Return a number that no other tensor of this trace has; an error for host tensors."""
+
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` in front of the names of the operations in the scope."""
 
@@ -66,9 +70,32 @@ op_listener: ContextVar[OpListener | None] = ContextVar("op_listener", default=N
 """Set while a model is being traced, None otherwise."""
 
 
+in_compile_hook: ContextVar[bool] = ContextVar("in_compile_hook", default=False)
+"""Set while a hook around a compilation runs, which is before or behind a trace."""
+
+
 def isRunningOnIpu() -> bool:
-    """Return True inside the ``forward`` of a model that is being compiled for the device."""
-    return op_listener.get() is not None
+    """Return True while a model is being compiled: inside its ``forward``, and in the hooks."""
+    return op_listener.get() is not None or in_compile_hook.get()
+
+
+def getIpuTensorId(tensor: torch.Tensor) -> int:
+    """Return the number of a tensor of the device, which no other one of the model has.
+
+    Args:
+        tensor: A tensor inside of ``forward``, while the model is compiled.
+
+    Raises:
+        Error: It is no tensor, or not one of the device.
+    """
+    _require_tensor(tensor, "getIpuTensorId")
+    listener = op_listener.get()
+    if listener is None:
+        raise Error(
+            "getIpuTensorId: tensors have a number inside of the forward of a model that is being "
+            f"compiled only; got a tensor on {tensor.device} outside of it."
+        )
+    return listener.tensor_id(tensor)
 
 
 def _require_tensor(value: object, function: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from popsim_torch import _native
-from popsim_torch.version import __version__
+from popsim_torch.version import RELEASE
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BuildInfo:
 def build_info() -> BuildInfo:
     """Return what this installation computes with."""
     return BuildInfo(
-        version=__version__,
+        version=RELEASE,
         target=_native.target(),
         usable_targets=tuple(_native.usable_targets()),
         onednn=_native.onednn_version(),

@@ -57,12 +57,15 @@ auto supervised(Call&& call) {
 void bind_plan(py::module_& m) {
   py::class_<RunConfig>(m, "RunConfig")
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
-                       bool training, std::string schedule) {
+                       bool training, std::string schedule,
+                       bool floating_point_checks) {
              return RunConfig{device_iterations, gradient_accumulation,
-                              training, std::move(schedule)};
+                              training, std::move(schedule),
+                              floating_point_checks};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
-           py::arg("training"), py::arg("schedule"));
+           py::arg("training"), py::arg("schedule"),
+           py::arg("floating_point_checks") = false);
   py::class_<ArenaRange>(m, "ArenaRange")
       .def_readonly("tensor", &ArenaRange::tensor)
       .def_readonly("first_step", &ArenaRange::first_step)
@@ -129,6 +132,7 @@ void bind_runtime(py::module_& m) {
           py::arg("inputs"), py::arg("repeats"))
       .def("stop", &Executable::stop)
       .def_property_readonly("num_runs", &Executable::num_runs)
+      .def_property_readonly("last_run", &Executable::last_run)
       .def(
           "write",
           [](Executable& self, TensorId id, const at::Tensor& value) {

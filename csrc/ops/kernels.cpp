@@ -53,6 +53,7 @@ const std::array kOps{
     [] { extern const OpDef kSgdUpdate; return &kSgdUpdate; }(),
     [] { extern const OpDef kSoftmax; return &kSoftmax; }(),
     [] { extern const OpDef kSoftmaxGrad; return &kSoftmaxGrad; }(),
+    [] { extern const OpDef kStochasticRound; return &kStochasticRound; }(),
 };
 // clang-format on
 

@@ -60,6 +60,7 @@ Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
   buffers_.resize(returns_.size());
   for (CallSlice& slice : slices_) sources_.push_back(&slice);
   for (Buffer& buffer : buffers_) sinks_.push_back(&buffer);
+  if (plan_.floating_point_checks()) watch_.emplace(plan_.graph());
 }
 
 void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
@@ -92,7 +93,14 @@ std::vector<at::Tensor> Executable::make_results() {
 
 void Executable::load() {
   const Usage::Run run(usage_);
-  stage_.load();
+  stage_.load(listeners(nullptr));
+}
+
+std::vector<Listener*> Executable::listeners(Listener* other) {
+  std::vector<Listener*> found;
+  if (other != nullptr) found.push_back(other);
+  if (watch_) found.push_back(&*watch_);
+  return found;
 }
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
@@ -103,16 +111,27 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
                                         Overseer* overseer,
-                                        Listener* listener) {
+                                        Listener* stopwatch) {
   check_inputs(inputs);
   ++num_runs_;
+  const auto began = std::chrono::steady_clock::now();
   for (size_t i = 0; i < inputs.size(); ++i) {
     slices_[i].point_at(inputs[i].data_ptr());
   }
   std::vector<at::Tensor> results = make_results();
   stop_.begin_run(overseer);
-  stage_.run({sources_, sinks_, seed_, listener, stop_});
+  const std::vector<Listener*> listeners = this->listeners(stopwatch);
+  stage_.run({sources_, sinks_, seed_, listeners, stop_});
+  began_ = began;
+  ended_ = std::chrono::steady_clock::now();
   return results;
+}
+
+std::pair<double, double> Executable::last_run() const {
+  const Usage::Copy copy(usage_, "last_run");
+  using Seconds = std::chrono::duration<double>;
+  return {Seconds(began_.time_since_epoch()).count(),
+          Seconds(ended_.time_since_epoch()).count()};
 }
 
 std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,

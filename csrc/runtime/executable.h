@@ -4,11 +4,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <chrono>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "graph/graph.h"
 #include "runtime/buffer.h"
+#include "runtime/number_watch.h"
 #include "runtime/plan.h"
 #include "runtime/source.h"
 #include "runtime/stage_run.h"
@@ -52,6 +56,8 @@ class Executable {
   bool stop() { return usage_.stop(); }
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
+  // When the last complete run began and ended, in seconds of the steady clock.
+  [[nodiscard]] std::pair<double, double> last_run() const;
 
   // Each copies all its tensors or none. What has a factor is multiplied by it.
   void write(const std::map<graph::TensorId, at::Tensor>& values,
@@ -77,9 +83,12 @@ class Executable {
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,
                   const at::Tensor& other) const;
-  // Overseer and listener may be null.
+  // Overseer and stopwatch may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              Overseer* overseer, Listener* listener);
+                              Overseer* overseer, Listener* stopwatch);
+  // Who is told of a run: the watch, if the plan asks for it, and the other,
+  // which may be null.
+  [[nodiscard]] std::vector<Listener*> listeners(Listener* other);
 
   Plan plan_;
   StageRun stage_;
@@ -89,8 +98,11 @@ class Executable {
   std::vector<Source*> sources_;   // the same
   std::vector<Buffer> buffers_;    // by return
   std::vector<ops::Sink*> sinks_;  // the same
+  std::optional<NumberWatch> watch_;
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;
+  std::chrono::steady_clock::time_point began_;
+  std::chrono::steady_clock::time_point ended_;
   mutable Usage usage_;
   StopSign stop_{usage_};
 };

@@ -6,12 +6,16 @@
 
 namespace popsim::runtime {
 
-// Looks on, and changes no value.
+// Looks on, and changes no value. What it throws ends the run, as a failing op
+// does.
 class Listener {
  public:
   virtual ~Listener() = default;
   // An action begins: its ops follow one another.
   virtual void before_action() {}
+  // The op is about to run; its operands are in memory.
+  virtual void before(const graph::Op& /*op*/,
+                      const ops::RunContext& /*context*/) {}
   // The op has just run; its results are in memory.
   virtual void after(const graph::Op& op, const ops::RunContext& context) = 0;
 };

@@ -21,6 +21,8 @@ struct RunConfig {
   int64_t gradient_accumulation = 1;
   bool training = false;
   std::string schedule = "sequential";
+  // Runs end at the first op whose arithmetic fails (number_watch.h).
+  bool floating_point_checks = false;
 };
 
 class Plan {
@@ -30,6 +32,9 @@ class Plan {
 
   [[nodiscard]] const graph::Graph& graph() const { return graph_; }
   [[nodiscard]] bool training() const { return config_.training; }
+  [[nodiscard]] bool floating_point_checks() const {
+    return config_.floating_point_checks;
+  }
   [[nodiscard]] ops::LoopCounts loop() const {
     return {config_.device_iterations, config_.gradient_accumulation};
   }

@@ -11,12 +11,13 @@
 namespace popsim::runtime {
 namespace {
 
+using graph::Op;
 using graph::Phase;
 using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
 
-UserError failure(const graph::Op& op, const char* reason) {
+UserError failure(const Op& op, const char* reason) {
   return UserError(join("while running ", describe(op), ": ", reason));
 }
 
@@ -57,7 +58,7 @@ void StageRun::prepare_kernels() {
 }
 
 void StageRun::build_blocks() {
-  const std::vector<graph::Op>& ops = plan_.graph().ops();
+  const std::vector<Op>& ops = plan_.graph().ops();
   const auto instruction = [this, &ops](size_t i) {
     return Instruction{kernels_[i].get(), &ops[i]};
   };
@@ -103,21 +104,33 @@ void StageRun::execute(const Instruction& instruction) const {
   }
 }
 
-void StageRun::execute(const Block& block, Listener* listener) const {
-  if (listener == nullptr) {
+void StageRun::execute(const Instruction& instruction,
+                       std::span<Listener* const> listeners) const {
+  const Op& op = *instruction.op;
+  {
+    const OpenTensors open(plan_.graph(), memory_, op);
+    for (Listener* listener : listeners) listener->before(op, context_);
+  }
+  execute(instruction);
+  const OpenTensors open(plan_.graph(), memory_, op);
+  for (Listener* listener : listeners) listener->after(op, context_);
+}
+
+void StageRun::execute(const Block& block,
+                       std::span<Listener* const> listeners) const {
+  if (listeners.empty()) {
     for (const Instruction& instruction : block) execute(instruction);
     return;
   }
-  listener->before_action();
+  for (Listener* listener : listeners) listener->before_action();
   for (const Instruction& instruction : block) {
-    execute(instruction);
-    listener->after(*instruction.op, context_);
+    execute(instruction, listeners);
   }
 }
 
-void StageRun::load() {
+void StageRun::load(std::span<Listener* const> listeners) {
   const c10::InferenceMode no_autograd;
-  execute(setup_, nullptr);
+  execute(setup_, listeners);
 }
 
 void StageRun::run(const Call& call) {
@@ -175,7 +188,7 @@ void StageRun::run_action(const Call& call, const Action& action,
     memory_.select_slots(mb);
     step_ = std::max(step_, first_step + mb + 1);
   }
-  execute(block(action), call.listener);
+  execute(block(action), call.listeners);
   if (action.stage + 1 == plan_.graph().num_stages()) {
     num_finished_ = action.micro_batch + 1;
   }

@@ -23,7 +23,7 @@ struct Call {
   std::span<Source* const> sources;   // by input of the plan
   std::span<ops::Sink* const> sinks;  // by return
   uint64_t seed = 0;
-  Listener* listener = nullptr;  // may be null
+  std::span<Listener* const> listeners;
   StopSign& stop;
 };
 
@@ -33,7 +33,7 @@ class StageRun {
   explicit StageRun(const Plan& plan);
 
   // Runs the setup ops. To be called once, after the constants are written.
-  void load();
+  void load(std::span<Listener* const> listeners);
   // Runs all device iterations. Throws Stopped when the sign is up; all that is
   // kept between runs is then as whole device iterations left it.
   void run(const Call& call);
@@ -77,8 +77,10 @@ class StageRun {
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
   void bind_inputs(const Call& call, int64_t micro_batch);
-  void execute(const Block& block, Listener* listener) const;
+  void execute(const Block& block, std::span<Listener* const> listeners) const;
   void execute(const Instruction& instruction) const;
+  void execute(const Instruction& instruction,
+               std::span<Listener* const> listeners) const;
 
   const Plan& plan_;
   DeviceMemory memory_;

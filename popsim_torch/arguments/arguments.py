@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -85,9 +86,11 @@ class ArgumentSpec:
             is given once.
 
     Attributes:
-        names: Name of each tensor, such as ``x[0]['a']``.
+        names: Name of each tensor, such as ``x[0][a]``.
         dtypes: Type of each tensor as passed by the user.
         shapes: Shape of each whole tensor; see :func:`micro_batch_shape`.
+        kinds: Class of each tensor.
+        signature: As given.
 
     Raises:
         UsageAssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
@@ -103,10 +106,11 @@ class ArgumentSpec:
         warned: set[str] | None = None,
     ) -> None:
         self._warned = set() if warned is None else warned
+        self.signature = signature
         self._parameters = tuple(signature.parameters.values())
         values = self._bind(args, kwargs)
         self._nodes = [
-            describe(parameter.name, value, _input_leaf)
+            describe(_label(parameter), value, _input_leaf)
             for parameter, value in zip(self._parameters, values, strict=True)
         ]
         self._warn_of_dicts()
@@ -114,6 +118,7 @@ class ArgumentSpec:
         self.names = tuple(leaf.name for leaf in leaves)
         self.dtypes = tuple(leaf.dtype for leaf in leaves)
         self.shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+        self.kinds = tuple(leaf.kind for leaf in leaves)
         # Most models take nothing but tensors, most calls pass them in order.
         self._plain: list[tuple[torch.dtype, torch.Size]] | None = None
         if (
@@ -180,12 +185,28 @@ class ArgumentSpec:
 
     def _flatten_any(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
-        for node, value in zip(self._nodes, self._bind(args, kwargs), strict=True):
+        values = self._bind(args, kwargs)
+        self._check_number(values)
+        for node, value in zip(self._nodes, values, strict=True):
             node.collect(value, tensors)
         for i, tensor in enumerate(tensors):
             if type(tensor) is not torch.Tensor or not _is_ready(tensor):
                 tensors[i] = self._prepare(self.names[i], tensor)
         return tensors
+
+    def _check_number(self, values: Sequence[Any]) -> None:
+        """Refuse a call with another number of positional arguments; only ``*args`` allows one."""
+        for parameter, node, value in zip(self._parameters, self._nodes, values, strict=True):
+            if parameter.kind is parameter.VAR_POSITIONAL and len(value) != len(node.children):
+                named = sum(
+                    p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in self._parameters
+                )
+                raise Error(
+                    "Number of positional arguments mismatch: expected "
+                    f"{named + len(node.children)} arguments but got {named + len(value)} "
+                    "arguments. A compiled model is never compiled again by itself: call destroy() "
+                    "on it, or make a new wrapper for such calls."
+                )
 
     def _prepare(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         _check_input(name, tensor)
@@ -248,7 +269,7 @@ class ArgumentSpec:
                 values.append(parameter.default)
             else:
                 raise Error(
-                    f"Argument {name} of the model is missing: forward takes {self._signature()}."
+                    f"Mandatory parameter {name} missing: forward takes {self._signature()}."
                 )
         if num_used < len(args):
             raise UsageAssertionError(
@@ -285,10 +306,10 @@ class OutputSpec:
             if isinstance(value, torch.Tensor):
                 if on_device(value):
                     return TensorNode(name, value)
-                _logger.warning(
-                    "The tensor %s of the model does not come from the device: every call returns "
-                    "the value it has now.",
-                    name,
+                warnings.warn(
+                    f"Output expected to be on the IPU, but {name} is on {value.device}: every "
+                    "call returns the value it has now.",
+                    stacklevel=2,
                 )
             return ConstantNode(name, value, snapshot=False)
 
@@ -322,6 +343,13 @@ class OutputSpec:
         return self._node.build(iter(tensors)) if self._simple is None else self._simple(tensors)
 
 
+def _label(parameter: inspect.Parameter) -> str:
+    """Return a parameter's name as the signature has it."""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    return f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
+
+
 def _input_leaf(name: str, value: Any) -> Node:
     if isinstance(value, torch.Tensor):
         _check_input(name, value)
@@ -353,6 +381,6 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
         raise Error(f"Input {name} is on device {tensor.device}. Pass it on the CPU: input.cpu().")
     if 0 in tensor.shape:
         raise Error(
-            f"Input {name} has the shape {tuple(tensor.shape)}. Tensors with a dimension of size "
-            "zero are not supported."
+            f"Zero-sized tensors are unsupported: input {name}. Got shape {list(tensor.shape)}. "
+            "Leave such a call out."
         )

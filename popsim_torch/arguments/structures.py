@@ -8,7 +8,6 @@ value like the first one around other tensors. Tensors come depth first.
 from __future__ import annotations
 
 import copy
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,6 +28,7 @@ __all__ = [
     "TensorNode",
     "describe",
     "registerCustomArgParser",
+    "registered_parsers",
     "walk",
 ]
 
@@ -53,6 +53,8 @@ class ICustomArgParser(ABC):
             tensor_iterator: Gives the new tensors in the order of ``yieldTensors``.
         """
 
+
+_MOST_SHOWN = 200  # characters
 
 _parsers: dict[type[Any], ICustomArgParser] = {}
 
@@ -82,6 +84,11 @@ def registerCustomArgParser(custom_type: type[Any], parser: ICustomArgParser | N
         )
 
 
+def registered_parsers() -> dict[type[Any], ICustomArgParser]:
+    """Return the parsers that are registered now, by type."""
+    return dict(_parsers)
+
+
 def _find_parser(kind: type[Any]) -> ICustomArgParser | None:
     if kind in _parsers:
         return _parsers[kind]
@@ -92,7 +99,7 @@ class Node(ABC):
     """One place in a structure.
 
     Args:
-        name: The place as the user would write it, such as ``x[0]['a']``.
+        name: The place as the user would write it, such as ``x[0][a]``.
         value: What was there when the model was compiled.
 
     Attributes:
@@ -129,15 +136,29 @@ class Node(ABC):
     def check_kind(self, value: Any) -> None:
         """Raise an error if the value has not exactly the type of the first one."""
         if type(value) is not self.kind:
-            raise self.changed(f"a {self.kind.__name__}", _show(value))
+            raise self.mismatch("Type", self.kind, type(value))
 
-    def changed(self, expected: str, actual: str) -> Error:
-        """Return the error for a value that differs from the first one."""
+    def mismatch(self, kind: str, expected: object, given: object) -> Error:
+        """Return the error for a value that differs from the first one.
+
+        Args:
+            kind: In what it differs.
+            expected: What the model was compiled for.
+            given: What there is now.
+        """
+        return self.changed(kind, f"expected {_show(expected)} but got {_show(given)}")
+
+    def changed(self, kind: str, difference: str) -> Error:
+        """Return the error for a value that differs from the first one.
+
+        Args:
+            kind: In what it differs.
+            difference: How, as a part of a sentence.
+        """
         return Error(
-            f"Input {self.name} differs from the one the model was compiled for: expected "
-            f"{expected}, got {actual}. A compiled model is never compiled again by itself: call "
-            "destroy() on it, after which the next call compiles anew, or make a new wrapper for "
-            "this kind of input."
+            f"{kind} mismatch for {self.name}: {difference}. A compiled model is never compiled "
+            "again by itself: call destroy() on it, after which the next call compiles anew, or "
+            "make a new wrapper for this kind of input."
         )
 
 
@@ -153,11 +174,11 @@ class TensorNode(Node):
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         if value.dtype is not self.dtype:
-            raise self.changed(f"dtype {self.dtype}", f"dtype {value.dtype}")
+            raise self.mismatch("Data type", self.dtype, value.dtype)
         if value.is_nested:
-            raise self.changed(f"shape {tuple(self.shape)}", "a nested tensor")
+            raise self.mismatch("Shape", self.shape, "that of a nested tensor")
         if value.shape != self.shape:
-            raise self.changed(f"shape {tuple(self.shape)}", f"shape {tuple(value.shape)}")
+            raise self.mismatch("Shape", self.shape, value.shape)
         tensors.append(value)
 
     @override
@@ -188,8 +209,9 @@ class ConstantNode(Node):
 
     @override
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
-        if type(value) is not self.kind or not self._equals(value):
-            raise self.changed(_show(self.expected), _show(value))
+        self.check_kind(value)
+        if not self._equals(value):
+            raise self.mismatch("Value", self.expected, value)
 
     @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
@@ -218,14 +240,7 @@ class SequenceNode(Node):
 
     def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
         super().__init__(name, value)
-        fields = getattr(value, "_fields", None)
-        suffixes = (
-            [f"[{i}]" for i in range(len(value))] if fields is None else [f".{f}" for f in fields]
-        )
-        self.children = [
-            describe(name + suffix, element, leaf)
-            for suffix, element in zip(suffixes, value, strict=True)
-        ]
+        self.children = [describe(f"{name}[{i}]", element, leaf) for i, element in enumerate(value)]
         # Keeps what a derived type holds besides its elements, but none of its tensors.
         self._template = copy.copy(value) if isinstance(value, list) else None
         if self._template is not None:
@@ -235,7 +250,7 @@ class SequenceNode(Node):
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         if len(value) != len(self.children):
-            raise self.changed(f"length {len(self.children)}", f"length {len(value)}")
+            raise self.mismatch("Length", len(self.children), len(value))
         for child, element in zip(self.children, value, strict=True):
             child.collect(element, tensors)
 
@@ -256,7 +271,7 @@ class MappingNode(Node):
     def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
         super().__init__(name, value)
         self.keys = list(value)
-        self.children = [describe(f"{name}[{key!r}]", value[key], leaf) for key in self.keys]
+        self.children = [describe(f"{name}[{key}]", value[key], leaf) for key in self.keys]
         # Keeps what a derived type holds besides its items, but none of its tensors.
         self._template = copy.copy(value)
         for key in self.keys:
@@ -266,9 +281,19 @@ class MappingNode(Node):
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         self.check_kind(value)
         if len(value) != len(self.keys) or any(key not in value for key in self.keys):
-            raise self.changed(f"the keys {self.keys}", f"the keys {list(value)}")
+            raise self._changed_keys(value)
         for key, child in zip(self.keys, self.children, strict=True):
             child.collect(value[key], tensors)
+
+    def _changed_keys(self, value: Any) -> Error:
+        differences = (
+            ("Unexpected", [key for key in value if key not in self.keys]),
+            ("Missing", [key for key in self.keys if key not in value]),
+        )
+        return self.changed(
+            "Keys",
+            ", ".join(f"{what} arguments: {_sorted(keys)}" for what, keys in differences if keys),
+        )
 
     @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
@@ -297,7 +322,7 @@ class CustomNode(Node):
         self.check_kind(value)
         found = list(self._parser.yieldTensors(value))
         if len(found) != len(self.children):
-            raise self.changed(f"{len(self.children)} tensors", f"{len(found)} tensors")
+            raise self.mismatch("Length", len(self.children), len(found))
         for child, tensor in zip(self.children, found, strict=True):
             child.collect(tensor, tensors)
 
@@ -340,8 +365,18 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
         yield from walk(node.children)
 
 
-def _show(value: Any) -> str:
-    name = type(value).__name__
-    if isinstance(value, (torch.Tensor, list, tuple, dict)):
-        return f"a {name}"
-    return "None" if value is None else f"the {name} {reprlib.repr(value)}"
+def _sorted(keys: list[Any]) -> list[Any]:
+    """Return the keys of a dict in their order, or in that of their texts if they have none."""
+    try:
+        return sorted(keys)
+    except TypeError:
+        return sorted(keys, key=str)
+
+
+def _show(value: object) -> str:
+    """Return a value as an error shows it, cut if it is long."""
+    try:
+        text = str(value)
+    except Exception:  # a user's class may raise anything
+        text = object.__repr__(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

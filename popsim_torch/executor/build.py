@@ -71,7 +71,12 @@ def to_native(graph: Graph) -> _native.Graph:
 
 
 def build_executable(
-    program: Program, loop: LoopCounts, *, training: bool, schedule: str
+    program: Program,
+    loop: LoopCounts,
+    *,
+    training: bool,
+    schedule: str,
+    floating_point_checks: bool = False,
 ) -> _native.Executable:
     """Compile a program: kernels prepared, memory planned and allocated, constants in place.
 
@@ -80,16 +85,21 @@ def build_executable(
         loop: How often a call runs it.
         training: Whether it has a backward pass and updates.
         schedule: ``sequential`` or ``pipelined``.
+        floating_point_checks: Runs end at the first op whose arithmetic fails.
 
     Raises:
-        Error: An op cannot be prepared.
+        Error: An op cannot be prepared, or what is computed at once fails.
         InternalError: The program breaks a rule; our own bug.
     """
     returns = [
         _native.ReturnSpec(list(r.shape), dtype_name(r.dtype), r.keep) for r in program.returns
     ]
     config = _native.RunConfig(
-        loop.device_iterations, loop.gradient_accumulation, training, schedule
+        loop.device_iterations,
+        loop.gradient_accumulation,
+        training,
+        schedule,
+        floating_point_checks,
     )
     with _native.translated_errors():
         executable = _native.Executable(to_native(program.graph), config, returns)

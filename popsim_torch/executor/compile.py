@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,24 +18,31 @@ from torch import nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from popsim_torch import _native
-from popsim_torch.anchors import resolve
+from popsim_torch.anchors import AnchorRequest, resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
-from popsim_torch.dtypes import held_dtype
+from popsim_torch.compile_hooks import around_compilation
+from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
-from popsim_torch.executor.dump import Dump
-from popsim_torch.ir import LoopCounts, Program, program_text
+from popsim_torch.executor.compile_log import log_program
+from popsim_torch.executor.dump import Dump, write_graph_file
+from popsim_torch.executor.numerics import Numerics
+from popsim_torch.files.cache import cached_program
+from popsim_torch.files.trace_key import trace_key
+from popsim_torch.ir import LoopCounts, Program, RunSettings, names, program_text
+from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, plan_updates
 from popsim_torch.options import Options
+from popsim_torch.options.back_end import check_back_end, log_computed
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
-from popsim_torch.stages import ShardedExecution, StageAssigner
-from popsim_torch.stages.strategies import check_pipeline, count_stages
+from popsim_torch.passes.synthetic_data import SyntheticData
+from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
@@ -54,6 +63,7 @@ class CompiledModel:
         executable: The program as it runs.
         program: What it computes, the same on every machine.
         host_program: The program as it was fitted to this host.
+        run: How it runs.
         arguments: What calls must look like.
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
@@ -65,6 +75,7 @@ class CompiledModel:
     executable: _native.Executable
     program: Program
     host_program: Program
+    run: RunSettings
     arguments: ArgumentSpec
     outputs: OutputSpec
     input_dtypes: tuple[torch.dtype, ...]
@@ -89,13 +100,28 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
     return LoopCounts(options.device_iterations, accumulation)
 
 
+def anchor_requests(options: Options) -> list[AnchorRequest]:
+    """Return the calls of ``Options.anchorTensor``."""
+    requests = []
+    for short_name, entry in options.anchored_tensors.items():
+        try:
+            long_name, uses_default, mode, period = entry
+            mode = OutputMode(mode)
+        except (TypeError, ValueError):
+            raise Error(
+                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
+                "name, whether to use the model's mode, the mode and the period: call "
+                "Options.anchorTensor."
+            ) from None
+        requests.append(AnchorRequest(short_name, long_name, mode, period, uses_default))
+    return requests
+
+
 def half_partials(options: Options) -> HalfPartials:
     """Return which products of float16 operands add up in float16."""
-    default = "half" if options.Precision.partials_type == torch.half else "float"
     popart = options._Popart
     return HalfPartials(
-        matmul=(popart.matmul_partials or default) == "half",
-        convolution=(popart.convolution_partials or default) == "half",
+        matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
     )
 
 
@@ -104,6 +130,7 @@ def make_plan(
     options: Options,
     module: nn.Module,
     trained: Sequence[str],
+    loss_scale: str,
 ) -> OptimizerPlan:
     """Return what an optimizer does to the parameters that have a gradient.
 
@@ -112,6 +139,7 @@ def make_plan(
         options: Gradient accumulation and reduction are taken from here.
         module: Has the parameters.
         trained: Names of those that have a gradient.
+        loss_scale: Name of the loss scale's tensor.
     """
     training = options.Training
     parameters = dict(module.named_parameters())
@@ -121,8 +149,10 @@ def make_plan(
         all_parameters=parameters,
         gradient_accumulation=training.gradient_accumulation,
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
-        running_mean=training.mean_accumulation_and_replication_reduction_strategy
+        running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
+        loss_scale_rule=Numerics.of(options).loss_scale_rule,
+        loss_scale=loss_scale,
     )
 
 
@@ -150,65 +180,152 @@ def compile_model(
     """
     start = time.perf_counter()
     training = optimizer is not None
-    progress = _progress(bool(options.show_compilation_progress_bar))
+    progress = _progress(_draws_bar(options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
-    with _one_at_a_time, without_source, progress as step:
+    with _one_at_a_time, around_compilation(), without_source, progress as step:
+        limit_repeats(options.max_repeat_logs)
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
         )
 
         # What the call looks like.
+        check_back_end(options)
         check_traceable(module)
         arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
         loop = loop_counts(options, training=training)
+        numerics = Numerics.of(options)
         inputs = _micro_batch_inputs(arguments, loop)
         stages = StageAssigner(options.execution_strategy)
-        scopes = bool(options.module_namescope_enabled)
         step()
 
-        # The module becomes a torch.fx graph whose results have names.
-        traced = trace(TraceRequest(module, inputs, arguments.unflatten, training, stages, scopes))
-        _write_trace(dump, "trace", traced)
-        pipelined = _check_stages(options, stages, loop, training)
-        traced = functionalise(traced)
-        _write_trace(dump, "functionalise", traced)
-        join_slices(traced.graph_module.graph)
-        plan = (
-            None if optimizer is None else make_plan(optimizer, options, module, traced.gradients)
+        # The module becomes a torch.fx graph.
+        traced = trace(
+            TraceRequest(
+                module,
+                inputs,
+                arguments.unflatten,
+                training,
+                stages,
+                module_scopes=bool(options.module_namescope_enabled),
+                location_excludes=tuple(options.source_location_excludes),
+                back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
+            )
         )
-        named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
-        _write_trace(dump, "name", named)
+        _write_trace(dump, "trace", traced)
+        pipelined, num_ipus = _check_stages(options, stages, loop, training)
+        plan = None
+        if optimizer is not None:
+            loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
+            plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
         step()
 
         # The graph becomes a program, the same on every machine.
-        request = _program_request(options, loop, training=training, pipelined=pipelined)
-        wanted = [anchor.long_name for anchor in request.returns.anchors]
-        program = lower(named, plan, half_partials(options), wanted)
-        _write_program(dump, "lower", program)
-        for name in run_program_passes(program, request):
-            _write_program(dump, name, program)
+        request = _program_request(options, loop, stages, training=training, pipelined=pipelined)
+        request = dataclasses.replace(
+            request,
+            stochastic_rounding=numerics.stochastic_rounding,
+            synthetic_data=numerics.synthetic_data,
+        )
+        half = half_partials(options)
+        depends_on = (None if plan is None else plan.without_values(), half, request)
+        program = cached_program(
+            options,
+            lambda: trace_key(traced, depends_on),
+            lambda: _state_program(traced, plan, half, request, dump),
+        )
+        log_program(program, options, request.returns.anchors, stages.ipu_of_stage)
+        write_graph_file(program)
         step()
 
         # The program is fitted to this host, and becomes an executable.
-        host_program = program.copy()
-        for name in run_host_passes(host_program):
-            _write_program(dump, name, host_program)
-        schedule = "pipelined" if pipelined else "sequential"
-        executable = build_executable(host_program, loop, training=training, schedule=schedule)
-        _write_executable(dump, executable)
+        run = RunSettings(
+            loop,
+            "pipelined" if pipelined else "sequential",
+            num_ipus if program.graph.ops else 0,
+            numerics.floating_point_checks,
+            numerics.synthetic_data == SyntheticData.NONE,
+        )
+        compiled = fit_to_host(program, run, arguments, traced.outputs, plan, dump)
         step()
+    duration = datetime.timedelta(seconds=time.perf_counter() - start)
+    return dataclasses.replace(compiled, duration=duration)
+
+
+def _state_program(
+    traced: TraceResult,
+    plan: OptimizerPlan | None,
+    half: HalfPartials,
+    request: ProgramRequest,
+    dump: Dump,
+) -> Program:
+    """Return the program of a trace, the same on every machine."""
+    traced = functionalise(traced)
+    _write_trace(dump, "functionalise", traced)
+    join_slices(traced.graph_module.graph)
+    named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
+    _write_trace(dump, "name", named)
+    program = lower(named, plan, half, [anchor.long_name for anchor in request.returns.anchors])
+    _write_program(dump, "lower", program)
+    for name in run_program_passes(program, request):
+        _write_program(dump, name, program)
+    return program
+
+
+def fit_to_host(
+    program: Program,
+    run: RunSettings,
+    arguments: ArgumentSpec,
+    outputs: OutputSpec,
+    plan: OptimizerPlan | None,
+    dump: Dump,
+) -> CompiledModel:
+    """Fit a complete program to this machine, and make it an executable.
+
+    Args:
+        program: The same on every machine.
+        run: How it runs.
+        arguments: What calls must look like.
+        outputs: What calls return.
+        plan: The optimizer's updates; None for inference.
+        dump: Takes the text of each step.
+
+    Raises:
+        Error: An op cannot be prepared.
+    """
+    start = time.perf_counter()
+    host_program = program.copy()
+    # Checks tell which of the model's ops has failed: none are joined for them.
+    for name in () if run.floating_point_checks else run_host_passes(host_program):
+        _write_program(dump, name, host_program)
+    executable = build_executable(
+        host_program,
+        run.loop,
+        training=plan is not None,
+        schedule=run.schedule,
+        floating_point_checks=run.floating_point_checks,
+    )
+    _write_executable(dump, executable)
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))
     return CompiledModel(
         executable,
         program,
         host_program,
+        run,
         arguments,
-        traced.outputs,
+        outputs,
         input_dtypes,
         input_dtypes != arguments.dtypes,
         plan,
         datetime.timedelta(seconds=time.perf_counter() - start),
+    )
+
+
+def _draws_bar(options: Options) -> bool:
+    """Whether to draw a progress bar: on a terminal, or where the user asks for one."""
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return bool(options.show_compilation_progress_bar) and (
+        on_terminal or bool(options.progress_bar_asked_for)
     )
 
 
@@ -253,14 +370,15 @@ def _write_executable(dump: Dump, executable: _native.Executable) -> None:
 
 
 def _program_request(
-    options: Options, loop: LoopCounts, *, training: bool, pipelined: bool
+    options: Options, loop: LoopCounts, stages: StageAssigner, *, training: bool, pipelined: bool
 ) -> ProgramRequest:
     """Return what the options ask of a program."""
     mode, period = OutputMode(options.output_mode), options.output_return_period
-    anchors = [resolve(request, mode, period) for request in options.anchored_tensors.values()]
+    anchors = [resolve(request, mode, period) for request in anchor_requests(options)]
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
         ReturnRequest(loop, mode, period, anchors, pipelined),
+        stages.ipu_of_stage,
     )
 
 
@@ -297,11 +415,17 @@ def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Reco
 
 def _check_stages(
     options: Options, stages: StageAssigner, loop: LoopCounts, training: bool
-) -> bool:
-    """Check the stages that the trace met; return whether micro-batches overlap in a pipeline."""
+) -> tuple[bool, int]:
+    """Check the stages that the trace met.
+
+    Returns:
+        Whether micro-batches overlap in a pipeline, and how many IPUs the model takes.
+    """
     strategy = options.execution_strategy
     num_stages = count_stages(stages.ipu_ids)
-    check_pipeline(
+    is_pipelined = num_stages > 1 and strategy.is_pipelined
+    log_computed(options, pipelined=is_pipelined)
+    num_ipus = check_pipeline(
         num_stages,
         stages.ipu_ids,
         strategy,
@@ -310,4 +434,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return num_stages > 1 and not isinstance(strategy, ShardedExecution)
+    return is_pipelined, num_ipus

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from popsim_torch import _native
+from popsim_torch import _native, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
+from popsim_torch.ir import names
 from popsim_torch.optim.plan import OptimizerPlan
-
-_logger = logging.getLogger("poptorch::python")
 
 
 class DeviceState:
@@ -34,6 +32,10 @@ class DeviceState:
         # Runs that the weights have seen which host and device have in common. A run counts from
         # its beginning: while it goes on, the device is ahead, and refuses to be copied.
         self._runs_in_common = 0
+        # Counts what the optimizer has written.
+        self._num_writes = 0
+        # The optimizer's states, and the version that they were read at.
+        self._state_copy: tuple[tuple[int, int], dict[str, torch.Tensor]] | None = None
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].shape for name, variable in self._variables.items()}
@@ -55,12 +57,26 @@ class DeviceState:
         Raises:
             Error: They are not those that the model was compiled with; nothing is copied.
         """
-        _logger.info("Writing weights from host to IPU memory")
+        logs.backend.info("Writing weights from host to IPU memory")
         num_runs = self._executable.num_runs
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(self._variables)
             self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
         self._runs_in_common = num_runs
+
+    def upload_buffers(self, names: Iterable[str]) -> None:
+        """Copy single buffers to the device; those that the program does not use stay out.
+
+        Args:
+            names: Names of buffers, tied ones by any of their names.
+
+        Raises:
+            Error: They are not those that the model was compiled with; nothing is copied.
+        """
+        with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
+            used = self._host.used_names(names) & self._program.buffers.keys()
+            hosts = self._host.find(sorted(used))
+            self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
 
     def download_weights(self, *, what_fits: bool = False) -> None:
         """Copy the parameters and buffers that the program changes into the host's tensors.
@@ -74,7 +90,7 @@ class DeviceState:
             Error: They are not those that the model was compiled with; nothing is copied. Not with
                 ``what_fits``.
         """
-        _logger.info("Writing weights from IPU to host")
+        logs.backend.info("Writing weights from IPU to host")
         updates = () if self._plan is None else self._plan.updates
         changed = [*(update.parameter for update in updates), *self._program.changed_buffers]
         num_runs = self._executable.num_runs
@@ -99,9 +115,13 @@ class DeviceState:
         """Give states and hyper-parameters the values they have before the first update."""
         if self._plan is None:
             return
+        _log_lines(self._plan.description)
         for name, scalar in self._plan.scalars().items():
             if name in self._program.scalars:
                 self._write_scalar(name, scalar.value)
+        if self._plan.loss_scale_rule is not None:
+            factor = self._program.states[names.LOSS_SCALE_FACTOR]
+            self._executable.write(factor, torch.tensor(1.0, device="cpu"))
         with host_weights.without_sync():
             weights = self._host.find(update.parameter for update in self._plan.updates)
             for update in self._plan.updates:
@@ -123,16 +143,29 @@ class DeviceState:
             scalars[scalar.name]: torch.tensor(scalar.value, device="cpu")
             for scalar in self._plan.changed_scalars(plan)
         }
+        if values:
+            _log_lines(plan.description)
         with _native.translated_errors():
             self._executable.write_all(values, factors)
+        self._num_writes += 1
         self._plan = plan
 
     # DeviceLink
 
+    def version(self) -> tuple[int, int]:
+        """Return what differs when a run or the optimizer may have changed states and scalars."""
+        return self._executable.num_runs, self._num_writes
+
     def read_state(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's saved states by name."""
+        """Return the optimizer's saved states by name; they are read if a run has changed them."""
         assert self._plan is not None
-        return self._read({name: self._program.states[name] for name in self._plan.saved_states()})
+        version = self.version()
+        if self._state_copy is None or self._state_copy[0] != version:
+            logs.backend.info("Writing optimiser state tensors from IPU to host")
+            names = self._plan.saved_states()
+            tensors = self._read({name: self._program.states[name] for name in names})
+            self._state_copy = version, tensors
+        return self._state_copy[1]
 
     def read_parameters(self) -> dict[str, torch.Tensor]:
         """Return the variable hyper-parameters by name, in their derived form."""
@@ -141,25 +174,47 @@ class DeviceState:
         names = [name for name in self._plan.variable_scalars() if name in scalars]
         return self._read({name: scalars[name] for name in names})
 
+    def read_all_states(self) -> dict[str, torch.Tensor]:
+        """Return every state of the optimizer by name, accumulators included."""
+        return self._read(self._program.states)
+
+    def check_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Check that states and hyper-parameters have the shapes of the device's.
+
+        Raises:
+            Error: One of them has not.
+        """
+        known = {**self._program.states, **self._program.scalars}
+        for name, value in tensors.items():
+            if name not in known:
+                continue
+            shape, given = self._program.graph.tensors[known[name]].shape, tuple(value.shape)
+            if given != shape:
+                raise Error(
+                    f"The optimizer state '{name}' has the shape {given}, the device's has "
+                    f"{shape}. Load a state of an optimizer of this model."
+                )
+
     def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take states and hyper-parameters over; names the program does not have are ignored."""
         assert self._plan is not None
         missing = [name for name in self._plan.saved_states() if name not in tensors]
         if missing:
-            _logger.warning(
+            logs.python.warning(
                 "The optimizer state has no value for %s; the device keeps its own.", missing
             )
         known = {**self._program.states, **self._program.scalars}
         taken = {name: value for name, value in tensors.items() if name in known}
-        for name, value in taken.items():
-            shape = self._program.graph.tensors[known[name]].shape
-            if tuple(value.shape) != shape:
-                raise Error(
-                    f"The optimizer state '{name}' has the shape {tuple(value.shape)}, the "
-                    f"device's has {shape}. Load a state of an optimizer of this model."
-                )
+        self.check_state(taken)
+        self.log_optimizer_upload()
         with _native.translated_errors():
             self._executable.write_all({known[name]: value for name, value in taken.items()})
+        self._num_writes += 1
+
+    def log_optimizer_upload(self) -> None:
+        """Say in the log that the optimizer's state goes to the device, if there is any."""
+        if self._plan is not None and self._plan.saved_states():
+            logs.backend.info("Writing optimiser state tensors from host to IPU memory")
 
     def _read(self, tensors: dict[str, int]) -> dict[str, torch.Tensor]:
         with _native.translated_errors():
@@ -168,3 +223,8 @@ class DeviceState:
 
     def _write_scalar(self, name: str, value: float) -> None:
         self._executable.write(self._program.scalars[name], torch.tensor(value, device="cpu"))
+
+
+def _log_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        logs.python.debug("%s", line)

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 
 from popsim_torch.errors import Error
+from popsim_torch.ir import Program, program_text
 
 VARIABLE = "POPSIM_DUMP"
+GRAPH_VARIABLE = "POPTORCH_EXPORT_PROTO_FILE"
 
 
 class Dump:
@@ -62,3 +64,31 @@ def _new_folder(parent: Path, name: str) -> Path:
             "be written to, or unset the variable."
         ) from error
     raise AssertionError("unreachable")
+
+
+def write_graph_file(program: Program) -> None:
+    """Write a program as text where the environment variable ``POPTORCH_EXPORT_PROTO_FILE`` says.
+
+    A path without an extension is a folder, which gets the file ``model.proto``. Folders are made.
+    With ``POPTORCH_EXPORT_PROTO_AS_BINARY=1`` the same text is written, as UTF-8 either way.
+
+    Args:
+        program: Complete, and the same on every machine.
+
+    Raises:
+        Error: The file cannot be written.
+    """
+    wanted = os.environ.get(GRAPH_VARIABLE)
+    if not wanted:
+        return
+    path = Path(wanted)
+    if not path.suffix or path.is_dir():
+        path = path / "model.proto"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(program_text(program).encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise Error(
+            f"{GRAPH_VARIABLE}={wanted}: the graph cannot be written there ({error}). Name a file "
+            "that can be written, or unset the variable."
+        ) from error

@@ -29,7 +29,7 @@ class HostTensors:
         self._module = module
         self._shapes = shapes
         tied = defaultdict(list)
-        tensors = _named_tensors(module)
+        tensors = named_tensors(module)
         for name, tensor in tensors.items():
             tied[id(tensor)].append(name)
         self._aliases = {name: tied[id(tensors[name])] for name in shapes}
@@ -44,7 +44,7 @@ class HostTensors:
         Raises:
             Error: One of them is not what it was; not with ``what_fits``.
         """
-        present = _named_tensors(self._module)
+        present = named_tensors(self._module)
         found: dict[str, torch.Tensor] = {}
         name_of: dict[int, str] = {}
         problems = []
@@ -61,6 +61,15 @@ class HostTensors:
         if problems:
             self._report(problems, what_fits)
         return found
+
+    def used_names(self, names: Iterable[str]) -> set[str]:
+        """Return the names that the program has for tensors given by any of their names.
+
+        Args:
+            names: Names of tensors; those that the program does not use are left out.
+        """
+        wanted = set(names)
+        return {name for name, aliases in self._aliases.items() if wanted.intersection(aliases)}
 
     def _problem(
         self, name: str, tensor: torch.Tensor | None, present: Mapping[str, torch.Tensor]
@@ -92,7 +101,7 @@ class HostTensors:
         )
 
 
-def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by all of their names."""
     return {
         **dict(nn.Module.named_parameters(module, remove_duplicate=False)),

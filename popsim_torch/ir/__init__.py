@@ -14,7 +14,7 @@ from popsim_torch.ir.graph import (
     contiguous_strides,
 )
 from popsim_torch.ir.origin import NOWHERE, Origin
-from popsim_torch.ir.program import AnchorView, LoopCounts, Program, Return
+from popsim_torch.ir.program import AnchorView, LoopCounts, Program, Return, RunSettings
 from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable, check_op
 from popsim_torch.ir.text import program_text, to_text
 from popsim_torch.ir.uses import Uses, walk
@@ -37,6 +37,7 @@ __all__ = [
     "Program",
     "Return",
     "Role",
+    "RunSettings",
     "Tensor",
     "TensorArgument",
     "TensorKind",

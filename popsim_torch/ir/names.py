@@ -7,13 +7,18 @@ Names are an interface, since programs anchor tensors by them. What a tensor *is
 from __future__ import annotations
 
 LOSS_SCALE = "lossScaling_FLOAT"
-"""The seed of the backward pass."""
+"""The seed of the backward pass of a float32 loss."""
+LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
+"""What the device multiplies the loss scale by, where it adapts that by itself."""
+FINAL_LOSS_SCALE = "finalLossScale"
+"""Loss scale times that factor: the seed of the backward pass then."""
 GLOBAL_NORM = "GlobalNorm___0"
 """Norm of all gradients together, where they are clipped by it."""
 
 _SEPARATOR = "___"
 _GRADIENT = f"Gradient{_SEPARATOR}"
 _REBUILT = "__re"
+_COUNTER = f"Counter{_SEPARATOR}_"
 _OLD_PREFIX = "model."
 
 
@@ -53,9 +58,81 @@ def velocity_before_update(parameter: str) -> str:
     return f"AcclIntoReduce{_SEPARATOR}{parameter}"
 
 
+def velocity_into_update(parameter: str) -> str:
+    """Return the name of a combined velocity as the update takes it, all gradients in it."""
+    return f"AcclIntoUpdate{_SEPARATOR}{parameter}"
+
+
 def velocity_after_update(parameter: str) -> str:
     """Return the name of a combined velocity behind the update."""
     return f"AcclOutOfAcclUpdate{_SEPARATOR}{parameter}"
+
+
+def final_reduced_gradient(parameter: str) -> str:
+    """Return the name of a gradient behind accumulation, as plain SGD takes it."""
+    return f"FinalReducedGradient{_SEPARATOR}{parameter}"
+
+
+def nesterov_gradient(parameter: str) -> str:
+    """Return the name of the step of Nesterov momentum, before the learning rate."""
+    return f"{parameter}_nesterovGrad"
+
+
+def unscaled_gradient(parameter: str) -> str:
+    """Return the name of the true gradient in Nesterov momentum: without loss scale, averaged."""
+    return f"{parameter}_sgdInverseLossScale"
+
+
+def update_term(kind: str, parameter: str) -> str:
+    """Return the name of a part of an update: ``AdamUpdater``, ``LambR1Sq`` or the like."""
+    return f"{kind}{_SEPARATOR}{parameter}"
+
+
+def partial_gradient(operation: int, operand: int) -> str:
+    """Return the name of what one use of a tensor adds to its gradient.
+
+    Args:
+        operation: Which differentiable operation of the model uses it, counted from 0 in the
+            order of their calls.
+        operand: Which operand of that operation it is.
+    """
+    return gradient(f"{operation}_{operand}")
+
+
+def counter(ipu: int, stage: int | None) -> str:
+    """Return the name of the count of micro-batches in the running means of an IPU.
+
+    Args:
+        ipu: The IPU.
+        stage: The pipeline stage, None where there is no pipeline.
+    """
+    name = f"{_COUNTER}VGraph{ipu}"
+    return name if stage is None else f"{name}_PStage{stage}"
+
+
+def stashed(name: str) -> str:
+    """Return the name of a tensor as it is put aside for the backward pass of a pipeline."""
+    return f"Stashed{_SEPARATOR}{name}"
+
+
+def restored(name: str) -> str:
+    """Return the name of a tensor as the backward pass of a pipeline gets it back."""
+    return f"Restored{_SEPARATOR}{name}"
+
+
+def copied_to(name: str, ipu: int) -> str:
+    """Return the name of the copy of a tensor that another IPU reads."""
+    return f"{name}_c{ipu}"
+
+
+def loss_scale(dtype: str) -> str:
+    """Return the name of the loss scale of a model whose loss has an element type."""
+    return "lossScaling_FLOAT16" if dtype == "float16" else LOSS_SCALE
+
+
+def hyper_parameter_kind(name: str) -> str:
+    """Return what a hyper-parameter's tensor holds, ``scaledLearningRate0`` or the like."""
+    return name.partition(_SEPARATOR)[0]
 
 
 def specific_hyper_parameter(kind: str, parameter: str) -> str:
@@ -97,10 +174,40 @@ def spellings(name: str) -> tuple[str, str]:
     return name, f"{prefix}{separator}{_OLD_PREFIX}{tensor}"
 
 
+_RESERVED = (
+    *(_GRADIENT, "UpdatedVar", "Accum", "Accl", "Step", "FinalReducedGradient", "GlobalNorm"),
+    *("AdamUpdater", "AdaptiveUpdater", "LambR1Sq", "LambR2Sq", "Counter", "Stashed", "Restored"),
+    *("anchorSum", "anchorFinal", "RemoteArg", "randomSeed"),
+)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a parameter of this name could be taken for a tensor of the training graph."""
+    prefix, separator, _ = name.partition(_SEPARATOR)
+    return bool(separator) and f"{prefix}{separator}".startswith(_RESERVED)
+
+
+_MISSING = {
+    _GRADIENT: "A gradient exists only of what the loss depends on and what needs one.",
+    _COUNTER: "Counters exist with the mean reduction strategy Running only.",
+    "Accum___": "Accumulators exist with gradient accumulation only, combined SGD has none.",
+    "AcclInto": "These exist for combined SGD with momentum only.",
+    "AcclOutOf": "These exist for combined SGD with momentum only.",
+    "AdaptiveUpdater": "These exist for RMSprop only.",
+    "AdamUpdater": "These exist for Adam, AdamW and LAMB only.",
+    "FinalReducedGradient": "These exist for plain SGD with gradient accumulation only.",
+    "GlobalNorm": "It exists with max_grad_norm only.",
+    "LambR": "These exist for LAMB only.",
+    "Restored": "These exist for what a stage of a training pipeline keeps for its backward pass.",
+    "Stashed": "These exist for what a stage of a training pipeline keeps for its backward pass.",
+}
+
+
 def why_missing(name: str) -> str:
     """Return when a tensor of such a name exists, a sentence with a space in front, or nothing."""
-    if name.startswith(_GRADIENT):
-        return " A gradient exists only of what the loss depends on and what needs one."
+    for prefix, reason in _MISSING.items():
+        if name.startswith(prefix):
+            return f" {reason}"
     if name.endswith(_REBUILT):
         return " A copy exists only of what recomputation rebuilds in the backward pass."
     return ""

@@ -15,6 +15,7 @@ class Origin:
         backward: It belongs to the backward pass of the call.
         op_type: The type that results are named by, where it is not that of the operator.
         source: ``file:line`` of the user's code, empty when unknown.
+        call: Number of the call, from 1; 0 for what no call asked for.
     """
 
     scope: str = ""
@@ -22,6 +23,7 @@ class Origin:
     backward: bool = False
     op_type: str | None = None
     source: str = ""
+    call: int = 0
 
 
 NOWHERE = Origin()

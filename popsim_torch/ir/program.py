@@ -23,6 +23,25 @@ class LoopCounts:
 
 
 @dataclass(frozen=True)
+class RunSettings:
+    """How a program runs.
+
+    Attributes:
+        loop: How often a call runs the model.
+        schedule: In which order micro-batches run: ``sequential`` or ``pipelined``.
+        num_ipus: IPUs that it takes (count); 0 if there is nothing to run on any.
+        floating_point_checks: A run ends at the first op whose arithmetic fails.
+        reads_inputs: Whether it reads the host's inputs; it may make them by itself.
+    """
+
+    loop: LoopCounts
+    schedule: str
+    num_ipus: int
+    floating_point_checks: bool
+    reads_inputs: bool
+
+
+@dataclass(frozen=True)
 class Return:
     """A tensor that comes back from a run.
 
@@ -90,9 +109,13 @@ class Program:
         outputs: Tensor ids of what forward returns.
         changed_inputs: Tensor id of the new value of each input that forward changes, by the
             input's position.
+        sources: Name of the node of the trace that a tensor's op was lowered from, by tensor id.
+            Prints and anchors change none.
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
         returns: What comes back from a run: outputs, changed inputs, then anchors.
         anchors: Where to find an anchored tensor, by the anchor's short name.
+        offered: Names, as keys, of tensors that the program has if they are anchored, and else
+            would have.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -103,9 +126,18 @@ class Program:
     scalars: dict[str, int] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
     changed_inputs: dict[int, int] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
     returns: list[Return] = field(default_factory=list)
     anchors: dict[str, AnchorView] = field(default_factory=dict)
+    offered: dict[str, None] = field(default_factory=dict)
+
+    def tensor_names(self) -> list[str]:
+        """Return the name of every tensor that can be anchored, each once.
+
+        What is anchored changes neither names nor order.
+        """
+        return [name for name in self.graph.names if name not in self.offered] + [*self.offered]
 
     def copy(self) -> Program:
         """Return a program whose graph can be changed without changing this one's."""

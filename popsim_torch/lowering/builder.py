@@ -191,9 +191,11 @@ class Builder:
             origin=place.origin,
         )
         if behind is not None:
-            self._move_last_op_behind(self.graph.root(behind).id)
+            self.move_last_op_behind(behind)
 
-    def _move_last_op_behind(self, root: int) -> None:
+    def move_last_op_behind(self, tensor: Tensor) -> None:
+        """Put the op that was added last right behind the one that wrote a tensor."""
+        root = self.graph.root(tensor).id
         ops = self.graph.ops
         last = ops.pop()
         position = len(ops)

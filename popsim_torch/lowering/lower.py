@@ -10,8 +10,10 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Program, Role, Tensor, TensorKind
+from popsim_torch.ir import Program, Role, Tensor, TensorKind, names
+from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.builder import Builder, HalfPartials, Value
+from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
 from popsim_torch.lowering.rules.prints import lower_print
@@ -22,6 +24,7 @@ from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.trace.functionalise import is_mutating
 from popsim_torch.trace.markers import CONSTANT, PRINT
 from popsim_torch.trace.named_graph import NamedGraph
+from popsim_torch.trace.origin import origin_of
 
 
 class _Lowering:
@@ -34,11 +37,17 @@ class _Lowering:
     ) -> None:
         self._named = named
         self._plan = plan
+        wanted = list(wanted)
+        self._wanted = {spelling for name in wanted for spelling in names.spellings(name)}
         found = (named.find(name) for name in wanted)
         self._needed = named.needed(node for node in found if node is not None)
         self._program = Program()
         random = filter(is_random, named.nodes)
         self._builder = Builder(self._program.graph, self._needed, random, half_partials)
+        rule = None if plan is None else plan.loss_scale_rule
+        self._loss_scale = (
+            None if rule is None else LossScaleLowering(self._builder, self._program, rule)
+        )
         self._state = StateLowering(self._builder, self._program, named, self._needed)
 
     def run(self) -> Program:
@@ -50,6 +59,7 @@ class _Lowering:
                 self._builder.values[node] = self._builder.constant(self._named.attribute(node))
             if node.op == "call_function" and node in self._needed:
                 self._add_node(node)
+        self._add_aliases()
         self._state.write_changes()
         self._add_updates()
         self._note_outputs()
@@ -68,9 +78,16 @@ class _Lowering:
         )
         self._builder.values[node] = tensor
         self._program.scalars[scale.name] = tensor.id
+        if self._loss_scale is not None:
+            stage = max((origin_of(node).stage for node in self._named.nodes), default=0)
+            self._builder.values[node] = self._loss_scale.final_scale(tensor, stage)
 
     def _add_node(self, node: torch.fx.Node) -> None:
+        num_ops = len(self._program.graph.ops)
         value = self._lower_node(node)
+        for op in self._program.graph.ops[num_ops:]:
+            self._program.sources |= dict.fromkeys(op.outputs, node.name)
+        self._program.sources.pop(NO_TENSOR, None)
         self._builder.values[node] = value
         name = self._named.names.get(node)
         if name is not None and isinstance(value, Tensor):
@@ -98,13 +115,29 @@ class _Lowering:
         check_results(node, place)
         return RULES.rule_of(node).lower(self._builder, node, place)
 
+    def _add_aliases(self) -> None:
+        """Give tensors that the program has their further names, or offer these."""
+        for name, node in self._named.aliases.items():
+            value = self._builder.values.get(node)
+            if not isinstance(value, Tensor):
+                continue
+            self._program.offered[name] = None
+            if name in self._wanted:
+                self._program.graph.set_name(value, name)
+
     def _add_updates(self) -> None:
         if self._plan is None:
             return
         graph = self._program.graph
         parameters = {n: graph.tensors[i] for n, i in self._program.parameters.items()}
         gradients = {n: self._builder.tensor(g) for n, g in self._named.gradients().items()}
-        UpdateLowering(self._builder, self._program, parameters, gradients).lower(self._plan)
+        update = UpdateLowering(
+            self._builder, self._program, parameters, gradients, self._wanted, self._loss_scale
+        )
+        update.lower(self._plan)
+        if self._loss_scale is not None:
+            scale = graph.tensors[self._program.scalars[self._plan.loss_scaling.name]]
+            self._loss_scale.adapt(scale)
 
     def _note_outputs(self) -> None:
         """Note the tensors that what comes later asks for: outputs and checkpoints."""

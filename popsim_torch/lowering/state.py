@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch import logs
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind
@@ -48,6 +49,7 @@ class StateLowering:
         trace = self._traced.traced
         state = [*trace.parameters.items(), *trace.buffers.items()]
         end = self._traced.first_input + trace.num_inputs
+        self._warn_of_frozen(list(trace.buffers.items()))
         for position, node in enumerate(self._traced.placeholders[:end]):
             if position >= self._traced.first_input:
                 self._add(node, TensorKind.INPUT, Role.INPUT)
@@ -56,6 +58,21 @@ class StateLowering:
                 self._add_state(node, name, host)
         rest = self._traced.placeholders[end:]
         return rest[0] if rest else None
+
+    def _warn_of_frozen(self, buffers: list[tuple[str, torch.Tensor]]) -> None:
+        """Say which buffers keep the value they have now: those that are not floating-point."""
+        nodes = self._traced.placeholders[len(self._traced.traced.parameters) :]
+        frozen = [
+            name
+            for (name, host), node in zip(buffers, nodes, strict=False)
+            if not host.dtype.is_floating_point and (node.users or node in self._changes)
+        ]
+        if frozen:
+            logs.python.warning(
+                "Buffers of integer types are constants of the compiled model, and keep the value "
+                "they have now: %s",
+                ", ".join(frozen),
+            )
 
     def write_changes(self) -> None:
         """Write new values of buffers back, and note which inputs were changed."""

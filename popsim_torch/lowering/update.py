@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.loss_scale import LossScaleLowering
+from popsim_torch.lowering.maps import cast
+from popsim_torch.lowering.update_terms import UpdateOperands, UpdateTerms
 from popsim_torch.optim.plan import (
     Accumulation,
     GradientInput,
@@ -26,6 +29,8 @@ class UpdateLowering:
         program: Gets the states and scalars.
         parameters: The weights on the device, by name.
         gradients: Their gradients of one micro-batch, by name.
+        wanted: Names of tensors that are anchored.
+        loss_scale: Where the device adapts the loss scale by itself.
     """
 
     def __init__(
@@ -34,28 +39,40 @@ class UpdateLowering:
         program: Program,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
+        wanted: Collection[str],
+        loss_scale: LossScaleLowering | None = None,
     ) -> None:
         self._builder = builder
         self._program = program
         self._parameters = parameters
         self._gradients = gradients
+        self._loss_scale = loss_scale
+        self._wanted = wanted
+        self._terms = UpdateTerms(builder, program, wanted)
         self._states: dict[str, Tensor] = {}
 
     def lower(self, plan: OptimizerPlan) -> None:
         """Add the accumulations to the backward pass and the updates behind everything."""
         for update in plan.updates:
+            if self._loss_scale is not None:
+                gradient = self._gradients[update.parameter]
+                self._loss_scale.observe(gradient, names.gradient(update.parameter))
             for accumulation in update.accumulations:
                 self._accumulate(update.parameter, accumulation)
         norm = self._gradient_norm(plan)
+        if self._loss_scale is not None:
+            # In front of all updates, so that these can be done together.
+            for scalar in (s for update in plan.updates for s in update.scalars):
+                self._scalar(scalar)
         for update in plan.updates:
             self._update(update, norm)
 
     def _accumulate(self, parameter: str, accumulation: Accumulation) -> None:
         gradient = self._gradients[parameter]
-        written = self._builder.written_in(gradient)
-        place = Place(Phase.BACKWARD, 0 if written is None else written[1], accumulation.output)
+        place = Place(Phase.BACKWARD, self._stage_of(gradient), accumulation.output)
         state = self._state(parameter, accumulation.state)
-        inputs = [gradient, state, *map(self._scalar, accumulation.scalars)]
+        scalars = (self._scalar(s, place.phase, place.stage) for s in accumulation.scalars)
+        inputs = [gradient, state, *scalars]
         out = self._whole(state, accumulation.output)
         self._builder.op(
             accumulation.kind,
@@ -80,11 +97,21 @@ class UpdateLowering:
     def _update(self, update: ParameterUpdate, norm: Tensor | None) -> None:
         place = Place(Phase.UPDATE, 0, update.updated_name)
         weight = self._parameters[update.parameter]
+        gradient = self._gradient_of(update)
         states = [self._state(update.parameter, state) for state in update.states]
-        inputs: list[Tensor | None] = [weight, self._gradient_of(update), *states]
-        inputs += [self._scalar(scalar) for scalar in update.scalars]
+        scalars = list(map(self._scalar, update.scalars))
+        inputs: list[Tensor | None] = [weight, gradient, *states, *scalars]
         if update.clipped:
             inputs.append(norm)
+        operands = UpdateOperands(
+            weight,
+            gradient,
+            self._stage_of(self._gradients[update.parameter]),
+            {state.kind: tensor for state, tensor in zip(update.states, states, strict=True)},
+            {scalar.kind: tensor for scalar, tensor in zip(update.scalars, scalars, strict=True)},
+            norm if update.clipped else None,
+        )
+        self._terms.add(update, operands)
         outputs = [self._whole(weight, update.updated_name)]
         for state, name in zip(states, update.updated_state_names, strict=True):
             outputs.append(self._whole(state, name))
@@ -97,6 +124,10 @@ class UpdateLowering:
             assert update.accumulator is not None
             return self._state(update.parameter, update.accumulator)
         return self._gradients[update.parameter]
+
+    def _stage_of(self, gradient: Tensor) -> int:
+        written = self._builder.written_in(gradient)
+        return 0 if written is None else written[1]
 
     def _state(self, parameter: str, state: State) -> Tensor:
         if state.name not in self._states:
@@ -112,16 +143,29 @@ class UpdateLowering:
             self._program.states[state.name] = tensor.id
         return self._states[state.name]
 
-    def _scalar(self, scalar: Scalar) -> Tensor:
+    def _scalar(self, scalar: Scalar, phase: Phase = Phase.UPDATE, stage: int = 0) -> Tensor:
+        """Return a hyper-parameter as ops of a phase and stage use it."""
+        tensor = self._variable(scalar)
+        if self._loss_scale is None:
+            return tensor
+        return self._loss_scale.follow(scalar, tensor, phase, stage)
+
+    def _variable(self, scalar: Scalar) -> Tensor:
         known = self._program.scalars
         if scalar.name not in known:
             tensor = self._builder.graph.add_tensor(
                 TensorKind.VARIABLE, scalar.dtype, (), role=Role.HYPER_PARAMETER
             )
-            if not scalar.constant:
-                self._builder.graph.set_name(tensor, scalar.name)
             known[scalar.name] = tensor.id
+            if not scalar.constant:
+                self._builder.graph.set_name(self._shown(scalar, tensor), scalar.name)
         return self._builder.graph.tensors[known[scalar.name]]
+
+    def _shown(self, scalar: Scalar, tensor: Tensor) -> Tensor:
+        """Return what an anchor of a hyper-parameter shows."""
+        if scalar.name not in self._wanted:
+            return tensor
+        return cast(self._builder, tensor, scalar.shown_dtype, Place(Phase.UPDATE, 0, scalar.name))
 
     def _whole(self, tensor: Tensor, name: str) -> Tensor:
         graph = self._builder.graph

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, overload
 
 import torch
 
 from popsim_torch.errors import UsageAssertionError, UsageRuntimeError, UsageValueError
+
+_logger = logging.getLogger("poptorch::python")
 
 __all__ = ["AccumulationType", "DeviceLink", "Optimizer", "VariableAttributes", "accumulation_type"]
 
@@ -21,14 +24,20 @@ _ACCUM_TYPES_MESSAGE = "Accumulation types must be either torch.float32 or torch
 class DeviceLink(Protocol):
     """What an optimizer needs of the executor that runs its updates."""
 
+    def version(self) -> object:
+        """Return what differs from before when state or scalars may have changed."""
+
     def read_state(self) -> Tensors:
         """Return the state tensors (``Accl___w``, ``Step___w``, ...) on the CPU, by name."""
 
     def read_parameters(self) -> Tensors:
         """Return the variable scalars in their derived form on the CPU, by name."""
 
+    def check_state(self, tensors: Tensors) -> None:
+        """Raise ``Error`` for states and scalars that ``write_state`` would not take."""
+
     def write_state(self, tensors: Tensors) -> None:
-        """Take states and scalars over, by name, no later than the next run.
+        """Take states and scalars over, by name.
 
         Names that the program does not have are ignored. States that the program has and that are
         missing here keep their value; the link says so in a warning.
@@ -138,8 +147,10 @@ class Optimizer(torch.optim.Optimizer):
     # What state_dict() returns while no device is linked. None: never compiled.
     _ipu_state: Tensors | None = None
     _ipu_param: Tensors | None = None
-    # What the next device has to take over.
+    # What the device, or the next one, has yet to take over.
     _pending: Tensors | None = None
+    # The device's version that was read back.
+    _version: object = None
 
     def _set_common(self, variable: Iterable[str], loss_scaling: float | None) -> None:
         """Set the common attributes; to be called after torch's constructor.
@@ -158,7 +169,13 @@ class Optimizer(torch.optim.Optimizer):
         if self._pending is not None:
             device.write_state(self._pending)
             self._pending = None
-        self._device = device
+        self._device, self._version = device, None
+
+    def _hand_over(self) -> None:
+        """Give loaded state to the device, if there is any that it does not have yet."""
+        if self._device is not None and self._pending is not None:
+            self._device.write_state(self._pending)
+            self._pending = None
 
     def _unlink(self) -> None:
         """Read the state back from the executor, and forget the executor.
@@ -168,14 +185,22 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._device is None:
             return
+        self._hand_over()
         self._read_back()
         self._device = None
         self._pending = self._ipu_state or None
 
     def _read_back(self) -> None:
-        if self._device is not None:
-            self._ipu_state = self._device.read_state()
-            self._ipu_param = self._device.read_parameters()
+        """Copy state and scalars from the device, if they may differ from those here."""
+        if self._device is None or self._pending is not None:
+            return
+        version = self._device.version()
+        if version == self._version:
+            _logger.debug("Using cached optimiser state dict")
+            return
+        self._ipu_state = self._device.read_state()
+        self._ipu_param = self._device.read_parameters()
+        self._version = version
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's dictionary, and the state of the device.
@@ -195,7 +220,8 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned, before or after compilation.
 
-        The groups change at once, the device's tensors no later than the next run.
+        The groups change at once, the device's tensors with the next run or ``setOptimizer``. What
+        is missing keeps the device's value. Until then ``state_dict`` returns what was loaded.
 
         Args:
             state_dict: A dictionary from ``state_dict`` of the same class of optimizer.
@@ -203,6 +229,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: It is empty, or from a torch optimizer.
             ValueError: Its groups are not those of this optimizer.
+            Error: A tensor does not have the shape of the device's.
         """
         if not state_dict:
             raise UsageRuntimeError(
@@ -211,19 +238,16 @@ class Optimizer(torch.optim.Optimizer):
             )
         if not {"ipu_state", "ipu_param"} <= set(state_dict):
             raise UsageRuntimeError(
-                "Only IPU optimizer states can be loaded: the keys 'ipu_state' and 'ipu_param' are "
-                "missing. Pass what state_dict() of a poptorch optimizer returned."
+                "Only IPU optimizer states can be loaded onto the IPU: the keys 'ipu_state' and "
+                "'ipu_param' are missing. Pass what state_dict() of a poptorch optimizer returned."
             )
+        state, scalars = _copied(state_dict["ipu_state"]), _copied(state_dict["ipu_param"])
+        tensors = {**(state or {}), **(scalars or {})}
+        if self._device is not None:
+            self._device.check_state(tensors)
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self._ipu_state = _copied(state_dict["ipu_state"])
-        self._ipu_param = _copied(state_dict["ipu_param"])
-        tensors = {**(self._ipu_state or {}), **(self._ipu_param or {})}
-        if not tensors:
-            return
-        if self._device is None:
-            self._pending = tensors
-        else:
-            self._device.write_state(tensors)
+        self._ipu_state, self._ipu_param = state, scalars
+        self._pending = tensors or self._pending
 
     def __getstate__(self) -> dict[str, Any]:
         self._read_back()
@@ -232,10 +256,10 @@ class Optimizer(torch.optim.Optimizer):
         own = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("_device", "step") and not name.startswith("_optimizer_")
+            if name not in ("_device", "_version", "step") and not name.startswith("_optimizer_")
         }
         own["variable_attrs"] = copy.deepcopy(self.variable_attrs)
-        if self._device is not None:
+        if self._device is not None and self._pending is None:
             own["_pending"] = self._ipu_state or None
         return {**own, **super().__getstate__()}
 

@@ -240,7 +240,8 @@ class AdamW(_MomentOptimizer, torch.optim.AdamW):
         differentiable: As in torch; ignored on the device.
         fused: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        bias_correction: Divide the averages by ``1 - beta ** step``; None: True.
+        bias_correction: Accepted without effect, as in PopTorch: the averages are always divided
+            by ``1 - beta ** step``, on the device and by ``step``.
         accum_type: Element type of gradient accumulators.
         first_order_momentum_accum_type: Element type of the averages of the gradient.
         second_order_momentum_accum_type: Element type of the averages of its square.

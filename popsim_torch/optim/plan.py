@@ -18,8 +18,9 @@ How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of para
 An accumulator adds up the gradients of all micro-batches of a device iteration;
 ``Cursor.accumulation_step`` is 0 for the first of them.
 
-Scalars are float32 tensors of shape ``()``. Those that are not constant are device variables and
-keep their name; constant ones can be unnamed constants.
+Scalars are float32 tensors of shape ``()``; anchors show some of them in the weight's type. Those
+that are not constant are device variables and keep their name; constant ones can be unnamed
+constants.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import names
+from popsim_torch.optim.loss_scale import LossScaleRule
 
 __all__ = [
     "Accumulation",
@@ -75,13 +77,24 @@ class Scalar:
             of all groups share ``...___default___FLOAT``, so a name may occur in several updates.
         value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
         constant: Part of the program: never uploaded again, and no tensor name to list.
-        dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``.
+        dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``: in float16,
+            ``1 - lr * weight_decay`` would mostly be 1, and weights would not decay.
+        shown_dtype: As an anchor shows it: float16 for some of a float16 weight.
+        gradient_scale: 1: it is proportional to the scale of the gradients; -1: to its inverse;
+            0: to neither.
     """
 
     name: str
     value: float
     constant: bool
     dtype: torch.dtype = torch.float32
+    gradient_scale: int = 0
+    shown_dtype: torch.dtype = torch.float32
+
+    @property
+    def kind(self) -> str:
+        """What it holds, whatever the parameter: ``scaledLearningRate0`` or the like."""
+        return names.hyper_parameter_kind(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +238,8 @@ class OptimizerPlan:
         defaults: Hyper-parameters of parameters in no group, by attribute name.
         group_values: Hyper-parameters per group, by attribute name.
         modes: What cannot change after compilation, by its name in error messages (a plural).
+        loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
+        description: What the log says of it, line by line.
     """
 
     type_name: str
@@ -236,6 +251,8 @@ class OptimizerPlan:
     defaults: Mapping[str, HyperParameter]
     group_values: tuple[Mapping[str, HyperParameter], ...]
     modes: Mapping[str, object]
+    loss_scale_rule: LossScaleRule | None = None
+    description: tuple[str, ...] = ()
 
     def scalars(self) -> dict[str, Scalar]:
         """Return every scalar of the plan once, by name, constant ones included."""
@@ -253,9 +270,46 @@ class OptimizerPlan:
         """Return every state of the plan by name, accumulators included."""
         return {state.name: state for update in self.updates for state in update.all_states}
 
-    def saved_states(self) -> dict[str, State]:
-        """Return the states that belong to ``ipu_state``: all but the accumulators."""
-        return {name: state for name, state in self.states().items() if state.kind != "Accum"}
+    def saved_states(self) -> list[str]:
+        """Return the names of what belongs to ``ipu_state``: all but the accumulators."""
+        saved = [name for name, state in self.states().items() if state.kind != "Accum"]
+        return saved if self.loss_scale_rule is None else [*saved, names.LOSS_SCALE_FACTOR]
+
+    def without_values(self) -> OptimizerPlan:
+        """Return what a program depends on: all but values that are written to the device.
+
+        Those are the values of variable scalars, and of states before the first update.
+        """
+
+        def bare(scalar: Scalar) -> Scalar:
+            return scalar if scalar.constant else dataclasses.replace(scalar, value=0.0)
+
+        def empty(state: State) -> State:
+            return State(state.name, state.kind, state.dtype, state.per_element)
+
+        updates = tuple(
+            dataclasses.replace(
+                update,
+                states=tuple(map(empty, update.states)),
+                scalars=tuple(map(bare, update.scalars)),
+                accumulations=tuple(
+                    dataclasses.replace(
+                        one, state=empty(one.state), scalars=tuple(map(bare, one.scalars))
+                    )
+                    for one in update.accumulations
+                ),
+            )
+            for update in self.updates
+        )
+        return dataclasses.replace(
+            self,
+            updates=updates,
+            loss_scaling=bare(self.loss_scaling),
+            groups=(),
+            defaults={},
+            group_values=(),
+            description=(),
+        )
 
     def check_replaceable(self, new: OptimizerPlan) -> None:
         """Check that a program compiled with this plan can go on with another one.

@@ -18,6 +18,8 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import ReductionType
 from popsim_torch.errors import Error
 from popsim_torch.ir import names
+from popsim_torch.optim.description import describe
+from popsim_torch.optim.loss_scale import LossScaleRule
 from popsim_torch.optim.plan import (
     Accumulation,
     AttributeValue,
@@ -62,6 +64,8 @@ def plan_updates(
     running_mean: bool = False,
     relax_checks: bool = False,
     all_parameters: Mapping[str, torch.nn.Parameter] | None = None,
+    loss_scale: str = names.LOSS_SCALE,
+    loss_scale_rule: LossScaleRule | None = None,
 ) -> OptimizerPlan:
     """Plan the weight update of a traced model.
 
@@ -79,6 +83,8 @@ def plan_updates(
         relax_checks: As in ``read_optimizer``.
         all_parameters: Every parameter of the model by canonical name, also those without a
             gradient; None: do not check whether the optimizer's parameters belong to the model.
+        loss_scale: Name of the loss scale's tensor.
+        loss_scale_rule: How the device adapts the loss scale by itself, if it does.
 
     Raises:
         AssertionError: The optimizer cannot be converted.
@@ -110,18 +116,24 @@ def plan_updates(
         values = {**values, "loss_scaling": settings.loss_scaling}
         target = Target(name, held_dtype(parameter.dtype), values, in_group)
         updates.append(update_rule(rule, target, mode))
+    groups = _group_names(settings, known)
     return OptimizerPlan(
         type_name=rule.type_name,
         updates=tuple(updates),
         loss_scaling=Scalar(
-            names.LOSS_SCALE, settings.loss_scaling.value, settings.loss_scaling.constant
+            loss_scale,
+            settings.loss_scaling.value,
+            settings.loss_scaling.constant,
+            gradient_scale=1,
         ),
         max_grad_norm=rule.max_grad_norm,
         norm_attributes={"divisor": float(mode.divisor)},
-        groups=_group_names(settings, known),
+        groups=groups,
         defaults=settings.defaults,
         group_values=tuple(group.values for group in settings.groups),
         modes=_modes(rule),
+        loss_scale_rule=loss_scale_rule,
+        description=tuple(describe(settings, groups)),
     )
 
 

@@ -37,7 +37,7 @@ class Rule:
         first_type: Of ``Accl1___w``, and RMSprop's ``Accl3___w``.
         second_type: Of Adam's and LAMB's ``Accl2___w``.
         max_grad_norm: The largest global gradient norm; None: no clipping.
-        bias_correction: Adam and LAMB: divide the moments by ``1 - beta ** step``.
+        bias_correction: LAMB: divide the moments by ``1 - beta ** step``; Adam always does.
         centered: RMSprop: subtract the squared mean of the gradients.
         tf_variant: RMSprop as TensorFlow defines it.
     """
@@ -118,21 +118,31 @@ class Target:
             scale=scale,
         )
 
-    def scalar(self, prefix: str, formula: Callable[..., float], *ingredients: str) -> Scalar:
-        """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``."""
-        values = [self.values[ingredient] for ingredient in ingredients]
-        return Scalar(
-            self._scalar_name(prefix),
-            float(formula(*(value.value for value in values))),
-            all(value.constant for value in values),
-        )
+    def scalar(
+        self,
+        prefix: str,
+        formula: Callable[..., float],
+        *ingredients: str,
+        gradient_scale: int = 0,
+    ) -> Scalar:
+        """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``.
 
-    def _scalar_name(self, prefix: str) -> str:
-        if self.in_group:
-            return names.specific_hyper_parameter(prefix, self.name)
+        ``gradient_scale`` is that of ``Scalar``.
+        """
+        values = [self.values[ingredient] for ingredient in ingredients]
         follows_weight = prefix.startswith(("weightDecayScaleFactor", "scaledMomentum", "sgdMom"))
         half = follows_weight and self.dtype == torch.float16
-        return names.default_hyper_parameter(prefix, "float16" if half else "float32")
+        if self.in_group:
+            name = names.specific_hyper_parameter(prefix, self.name)
+        else:
+            name = names.default_hyper_parameter(prefix, "float16" if half else "float32")
+        return Scalar(
+            name,
+            float(formula(*(value.value for value in values))),
+            all(value.constant for value in values),
+            gradient_scale=gradient_scale,
+            shown_dtype=torch.float16 if half else torch.float32,
+        )
 
 
 def update_rule(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
@@ -190,6 +200,7 @@ def _plain_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterU
         "scaledLearningRate0",
         lambda lr, dp, ls: lr * (1 - dp) / (ls * mode.divisor),
         *("lr", "dampening", "loss_scaling"),
+        gradient_scale=-1,
     )
     return ParameterUpdate(
         target.name,
@@ -213,6 +224,7 @@ def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
             "dampeningScaleFactor2",
             lambda dp, _ls: (1 - dp) / mode.divisor,  # the velocity's scale cancels the gradient's
             *("dampening", "loss_scaling"),
+            gradient_scale=-1,
         ),
         target.scalar(
             "scaledWeightDecay1",
@@ -253,7 +265,10 @@ def _nesterov_scalars(
     return [
         target.scalar(f"nesterovGradScaleFactor{version}", lambda s: s, velocity_scale),
         target.scalar(
-            f"nesterovDampeningScaleFactor{version}", lambda ls: 1 / (ls * divisor), "loss_scaling"
+            f"nesterovDampeningScaleFactor{version}",
+            lambda ls: 1 / (ls * divisor),
+            "loss_scaling",
+            gradient_scale=-1,
         ),
         target.scalar("sgdMomentum", lambda mm: mm, "momentum"),
         target.scalar("sgdWeightDecay", lambda wd: wd, "weight_decay"),
@@ -283,6 +298,7 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         "dampeningScaleFactor1",
         lambda dp, vs, ls: (1 - dp) * vs / (ls * mode.divisor),
         *("dampening", "velocity_scaling", "loss_scaling"),
+        gradient_scale=-1,
     )
     scalars = [
         target.scalar("scaledMomentum1", lambda mm: mm, "momentum"),
@@ -320,7 +336,7 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
 
 
 def _gradient_scaling(target: Target, prefix: str, mode: AccumulationMode) -> Scalar:
-    return target.scalar(prefix, lambda ls: ls * mode.divisor, "loss_scaling")
+    return target.scalar(prefix, lambda ls: ls * mode.divisor, "loss_scaling", gradient_scale=1)
 
 
 def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:

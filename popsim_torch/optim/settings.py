@@ -61,17 +61,19 @@ class AttributeRecord:
     """Names of an optimizer's attributes, to notice those that appear later.
 
     Attributes:
+        type_name: Type of the optimizer, as messages spell it.
         object_names: Attributes of the object.
         default_names: Keys of its ``defaults``.
         group_names: Keys of each group.
     """
 
+    type_name: str
     object_names: frozenset[str]
     default_names: frozenset[str]
     group_names: tuple[frozenset[str], ...]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> AttributeRecord:
+    def of(cls, optimizer: torch.optim.Optimizer, type_name: str) -> AttributeRecord:
         """Record the attributes that ``optimizer`` has now."""
         # Private names are torch's; a method on the object is a scheduler's wrapper.
         visible = (
@@ -80,19 +82,17 @@ class AttributeRecord:
             if not name.startswith("_") and not callable(value)
         )
         return cls(
+            type_name,
             frozenset(visible),
             frozenset(optimizer.defaults),
             tuple(frozenset(group) for group in optimizer.param_groups),
         )
 
-    def joined(
-        self, later: AttributeRecord, type_name: str, *, relax_checks: bool
-    ) -> AttributeRecord:
+    def joined(self, later: AttributeRecord, *, relax_checks: bool) -> AttributeRecord:
         """Report names that are new in a later record, and return both together.
 
         Args:
-            later: A record of the same optimizer, or of the one that replaces it.
-            type_name: Optimizer type, for the message.
+            later: A record of the same optimizer, or of one of the same type that replaces it.
             relax_checks: Report on level DEBUG instead of WARNING.
         """
         pairs = [
@@ -108,10 +108,11 @@ class AttributeRecord:
                 _logger.log(
                     logging.DEBUG if relax_checks else logging.WARNING,
                     "Ignoring unexpected %s in %s optimizer: %s",
-                    *(kind, type_name, unexpected),
+                    *(kind, self.type_name, unexpected),
                 )
         groups = zip(known_groups, later.group_names, strict=True)
         return AttributeRecord(
+            self.type_name,
             self.object_names | later.object_names,
             self.default_names | later.default_names,
             tuple(known | names for known, names in groups),
@@ -180,11 +181,14 @@ def read_optimizer(
         ValueError: The optimizer is an amsgrad one.
     """
     rule = _read_rule(optimizer)
+    _warn_of_subclass(optimizer, rule.type_name)
+    if known_attributes is not None and known_attributes.type_name != rule.type_name:
+        known_attributes = None  # what one type has says nothing of another
     if known_attributes is None:
-        _warn_of_ignored(optimizer, rule.type_name)
-    attributes = AttributeRecord.of(optimizer)
+        _warn_of_ignored(optimizer)
+    attributes = AttributeRecord.of(optimizer, rule.type_name)
     if known_attributes is not None:
-        attributes = known_attributes.joined(attributes, rule.type_name, relax_checks=relax_checks)
+        attributes = known_attributes.joined(attributes, relax_checks=relax_checks)
     loss_scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     scale_is_constant = not isinstance(
         optimizer, optim.Optimizer
@@ -288,7 +292,7 @@ def _read_rule(optimizer: torch.optim.Optimizer) -> Rule:
         element_type("first_order_momentum_accum_type"),
         element_type("second_order_momentum_accum_type"),
         _max_grad_norm(optimizer),
-        bool(getattr(optimizer, "bias_correction", True)),
+        type_name != "LAMB" or bool(getattr(optimizer, "bias_correction", True)),
         centered.pop(),
         bool(getattr(optimizer, "use_tf_variant", False)),
     )
@@ -304,14 +308,18 @@ def _max_grad_norm(optimizer: torch.optim.Optimizer) -> float | None:
     return None if math.isinf(norm) else norm
 
 
-def _warn_of_ignored(optimizer: torch.optim.Optimizer, type_name: str) -> None:
-    """Warn of what the user wrote and the device does not do."""
+def _warn_of_subclass(optimizer: torch.optim.Optimizer, type_name: str) -> None:
+    """Warn of an update rule that the user may have written, and the device does not know."""
     if type(optimizer) not in _KNOWN_CLASSES:
         _logger.warning(
-            "%s is a subclass of a supported optimizer; its Python code is not run on the device, "
-            "which updates the weights as %s does.",
+            "%s is a subclass of a supported optimizer. The device does not run Python optimizer "
+            "code directly; it updates the weights as %s does.",
             *(type(optimizer).__name__, type_name),
         )
+
+
+def _warn_of_ignored(optimizer: torch.optim.Optimizer) -> None:
+    """Warn of what the user wrote and the device does not do."""
     if any("loss_scaling" in group for group in optimizer.param_groups):
         _logger.warning(
             "loss_scaling in a parameter group is ignored; there is one loss scaling per model. "

@@ -6,7 +6,8 @@ Package private.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 from enum import IntEnum
 from pprint import saferepr
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
@@ -16,7 +17,6 @@ from popsim_torch.errors import (
     UsageAttributeError,
     UsageValueError,
     closest_names,
-    not_supported_yet,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ABSENT: Any = object()
+_OBJECT_ID = re.compile(r" (?:at 0x[0-9A-Fa-f]+|with id=\d+)")
 
 
 class Setting(Generic[T]):
@@ -35,10 +36,7 @@ class Setting(Generic[T]):
         kind: The class values must have; that of ``default`` if None.
         enum: The integer enum whose values are stored, if any.
         setter: The mirrored method that sets it, for messages.
-        feature: What values outside ``supported`` ask for; empty if all values are supported.
-        supported: The values this version carries out; only the default if empty.
-        note: What this version does instead, for messages.
-        advice: What to do instead, for messages; to go back to the default if empty.
+        is_key: Whether ``repr``, ``toDict`` and ``exists`` know it; programs do not see the others.
     """
 
     def __init__(
@@ -48,19 +46,13 @@ class Setting(Generic[T]):
         kind: type | None = None,
         enum: type[IntEnum] | None = None,
         setter: str = "",
-        feature: str = "",
-        supported: Collection[T] = (),
-        note: str = "",
-        advice: str = "",
+        is_key: bool = True,
     ) -> None:
         self.default = default
         self.kind = kind or type(default)
         self.enum = enum
         self.setter = setter
-        self.feature = feature
-        self.supported = supported or (default,)
-        self.note = note
-        self.advice = advice
+        self.is_key = is_key
         self.name = ""
 
     @classmethod
@@ -101,7 +93,6 @@ class Setting(Generic[T]):
         Raises:
             UsageAssertionError: It is of the wrong class.
             UsageValueError: It is no value of the enum.
-            Error: This version does not support it.
         """
         if not isinstance(value, self.kind):
             raise UsageAssertionError(
@@ -111,21 +102,9 @@ class Setting(Generic[T]):
         if self.enum is not None and value not in list(self.enum):
             members = ", ".join(f"{self.enum.__name__}.{member.name}" for member in self.enum)
             raise UsageValueError(f"{path}.{self.setter or self.name}({value!r}): use {members}.")
-        if self.feature and value not in self.supported:
-            raise not_supported_yet(
-                f"{path}.{self.setter or self.name}({self._show(value)})",
-                self.feature,
-                self.advice or f"Remove the call or set it to {self._show(self.default)}.",
-                self.note,
-            )
-        # A truth value or a member of an enum counts as the number that it is.
+        # A truth value counts as a number, and so does an enum member where ints are kept.
         counts = issubclass(self.kind, int) and self.kind is not bool
-        return int(value) if counts and isinstance(value, int) else value
-
-    def _show(self, value: Any) -> str:
-        if self.enum is None:
-            return saferepr(value)
-        return f"{self.enum.__name__}.{self.enum(value).name}"
+        return self.kind(value) if counts else value
 
 
 class FreezableOptions:
@@ -234,7 +213,6 @@ class OptionsGroup(FreezableOptions):
         Raises:
             UsageAttributeError: The object is frozen.
             UsageAssertionError: A name does not exist, or a value has another type than before.
-            Error: The value asks for something this version does not support.
         """
         self.checkIsFrozen()
         for name in values:
@@ -245,7 +223,7 @@ class OptionsGroup(FreezableOptions):
     def createOrSet(self, **values: object) -> Self:
         """Set values, adding those that do not exist.
 
-        A name that popsim_torch does not know is kept for the caller and has no effect.
+        A name that popsim_torch does not know is an error when a model is compiled.
 
         Args:
             **values: New values by their names in snake case.
@@ -256,7 +234,6 @@ class OptionsGroup(FreezableOptions):
         Raises:
             UsageAttributeError: The object is frozen.
             UsageAssertionError: A value has another type than before.
-            Error: The value asks for something this version does not support.
         """
         self.checkIsFrozen()
         settings = self._settings()
@@ -282,7 +259,6 @@ class OptionsGroup(FreezableOptions):
         Raises:
             UsageAttributeError: The object is frozen.
             UsageAssertionError: A value has another type than before.
-            Error: A value asks for something this version does not support.
         """
         return self.createOrSet(**other)
 
@@ -292,7 +268,7 @@ class OptionsGroup(FreezableOptions):
         Args:
             name: The name in snake case.
         """
-        return name in self._values
+        return name in self._keys()
 
     def deleteIfExists(self, name: str) -> Self:
         """Remove a value; a setting that has a default goes back to it.
@@ -315,7 +291,16 @@ class OptionsGroup(FreezableOptions):
 
     def toDict(self) -> dict[str, Any]:
         """Return the stored values by name, as a new dictionary."""
-        return dict(self._values)
+        return self._keys()
+
+    def _keys(self) -> dict[str, Any]:
+        """Return the stored values that programs see, by name."""
+        settings = self._settings()
+        return {
+            name: value
+            for name, value in self._values.items()
+            if name not in settings or settings[name].is_key
+        }
 
     def __repr__(self) -> str:
         values = ", ".join(self._items())
@@ -323,7 +308,7 @@ class OptionsGroup(FreezableOptions):
 
     def _items(self) -> list[str]:
         """Return ``name=value`` for every stored value, sorted so that equal groups print alike."""
-        return [f"{name}={saferepr(value)}" for name, value in sorted(self._values.items())]
+        return [f"{name}={shown(value)}" for name, value in sorted(self._keys().items())]
 
     def _unknown(self, name: str) -> str:
         """Return the message for a name under which nothing is stored."""
@@ -348,6 +333,15 @@ class OptionsGroup(FreezableOptions):
                 self.set(**{name: value})
 
 
+def shown(value: object) -> str:
+    """Return a value as text: the same text for equal values, without the ids of objects.
+
+    Args:
+        value: What is stored.
+    """
+    return _OBJECT_ID.sub("", saferepr(value))
+
+
 def require(condition: bool, message: str) -> None:
     """Raise the error of a wrong argument unless a condition holds.
 
@@ -360,6 +354,19 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise UsageAssertionError(message)
+
+
+def require_bool(call: str, value: object) -> None:
+    """Raise the error of a wrong argument unless a value is True or False.
+
+    Args:
+        call: The setter, for the message.
+        value: What the user gave.
+
+    Raises:
+        UsageAssertionError: ``value`` is something else, an int included.
+    """
+    require(isinstance(value, bool), f"{call}({value!r}): pass True or False.")
 
 
 def require_enum(call: str, value: object, enum: type[IntEnum]) -> None:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popsim_torch.errors import UsageValueError
-from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
+from popsim_torch.options.base import (
+    FreezableOptions,
+    OptionsGroup,
+    Setting,
+    require,
+    require_bool,
+    require_enum,
+)
+from popsim_torch.options.popart import _PopartOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,7 +29,30 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("poptorch::python")
 
 
-class _TrainingOptions(OptionsGroup):
+class _GroupWithBackEnd(OptionsGroup):
+    """A group whose setters store some settings for the back end, in ``_Popart``.
+
+    Args:
+        back_end: The ``_Popart`` group of the same options.
+    """
+
+    _back_end: _PopartOptions
+
+    def __init__(self, back_end: _PopartOptions) -> None:
+        super().__init__()
+        self.__dict__["_back_end"] = back_end
+
+    def _parts(self) -> dict[str, FreezableOptions]:
+        # The back end's settings are a group of the options, not of this one.
+        return {}
+
+    def _set_back_end(self, key: str, value: object) -> Self:
+        self.checkIsFrozen()
+        self._back_end.set(key, value)
+        return self
+
+
+class _TrainingOptions(_GroupWithBackEnd):
     """``Options.Training``: what a weight update is made of.
 
     Must keep its defaults for inference.
@@ -31,22 +62,14 @@ class _TrainingOptions(OptionsGroup):
 
     gradient_accumulation = Setting(1, setter="gradientAccumulation")
     accumulation_and_replication_reduction_type = Setting(
-        int(ReductionType.Mean),
+        ReductionType.Mean,
         enum=ReductionType,
         setter="accumulationAndReplicationReductionType",
     )
-    mean_accumulation_and_replication_reduction_strategy = Setting(
-        int(MeanReductionStrategy.Post),
+    meanAccumulationAndReplicationReductionStrategy = Setting(
+        MeanReductionStrategy.Post,
         enum=MeanReductionStrategy,
         setter="setMeanAccumulationAndReplicationReductionStrategy",
-        feature="this deprecated strategy",
-        supported=(MeanReductionStrategy.Post, MeanReductionStrategy.Running),
-    )
-    automatic_loss_scaling = Setting(
-        False, setter="setAutomaticLossScaling", feature="automatic loss scaling"
-    )
-    convolution_dithering = Setting(
-        False, setter="setConvolutionDithering", feature="convolution dithering"
     )
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
@@ -96,102 +119,155 @@ class _TrainingOptions(OptionsGroup):
         It changes rounding and overflow only.
 
         Args:
-            mean_reduction_strategy: ``MeanReductionStrategy.Post`` (the default) or ``Running``.
+            mean_reduction_strategy: ``MeanReductionStrategy.Post`` (the default), ``Running``, or
+                the deprecated ``PostAndLoss``, which is the same as ``Post`` on one replica.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``MeanReductionStrategy``.
-            Error: It is the deprecated ``PostAndLoss``, which this version lacks.
         """
         require_enum(
             "Options.Training.setMeanAccumulationAndReplicationReductionStrategy",
             mean_reduction_strategy,
             MeanReductionStrategy,
         )
-        return self.set(
-            mean_accumulation_and_replication_reduction_strategy=mean_reduction_strategy
-        )
+        return self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Let the loss scale follow the size of the gradients; not in this version.
+        """Let the loss scale follow the size of the gradients.
+
+        The scale of the backward pass is the optimizer's ``loss_scaling`` times a factor, which the
+        device keeps; together they are the tensor ``finalLossScale``, which can be anchored. The
+        factor begins at 1. Behind every weight update it is halved if more than one in ten
+        million elements of the parameters' gradients came near to overflow (an eighth of 65504, the
+        largest number of float16, or more, or NaN), and doubled if not. It is not doubled where
+        ``finalLossScale`` would be more than 32768, and not halved below 2^-24. All micro-batches
+        of an update have the same scale.
+
+        Updates divide by the scale that the gradients carry: but for rounding, overflow and
+        underflow no weight changes, and no returned loss. ``Gradient___`` tensors show the scaled
+        gradients. An update with gradients that did overflow is carried out, as without this.
+
+        ``state_dict()`` of an optimizer of ``poptorch.optim`` has the factor of the next run as
+        ``ipu_state["lossScaleUpdateFactor"]``; loading it goes on from there. The optimizer's
+        ``loss_scaling`` becomes a variable: ``setOptimizer`` can change it.
+
+        ``Options._Popart.set`` changes the constants, by the names
+        ``automaticLossScalingSettings.`` with ``binEdgeLocation`` (0.125, of 65504),
+        ``thresholdUpperCountProportion`` (1e-7) and ``updatePeriod`` (1, in weight updates).
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(automatic_loss_scaling=enabled)
+        require_bool("Options.Training.setAutomaticLossScaling", enabled)
+        return self._set_back_end("automaticLossScalingSettings.enabled", enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Spread convolutions over the tiles at random offsets; not in this version.
+        """Hint to spread convolutions over the tiles at random offsets.
+
+        It has no effect on values, and none yet on the model of time and memory.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(convolution_dithering=enabled)
+        require_bool("Options.Training.setConvolutionDithering", enabled)
+        dithering = {"enableConvDithering": str(enabled).lower()}
+        return self._set_back_end("convolutionOptions", dithering)
 
 
-class _PrecisionOptions(OptionsGroup):
-    """``Options.Precision``: number formats and rounding."""
+class _PrecisionOptions(_GroupWithBackEnd):
+    """``Options.Precision``: number formats and rounding. All are settings of the back end."""
 
     _path = "Options.Precision"
 
-    floating_point_exceptions = Setting(
-        False, setter="enableFloatingPointExceptions", feature="stopping at exceptional values"
-    )
-    stochastic_rounding = Setting(
-        False, setter="enableStochasticRounding", feature="stochastic rounding"
-    )
-    partials_type = Setting(
-        torch.float32,
-        setter="setPartialsType",
-        feature="another partials type than torch.float and torch.half",
-        supported=(torch.float32, torch.float16),
-    )
-
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Stop with an error at overflow, NaN and the like; not in this version.
+        """End a run with an error at the first op whose arithmetic fails.
+
+        Running the model then raises ``Error``, which names the op, its result, the line of the
+        model and one of these:
+
+        * invalid operation: a result is NaN where no operand is, as of ``inf - inf``, ``0 / 0``,
+          ``inf / inf``, ``0 * inf`` or the square root of a negative number; or an operand of
+          ``<``, ``<=``, ``>``, ``>=``, ``==`` or ``!=`` is NaN (but ``x != x`` may ask for NaN).
+        * division by zero: an element is infinite because a finite one was divided by zero, or for
+          ``log(0)``, ``rsqrt(0)``, ``0 ** -1``.
+        * overflow: a result is infinite where no operand is, for any other reason. A float16
+          result overflows above 65504.
+
+        Elementwise ops are looked at element by element; other ops (products, sums, norms) have
+        failed where any element is NaN, or infinite, and none of their operands is. What counts
+        are results, not what an op computes on the way to them. Infinities and NaN that the model
+        is given - inputs, weights, constants such as a mask of ``-inf``, ``masked_fill(mask,
+        -inf)`` - are no failures, nor are results of infinities that are well defined:
+        ``exp(-inf)`` is 0.
+
+        What depends on constants only is computed, and checked, when the model is compiled. After
+        a failure the executor can be called again, as after any other error of a run; an update
+        that fails has changed its weight. The values are the same with and without the checks.
+        With them ops are not joined, and runs take several times as long; without them they cost
+        nothing.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(floating_point_exceptions=enabled)
+        require_bool("Options.Precision.enableFloatingPointExceptions", enabled)
+        return self._set_back_end("enableFloatingPointChecks", enabled)
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Round float16 results up or down at random; not in this version.
+        """Round float16 results up or down at random.
+
+        A result that lies between two numbers of float16 becomes the one above or the one below,
+        with the probabilities that leave it as it is on average. So what is too small to change a
+        float16 number counts all the same, in sums of many: half weights train with small learning
+        rates. A number that float16 has stays, and so do NaN and infinities; beyond 65504 numbers
+        are rounded to nearest.
+
+        This concerns each float16 result of an op of forward, backward and update - weights,
+        accumulators and optimizer state among them - and no other type. What depends on constants
+        only, and what is drawn at random, is rounded to nearest. Within an op float32 computes, so
+        ``setPartialsType(torch.half)`` has no effect beside this.
+
+        The rounding depends on ``randomSeed``, the position in the model and the micro-batch, as
+        other random numbers do: runs with the same seed have the same bits, on any number of
+        threads, with any stages, anchors, prints and recomputation. Ops are joined less, so runs
+        take longer.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(stochastic_rounding=enabled)
+        require_bool("Options.Precision.enableStochasticRounding", enabled)
+        return self._set_back_end("enableStochasticRounding", enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type of partial sums in products of float16 operands.
@@ -200,7 +276,8 @@ class _PrecisionOptions(OptionsGroup):
         float32 operands partial sums are float32 whatever is chosen. In half, up to 16 products
         at a time are summed in float32, and the running sum is rounded to float16 after each such
         pass: above 65504 it becomes infinite. ``docs/half_partials.md`` says which products make
-        a pass. ``_Popart`` settings of the partials type go before this one.
+        a pass. Of this call and ``_Popart`` settings of the partials type the last one counts; the
+        entry of ``matmulOptions`` goes before all others.
 
         Args:
             dtype: ``torch.float``, the default, or ``torch.half``.
@@ -215,7 +292,9 @@ class _PrecisionOptions(OptionsGroup):
             raise UsageValueError(
                 f"Options.Precision.setPartialsType({dtype!r}): use torch.float or torch.half."
             )
-        return self.set(partials_type=dtype)
+        partials = "half" if dtype == torch.half else "float"
+        self._set_back_end("partialsTypeMatMuls", partials)
+        return self._set_back_end("convolutionOptions", {"partialsType": partials})
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """Do nothing but log a warning: mixed operands follow PyTorch's promotion (deprecated).
@@ -291,20 +370,16 @@ class _JitOptions(OptionsGroup):
 class _DistributedOptions(OptionsGroup):
     """``Options.Distributed``: which of several host processes this one is.
 
-    This version runs one process. The process id and count come from the environment variables of
-    an MPI launcher if they are set when the options are made, else they are 0 and 1.
+    The process id and count come from the environment variables of an MPI launcher if they are set
+    when the options are made, else they are 0 and 1. This version runs one process: several are an
+    error when a model is wrapped.
     """
 
     _path = "Options.Distributed"
 
     distributed_process_id = Setting(0, setter="configureProcessId")
-    num_distributed_processes = Setting(
-        1,
-        setter="configureProcessId",
-        feature="a program of several processes",
-        note="it runs one process",
-        advice="Start one process: leave out the call, or the MPI launcher.",
-    )
+    num_distributed_processes = Setting(1, setter="configureProcessId")
+    ipuof_configs = Setting[dict[str, Any]]({})
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +411,7 @@ class _DistributedOptions(OptionsGroup):
 
         Args:
             process_id: The number of this process, from 0.
-            num_processes: How many processes run the program (count); only 1 in this version.
+            num_processes: How many processes run the program (count).
 
         Returns:
             The group itself.
@@ -345,7 +420,6 @@ class _DistributedOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageAssertionError: An argument is not an int.
             UsageValueError: ``process_id`` is not in the range of ``num_processes``.
-            Error: There is more than one process.
         """
         call = f"Options.Distributed.configureProcessId({process_id!r}, {num_processes!r})"
         require(
@@ -369,7 +443,6 @@ class _DistributedOptions(OptionsGroup):
         Raises:
             UsageAttributeError: The options are frozen.
             UsageValueError: A variable does not hold an int, or the two do not fit together.
-            Error: There is more than one process.
         """
         return self.configureProcessId(
             _int_from_environment(var_process_id, 0), _int_from_environment(var_num_processes, 1)

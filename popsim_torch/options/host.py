@@ -11,12 +11,14 @@ import re
 from typing import TYPE_CHECKING
 
 from popsim_torch.enums import ConnectionType, SyncPattern
-from popsim_torch.errors import UsageAssertionError, not_supported_yet
-from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
+from popsim_torch.errors import UsageAssertionError
+from popsim_torch.options.base import OptionsGroup, Setting, require, require_bool, require_enum
 from popsim_torch.stages import ExecutionStrategy, PipelinedExecution
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from popsim_torch.options.popart import _PopartOptions
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -26,40 +28,41 @@ _UNLIMITED = 2**64 - 1
 class HostOptions(OptionsGroup):
     """Where a model runs, and what is reported, logged and kept around its runs."""
 
-    execution_strategy = Setting[PipelinedExecution](
-        PipelinedExecution(), kind=PipelinedExecution, setter="setExecutionStrategy"
+    _Popart: _PopartOptions
+
+    execution_strategy = Setting[ExecutionStrategy](
+        PipelinedExecution(), kind=ExecutionStrategy, setter="setExecutionStrategy", is_key=False
     )
     auto_round_num_ipus = Setting(False, setter="autoRoundNumIPUs")
     available_memory_proportion = Setting[dict[int, float]](
         {}, setter="setAvailableMemoryProportion"
     )
     connection_type = Setting(
-        int(ConnectionType.Always),
-        enum=ConnectionType,
-        setter="connectionType",
-        feature="a model that attaches late or never",
-        note="models attach when they are compiled",
+        int(ConnectionType.Always), enum=ConnectionType, setter="connectionType"
     )
     sync_pattern = Setting(int(SyncPattern.Full), enum=SyncPattern, setter="syncPattern")
-    use_ipu_model = Setting.absent(bool, "useIpuModel")
+    use_model = Setting.absent(bool, "useIpuModel")
     ipu_id = Setting.absent(int, "useIpuId")
+    ipu_version = Setting.absent(int, "useOfflineIpuTarget")
     model_name = Setting.absent(str, "modelName")
-    log_cycle_count = Setting(False, setter="logCycleCount", feature="counting cycles")
     log_dir = Setting(".", setter="logDir")
     max_repeat_logs = Setting(4, setter="maxRepeatLogs")
-    show_compilation_progress_bar = Setting(True, setter="showCompilationProgressBar")
+    show_compilation_progress_bar = Setting(True, setter="showCompilationProgressBar", is_key=False)
+    progress_bar_asked_for = Setting(False, is_key=False)
     source_location_excludes = Setting(
-        ["lib/python", "site-packages", "popsim_torch/trace"], setter="sourceLocationExcludes"
+        ["lib/python", "site-packages", "popsim_torch/trace"],
+        setter="sourceLocationExcludes",
+        is_key=False,
     )
-    relax_optimizer_checks = Setting(False, setter="relaxOptimizerAttributesChecks")
-    module_namescope_enabled = Setting(True, setter="disableModuleNamescope")
+    relax_optimizer_checks = Setting(False, setter="relaxOptimizerAttributesChecks", is_key=False)
+    module_namescope_enabled = Setting(True, setter="disableModuleNamescope", is_key=False)
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
         """Choose how the blocks of a model form stages and when these run; no value changes.
 
         Args:
-            strategy: A ``PipelinedExecution`` (the default, with ``AutoStage.SameAsIpu``) or a
-                ``ShardedExecution``.
+            strategy: A ``PipelinedExecution`` (the default, with ``AutoStage.SameAsIpu``), a
+                ``ShardedExecution``, a ``SerialPhasedExecution`` or a ``ParallelPhasedExecution``.
 
         Returns:
             The options.
@@ -110,45 +113,43 @@ class HostOptions(OptionsGroup):
         """Choose when a model attaches to its device.
 
         Args:
-            connection_type: Only ``ConnectionType.Always``, the default, in this version.
+            connection_type: ``ConnectionType.Always``, the default, attaches it before it is
+                compiled and ``OnDemand`` afterwards. With ``Never`` it is compiled and saved only.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``ConnectionType``.
-            Error: It is another one.
         """
         require_enum("Options.connectionType", connection_type, ConnectionType)
         return self.set(connection_type=connection_type)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile for a machine that is not there; not in this version.
+        """Compile for a machine that is not there, as with ``ConnectionType.Never``.
 
         Args:
-            ipu_version: 1, 2 or 21.
+            ipu_version: The generation of the machine: 1, 2 or 21.
+
+        Returns:
+            The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
             UsageAssertionError: ``ipu_version`` is none of these.
-            Error: Always otherwise.
         """
-        self.checkIsFrozen()
-        call = f"Options.useOfflineIpuTarget({ipu_version!r})"
         require(
-            isinstance(ipu_version, int) and ipu_version in (1, 2, 21), f"{call}: use 1, 2 or 21."
+            isinstance(ipu_version, int) and ipu_version in (1, 2, 21),
+            f"Options.useOfflineIpuTarget({ipu_version!r}): use 1, 2 or 21.",
         )
-        raise not_supported_yet(
-            call,
-            "compiling for a machine that is not there",
-            "Remove the call.",
-            "the simulated machine is always there",
-        )
+        return self.createOrSet(connection_type=ConnectionType.Never, ipu_version=ipu_version)
 
     def useIpuModel(self, use_model: bool) -> Self:
         """Choose between hardware and a software model of it.
 
-        It has no effect beyond a log line: both choices run the simulated machine.
+        It has no effect beyond a log line when a model is compiled: both choices run the
+        simulated machine.
 
         Args:
             use_model: Whether to use the software model.
@@ -160,14 +161,10 @@ class HostOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
         """
-        self.createOrSet(use_ipu_model=use_model)
-        _logger.info(
-            "From the user configuration: Ipu model: %s", "Enabled" if use_model else "Disabled"
-        )
-        return self
+        return self.createOrSet(use_model=use_model)
 
     def useIpuId(self, ipu_id: int) -> Self:
-        """Choose a device by its number; no effect, every number is the same simulated machine.
+        """Choose a device by its number; no effect on values, the devices are all alike.
 
         Args:
             ipu_id: The number.
@@ -200,10 +197,14 @@ class HostOptions(OptionsGroup):
         return self.set(sync_pattern=sync_pattern)
 
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
-        """Keep compiled programs in a directory; not in this version.
+        """Keep compiled programs in a directory, and take them from there; no value changes.
+
+        There is a file for each program. Forward is traced all the same, since nobody can tell
+        otherwise what it does; what comes behind the trace is saved. Processes may share the
+        directory.
 
         Args:
-            path: Only None or an empty string, which turn caching off.
+            path: The directory, made when it is needed; None turns caching off.
 
         Returns:
             The options.
@@ -211,41 +212,45 @@ class HostOptions(OptionsGroup):
         Raises:
             UsageAttributeError: The options are frozen.
             UsageAssertionError: It is no path.
-            Error: It names a directory.
         """
         self.checkIsFrozen()
-        call = f"Options.enableExecutableCaching({path!r})"
-        require(
-            path is None or isinstance(path, (str, os.PathLike)), f"{call}: pass a path or None."
-        )
-        if path is None or not os.fspath(path):
-            return self
-        raise not_supported_yet(
-            call,
-            "a cache of compiled programs",
-            "Remove the call or set it to None, and unset POPTORCH_CACHE_DIR.",
-            "every model is compiled anew",
-        )
+        if path is not None:
+            self._Popart.set("cachePath", _as_path("enableExecutableCaching", path))
+        self._Popart.set("enableEngineCaching", path is not None)
+        return self
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write profile reports; not in this version.
+        """Ask for profile reports; no value changes.
 
         Args:
-            profile_dir: The directory to write to; the working directory if None.
+            profile_dir: The directory to write to, ``"."`` if None. The report of a model is
+                ``<profile_dir>/<model name>/profile.pop``.
+
+        Returns:
+            The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
             UsageAssertionError: ``profile_dir`` is no path.
-            Error: Always otherwise.
         """
         self.checkIsFrozen()
-        shown = "" if profile_dir is None else repr(profile_dir)
-        call = f"Options.enableProfiling({shown})"
-        require(
-            profile_dir is None or isinstance(profile_dir, (str, os.PathLike)),
-            f"{call}: pass a path or None.",
+        directory = "." if profile_dir is None else _as_path("enableProfiling", profile_dir)
+        configured = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
+        if "autoReport" in configured:
+            _logger.warning(
+                "Options.enableProfiling: the environment variable POPLAR_ENGINE_OPTIONS "
+                "configures reports, too: %s. Remove that from it, or this call.",
+                configured,
+            )
+        report = {
+            "debug.allowOutOfMemory": "true",
+            "autoReport.directory": directory,
+            "autoReport.all": "true",
+        }
+        self._Popart.set(
+            "engineOptions", {**self._Popart.options.get("engineOptions", {}), **report}
         )
-        raise not_supported_yet(call, "a profile report", "Remove the call.")
+        return self
 
     def modelName(self, name: str) -> Self:
         """Name the model in reports.
@@ -263,10 +268,10 @@ class HostOptions(OptionsGroup):
         return self.createOrSet(model_name=name)
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Count the cycles of every run; not in this version.
+        """Count the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
 
         Args:
-            log_cycle_count: Only False, the default.
+            log_cycle_count: Whether to do so; False by default.
 
         Returns:
             The options.
@@ -274,9 +279,10 @@ class HostOptions(OptionsGroup):
         Raises:
             UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(log_cycle_count=log_cycle_count)
+        require_bool("Options.logCycleCount", log_cycle_count)
+        self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
+        return self
 
     def logDir(self, log_dir: str) -> Self:
         """Choose where the back end puts its logs; no effect, this one writes none.
@@ -294,7 +300,9 @@ class HostOptions(OptionsGroup):
         return self.set(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """Limit how often the same log line is repeated.
+        """Limit how often the same warning is repeated in the log; one line then says so.
+
+        Lines of other levels are never left out. A compilation counts anew.
 
         Args:
             max_lines: The limit (count), 4 by default; None for no limit.
@@ -311,6 +319,7 @@ class HostOptions(OptionsGroup):
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar on the standard error stream while a model is compiled.
 
+        Without a call of this method it is shown on a terminal, and nowhere else.
         ``compilationTime()`` needs it to be on.
 
         Args:
@@ -323,14 +332,15 @@ class HostOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
         """
-        return self.set(show_compilation_progress_bar=show)
+        return self.set(show_compilation_progress_bar=show, progress_bar_asked_for=show)
 
     def sourceLocationExcludes(self, excludes: list[str]) -> Self:
         """Choose the stack frames that are never given as the source of an operation.
 
         Args:
-            excludes: Pieces of paths; a frame whose path contains one is skipped. Replaces the
-                pieces that name Python's, PyTorch's and our own files.
+            excludes: Pieces of paths; a frame whose path contains one is skipped, unless all are.
+                Replaces those that name Python's own and installed files. Frames of PyTorch and of
+                this package are always skipped.
 
         Returns:
             The options.
@@ -389,3 +399,10 @@ class HostOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
         """
         return self.set(module_namescope_enabled=False)
+
+
+def _as_path(setter: str, path: str | os.PathLike[str]) -> str:
+    require(
+        isinstance(path, (str, os.PathLike)), f"Options.{setter}({path!r}): pass a path or None."
+    )
+    return str(os.fspath(path))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TensorLocationSettings:
     """A description of where one kind of tensor is kept, built by chaining its methods.
 
-    Everything in it is a hint about memory and time; no value changes. This version can describe
-    locations but not yet carry them out: see ``Options.TensorLocations``.
+    Everything in it is a hint about memory and time, with no effect on values: see
+    ``Options.TensorLocations``.
 
     Example:
         ``TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(1024)``
@@ -132,56 +132,43 @@ class TensorLocationSettings:
         return self
 
 
-def _location(setter: str) -> Setting[dict[str, int]]:
-    return Setting[dict[str, int]](
-        {},
-        setter=setter,
-        feature="a choice of tensor location",
-        note="every tensor stays on the chip",
-        advice="Remove the call.",
-    )
-
-
 class _TensorLocationOptions(OptionsGroup):
-    """``Options.TensorLocations``: hints about memory and time; no value changes.
+    """``Options.TensorLocations``: hints about memory and time, with no effect on values.
 
-    This version keeps every tensor on the chip and refuses other settings.
+    Every tensor of the simulated machine stays where it is; the hints are kept for the model of
+    time and memory, which does not read them yet.
     """
 
     _path = "Options.TensorLocations"
 
-    location_activation = _location("setActivationLocation")
-    location_weight = _location("setWeightLocation")
-    location_optimizer = _location("setOptimizerLocation")
-    location_accumulator = _location("setAccumulatorLocation")
-    num_io_tiles = Setting(
-        0,
-        setter="numIOTiles",
-        feature="setting tiles aside for input and output",
-        advice="Remove the call.",
-    )
+    location_activation = Setting[dict[str, int]].absent(dict, "setActivationLocation")
+    location_weight = Setting[dict[str, int]].absent(dict, "setWeightLocation")
+    location_optimizer = Setting[dict[str, int]].absent(dict, "setOptimizerLocation")
+    location_accumulator = Setting[dict[str, int]].absent(dict, "setAccumulatorLocation")
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Set tiles aside for input and output; not in this version.
+        """Set tiles aside for input and output; no effect on values.
 
         Args:
-            num_tiles: Tiles per IPU (count), even, from 32 to 192.
+            num_tiles: Tiles per IPU (count), even, from 32 to 192. It is stored under the name of
+                this method: ``options.TensorLocations("numIOTiles")`` returns it.
 
         Returns:
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is no such number.
-            Error: It is; leave the call out.
         """
         require(
             isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0,
-            f"Options.TensorLocations.numIOTiles({num_tiles!r}): pass an even int from 32 to 192.",
+            f"Options.TensorLocations.numIOTiles({num_tiles!r}): pass an even number between 32 "
+            "and 192.",
         )
-        return self.set(num_io_tiles=num_tiles)
+        return self.createOrSet(numIOTiles=num_tiles)
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Choose where activations are kept; only empty settings in this version.
+        """Choose where activations are kept; no effect on values.
 
         Args:
             location: The place.
@@ -190,13 +177,13 @@ class _TensorLocationOptions(OptionsGroup):
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``TensorLocationSettings``.
-            Error: It holds a setting.
         """
-        return self.set(location_activation=_plain("setActivationLocation", location))
+        return self.createOrSet(location_activation=_plain("setActivationLocation", location))
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Choose where weights are kept; only empty settings in this version.
+        """Choose where weights are kept; no effect on values.
 
         Args:
             location: The place.
@@ -205,13 +192,13 @@ class _TensorLocationOptions(OptionsGroup):
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``TensorLocationSettings``.
-            Error: It holds a setting.
         """
-        return self.set(location_weight=_plain("setWeightLocation", location))
+        return self.createOrSet(location_weight=_plain("setWeightLocation", location))
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Choose where the optimizer's state is kept; only empty settings in this version.
+        """Choose where the optimizer's state is kept; no effect on values.
 
         Args:
             location: The place.
@@ -220,13 +207,13 @@ class _TensorLocationOptions(OptionsGroup):
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``TensorLocationSettings``.
-            Error: It holds a setting.
         """
-        return self.set(location_optimizer=_plain("setOptimizerLocation", location))
+        return self.createOrSet(location_optimizer=_plain("setOptimizerLocation", location))
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Choose where gradient accumulators are kept; only empty settings in this version.
+        """Choose where gradient accumulators are kept; no effect on values.
 
         Args:
             location: The place.
@@ -235,10 +222,10 @@ class _TensorLocationOptions(OptionsGroup):
             The group itself.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a ``TensorLocationSettings``.
-            Error: It holds a setting.
         """
-        return self.set(location_accumulator=_plain("setAccumulatorLocation", location))
+        return self.createOrSet(location_accumulator=_plain("setAccumulatorLocation", location))
 
 
 def _plain(setter: str, location: TensorLocationSettings) -> dict[str, int]:

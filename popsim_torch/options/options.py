@@ -1,8 +1,8 @@
 """``Options``: everything a user can ask of a model besides the model itself.
 
 Every setter checks its own argument and returns the options, so calls chain. A setting that this
-version cannot carry out is refused with an ``Error`` at the call, never ignored; a setting that has
-no effect on a simulated machine says so in its documentation. The groups ``Training``,
+version cannot carry out is an ``Error`` when a model is wrapped or compiled, never ignored; one
+that has no effect on a simulated machine says so in its documentation. The groups ``Training``,
 ``Precision``, ``Jit``, ``TensorLocations``, ``Distributed`` and ``_Popart`` are attributes.
 """
 
@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from popsim_torch.anchors import AnchorRequest
-from popsim_torch.enums import CommGroupType, OutputMode
+from popsim_torch.enums import CommGroupType
 from popsim_torch.errors import (
     ConfigFileError,
     Error,
-    UsageTypeError,
     UsageValueError,
 )
 from popsim_torch.options import text
-from popsim_torch.options.base import Setting, require, require_enum
+from popsim_torch.options.base import Setting, require, require_bool, require_enum
 from popsim_torch.options.groups import (
     _DistributedOptions,
     _JitOptions,
@@ -32,6 +30,7 @@ from popsim_torch.options.groups import (
 )
 from popsim_torch.options.host import HostOptions
 from popsim_torch.options.locations import TensorLocationSettings, _TensorLocationOptions
+from popsim_torch.options.outputs import OutputOptions
 from popsim_torch.options.popart import _PopartOptions
 from popsim_torch.options.progress import CompilationProgressBar
 
@@ -42,8 +41,11 @@ __all__ = ["ConfigFileError", "Options", "TensorLocationSettings"]
 
 _logger = logging.getLogger("poptorch::python")
 
+_NORMAL_DATA = 2
+"""The ``syntheticDataMode`` of the back end that draws normal values."""
 
-class Options(HostOptions):
+
+class Options(OutputOptions, HostOptions):
     """The settings of a model and of its data loader.
 
     New options hold the defaults, changed by the environment: ``POPTORCH_CACHE_DIR`` stands for a
@@ -65,50 +67,35 @@ class Options(HostOptions):
     """
 
     device_iterations = Setting(1, setter="deviceIterations")
-    replication_factor = Setting(
-        1, setter="replicationFactor", feature="replication", note="it runs one replica"
-    )
-    input_group_size = Setting(1, setter="inputReplicaGrouping", feature="grouping of replicas")
+    replication_factor = Setting(1, setter="replicationFactor")
+    input_group_size = Setting(1, setter="inputReplicaGrouping")
     input_cgt = Setting(
-        int(CommGroupType.Consecutive),
-        enum=CommGroupType,
-        setter="inputReplicaGrouping",
-        feature="grouping of replicas",
+        int(CommGroupType.Consecutive), enum=CommGroupType, setter="inputReplicaGrouping"
     )
     broadcast_buffers = Setting(True, setter="broadcastBuffers")
-    output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
-    output_return_period = Setting(1, setter="outputMode")
-    anchored_tensors = Setting[dict[str, AnchorRequest]]({}, setter="anchorTensor")
     random_seed = Setting.absent(int, "randomSeed")
-    stable_norm = Setting(
-        False, setter="enableStableNorm", feature="a choice of how variances are computed"
-    )
-    synthetic_data = Setting(False, setter="enableSyntheticData", feature="synthetic data")
-    updatable_named_buffers = Setting[list[str]](
-        [],
-        setter="updatableNamedBuffers",
-        feature="uploading single buffers",
-        advice="Remove the call and use copyWeightsToDevice().",
-    )
 
     Training: _TrainingOptions
     Precision: _PrecisionOptions
     Jit: _JitOptions
     TensorLocations: _TensorLocationOptions
     Distributed: _DistributedOptions
-    _Popart: _PopartOptions
 
     def __init__(self) -> None:
         super().__init__()
+        popart = _PopartOptions()
         self.__dict__.update(
-            Training=_TrainingOptions(),
-            Precision=_PrecisionOptions(),
+            Training=_TrainingOptions(popart),
+            Precision=_PrecisionOptions(popart),
             Jit=_JitOptions(),
             TensorLocations=_TensorLocationOptions(),
             Distributed=_DistributedOptions(),
-            _Popart=_PopartOptions(),
+            _Popart=popart,
         )
-        self.enableExecutableCaching(os.environ.get("POPTORCH_CACHE_DIR"))
+        cache = os.environ.get("POPTORCH_CACHE_DIR")
+        if cache:
+            _logger.info("The environment variable POPTORCH_CACHE_DIR caches programs in %s", cache)
+            self.enableExecutableCaching(cache)
         defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
         if defaults:
             try:
@@ -140,14 +127,15 @@ class Options(HostOptions):
         """Set how many copies of the model share the data.
 
         Args:
-            replication_factor: Copies (count); only 1, the default, in this version.
+            replication_factor: Copies (count); 1 by default. This version runs one: another
+                number is an error when a model is wrapped.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not an int.
-            Error: It is not 1.
         """
         return self.set(replication_factor=replication_factor)
 
@@ -157,7 +145,7 @@ class Options(HostOptions):
         """Give the replicas of one group the same input; call it after ``replicationFactor``.
 
         Args:
-            input_group_size: Replicas per group (count); only 1, the default, in this version.
+            input_group_size: Replicas per group (count); 1 by default.
             input_group_type: How replicas are grouped. ``NoGrouping`` stands for groups of one.
 
         Returns:
@@ -166,7 +154,6 @@ class Options(HostOptions):
         Raises:
             UsageAssertionError: An argument has the wrong type.
             UsageValueError: The type is ``All``, or the size does not divide the replicas.
-            Error: The type is ``Orthogonal``, which this version lacks.
         """
         call = f"Options.inputReplicaGrouping({input_group_size!r}, {input_group_type!r})"
         require(isinstance(input_group_size, int), f"{call}: the size must be an int.")
@@ -184,7 +171,7 @@ class Options(HostOptions):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Choose whether the replicas of a buffer are kept equal.
 
-        It has no effect while there is one replica, the only number this version supports.
+        It has no effect on one replica, the only number this version runs.
 
         Args:
             broadcast_buffers: True, the default, refuses models that change a buffer on several
@@ -197,70 +184,6 @@ class Options(HostOptions):
             UsageAssertionError: It is not a bool.
         """
         return self.set(broadcast_buffers=broadcast_buffers)
-
-    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
-        """Choose which micro-batches of a call are returned.
-
-        Args:
-            output_mode: The mode; by default ``Final`` for training and ``All`` for inference.
-            output_return_period: The period of ``EveryN`` (device iterations). Other modes ignore
-                it, with a log line.
-
-        Returns:
-            The options.
-
-        Raises:
-            UsageAssertionError: The mode is not an ``OutputMode``, or ``EveryN`` has no positive
-                period.
-        """
-        period = _checked_period("Options.outputMode", output_mode, output_return_period)
-        return self.set(output_mode=output_mode, output_return_period=period)
-
-    def defaultOutputMode(self) -> bool:
-        """Return whether ``outputMode`` was never set."""
-        return self.output_mode == OutputMode.Default
-
-    def anchorTensor(
-        self,
-        short_name: str,
-        long_name: str,
-        output_mode: OutputMode | None = None,
-        output_return_period: int | None = None,
-        *,
-        anchor_mode: OutputMode | None = None,
-        anchor_return_period: int | None = None,
-    ) -> None:
-        """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
-
-        It can be called on frozen options, but models that are wrapped already do not notice.
-
-        Args:
-            short_name: The name to fetch the tensor by. The same name again replaces the request.
-            long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
-            output_mode: Which micro-batches to return; the model's mode and period if None.
-            output_return_period: The period of ``EveryN`` (device iterations), 1 by default. Other
-                modes ignore it, with a log line.
-            anchor_mode: An older spelling of ``output_mode``.
-            anchor_return_period: An older spelling of ``output_return_period``.
-
-        Raises:
-            UsageTypeError: Both spellings of one argument are given.
-            UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
-                period of ``EveryN`` is not positive.
-        """
-        call = f"Options.anchorTensor({short_name!r}, {long_name!r})"
-        require(
-            isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
-        )
-        mode = _one_of(call, "mode", output_mode, anchor_mode)
-        period = _one_of(call, "return_period", output_return_period, anchor_return_period)
-        if mode == OutputMode.EveryN and period is None:
-            period = 1
-        uses_default = mode is None or mode == OutputMode.Default
-        mode = OutputMode.Default if uses_default else mode
-        self.anchored_tensors[short_name] = AnchorRequest(
-            short_name, long_name, mode, _checked_period(call, mode, period), uses_default
-        )
 
     def randomSeed(self, random_seed: int) -> Self:
         """Set the seed of the device's random numbers, and at once ``torch.manual_seed`` too.
@@ -287,62 +210,78 @@ class Options(HostOptions):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variances of norm layers more accurately; not in this version.
+        """Compute the variances of norm layers more accurately: as popsim_torch always does.
+
+        It has **no effect**, on values or speed. Batch, group, instance and layer norm compute the
+        mean first and the variance from the differences to it, in float32 also for float16; never
+        as the difference of two large numbers, ``mean(x^2) - mean(x)^2``.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(stable_norm=enabled)
+        require_bool("Options.enableStableNorm", enabled)
+        self._Popart.set("enableStableNorm", enabled)
+        return self
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Run on random data made on the device; not in this version.
+        """Run on random data made on the device; what comes back has no meaning.
+
+        The model is called as ever, with tensors that tell shapes and types, but nothing is read of
+        them. Floating-point inputs hold numbers of the normal distribution with mean 0 and
+        deviation 1, new ones for every micro-batch, which follow from ``randomSeed``. Integers are
+        0 and truth values False: valid as labels and as indices. Outputs have the shapes and types
+        that they always have, and hold what the model makes of those numbers; training changes the
+        weights by them. Inputs that forward changes in place stay as they are on the host.
 
         Args:
-            enabled: Only False, the default.
+            enabled: Whether to do so; False by default.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a bool.
-            Error: It is True.
         """
-        return self.set(synthetic_data=enabled)
+        require_bool("Options.enableSyntheticData", enabled)
+        self._Popart.set("syntheticDataMode", _NORMAL_DATA if enabled else 0)
+        return self
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:
-        """List the buffers ``copyNamedBuffersToDevice`` uploads; only none in this version.
+        """List the buffers ``copyNamedBuffersToDevice`` uploads.
 
         Args:
-            buffers: Names of buffers of the model; only an empty list in this version.
+            buffers: Names of buffers of the model.
 
         Returns:
             The options.
 
         Raises:
+            UsageAttributeError: The options are frozen.
             UsageAssertionError: It is not a list of strings.
-            Error: It is not empty.
         """
         require(
             isinstance(buffers, list) and all(isinstance(name, str) for name in buffers),
             f"Options.updatableNamedBuffers({buffers!r}): pass a list of strings.",
         )
-        return self.set(updatable_named_buffers=buffers)
+        self._Popart.set("updatableNamedBuffers", list(buffers))
+        return self
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
-        """Apply the settings of a text file; nothing in it is executed.
+        """Run the lines of a text file as Python, each behind ``options.``.
 
-        Each line is a call or an assignment written as in Python after ``options.``, for instance
-        ``deviceIterations(4)`` or ``Training.gradientAccumulation(8)  # comment``. Arguments are
-        literals, enum members such as ``poptorch.OutputMode.All``, and strategies, stages and
-        ``poptorch.TensorLocationSettings()``. Blank lines and lines that begin with ``#`` are
-        skipped.
+        A line is a call or an assignment, for instance ``deviceIterations(4)``,
+        ``Training.gradientAccumulation(8)  # comment`` or
+        ``Precision.setPartialsType(torch.half)``. It may use the names ``poptorch``, ``torch`` and
+        ``options``. Blank lines and lines that begin with ``#`` are skipped. The file may do
+        whatever a Python program may: load only files that you trust.
 
         Args:
             filepath: The file, UTF-8 text.
@@ -351,9 +290,10 @@ class Options(HostOptions):
             The options.
 
         Raises:
-            ConfigFileError: A line is not of this form; names the line.
+            ConfigFileError: A line is not Python; names the line, counted without those that are
+                skipped. No line of the file has run then.
             OSError: The file cannot be read.
-            Exception: What the setter a line calls raises.
+            Exception: What a line raises.
         """
         text.apply_file(self, filepath)
         return self
@@ -398,7 +338,7 @@ class Options(HostOptions):
         for part in (
             self.execution_strategy.backend_options(),
             self._Popart.options,
-            self._values,
+            self._keys(),
             self.Training.toDict(),
             self.Distributed.toDict(),
             self.TensorLocations.toDict(),
@@ -413,27 +353,3 @@ class Options(HostOptions):
     def __repr__(self) -> str:
         lines = [*self._items(), *(repr(part) for part in self._parts().values())]
         return "Options(" + ",\n        ".join(lines) + ")"
-
-
-def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:
-    """Return the value of an argument that has two spellings."""
-    if output is not None and anchor is not None:
-        raise UsageTypeError(
-            f"{call}: got both output_{name} and anchor_{name}, two spellings of one argument. "
-            f"Pass output_{name} only."
-        )
-    return anchor if output is None else output
-
-
-def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
-    """Return the return period to store for a mode, once both are checked."""
-    require_enum(f"{call}: output_mode", mode, OutputMode)
-    if mode == OutputMode.EveryN:
-        require(
-            isinstance(period, int) and period > 0,
-            f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0.",
-        )
-        return int(period or 1)
-    if period is not None:
-        _logger.info("%s: output_return_period is ignored: it has a meaning for EveryN only.", call)
-    return 1

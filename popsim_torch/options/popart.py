@@ -6,85 +6,37 @@ Package private.
 from __future__ import annotations
 
 import logging
-from fnmatch import fnmatchcase
-from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
-from popsim_torch.errors import Error, not_supported_yet
-from popsim_torch.options.base import FreezableOptions, require
+from popsim_torch.options.base import FreezableOptions, require, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _logger = logging.getLogger("poptorch::python")
 
-_ACCEPTED = (
-    "aliasZeroCopy",
-    "cachePath",
-    "compilationProgressTotal",
-    "constantWeights",
-    "customCodeletCompileFlags",
-    "customCodelets",
-    "dotChecks",
-    "dotOpNames",
-    "enableEngineCaching",
-    "enableExplicitIR",
-    "enableLoadAndOffloadRNGState",
-    "enableSupportedDataTypeCasting",
-    "engineOptions",
-    "exportPoplar*Graph",
-    "finalDotOp",
-    "firstDotOp",
-    "globalReplica*Offset",
-    "globalReplicationFactor",
-    "groupHostSync",
-    "hardwareInstrumentations",
-    "kahnTieBreaker",
-    "logDir",
-    "opxAliasChecking",
-    "opxModifyChecking",
-    "patterns",
-    "patternsLevel",
-    "reportOptions",
-    "saveInitializersToFile",
-    "strictOpVersions",
-)
-"""Patterns of the settings without effect: they steer tools that a simulator does not have."""
-
 _INITIAL: dict[str, Any] = {
     "instrumentWithHardwareCycleCounter": False,
     "rearrangeAnchorsOnHost": False,
 }
 
-_RECOMPUTATION_MODES = range(5)
-
-_DEFAULTS: dict[str, Any] = {
-    **_INITIAL,
-    "enableFloatingPointChecks": False,
-    "enableStableNorm": False,
-    "enableStochasticRounding": False,
-    "syntheticDataMode": 0,
-}
-"""Settings that would have an effect, with the one value this version carries out."""
-
-_PARTIALS_TYPES = ("float", "half")
 _PRODUCT_OPTIONS = ("convolutionOptions", "matmulOptions")
-"""Dictionaries that may hold a ``partialsType``, and a hint at memory without effect."""
-_MEMORY_HINT = "availableMemoryProportion"
+"""Dictionaries whose entries of several calls add up."""
 
 
 class _PopartOptions(FreezableOptions):
     """Settings by name for the back end of PopTorch.
 
+    Setters of ``Options`` store some of theirs here, and any others may be set. They are checked
+    when a model is compiled: an unknown name, or one whose value has another type, is an error.
+
     popsim_torch has another back end, so only some of these mean something here. Those that only
-    steer compiler checks, dumps, caches and reports (``engineOptions``, ``reportOptions``,
-    ``patterns``, ``dotChecks``, ``cachePath``, ``strictOpVersions`` and their like) are stored and
-    have **no effect**. Three choose the type of partial sums, ``"float"`` or ``"half"``, as
-    ``Options.Precision.setPartialsType`` does for all products: ``partialsTypeMatMuls``, the entry
-    ``partialsType`` of ``matmulOptions``, which goes before it, and that of
-    ``convolutionOptions``. What none of them says is left to ``setPartialsType``, in whichever
-    order the calls are. The entry ``availableMemoryProportion`` of the two dictionaries is stored
-    and has **no effect**.
+    steer time, memory, compiler checks, dumps and reports (``enableOutlining``, ``numIOTiles``,
+    ``reportOptions``, ``patterns``, ``dotChecks``, ``strictOpVersions`` and their like) have **no
+    effect**; ``options/back_end_keys.py`` lists all. Three choose the type of partial sums,
+    ``"float"`` or ``"half"``, as ``Options.Precision.setPartialsType`` does for all products:
+    ``partialsTypeMatMuls``, the entry ``partialsType`` of ``matmulOptions``, which goes before it,
+    and that of ``convolutionOptions``. Other entries of these dictionaries have **no effect**.
 
     ``autoRecomputation`` is carried out. It says which forward values are rebuilt in the backward
     pass instead of being kept in memory until then; values and weights stay the same to the last
@@ -100,7 +52,12 @@ class _PopartOptions(FreezableOptions):
 
     The copy of a tensor ``t`` in the backward pass is called ``t__re``.
 
-    All others are refused unless the value is what popsim_torch does anyway.
+    ``groupNormStridedChannelGrouping`` makes a group of the channels c, c + G, c + 2G, ... of a
+    GroupNorm of G groups. ``enableNonStableSoftmax`` leaves out the subtraction that keeps a
+    softmax from overflowing, except inside of losses and of ``scaled_dot_product_attention``.
+
+    Settings that would change values in a way that popsim_torch cannot are an error when a model is
+    compiled.
     """
 
     _path = "Options._Popart"
@@ -126,7 +83,7 @@ class _PopartOptions(FreezableOptions):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings themselves, by name; checked again when the options freeze."""
+        """The settings themselves, by name."""
         return self._options
 
     def set(self, key: str, value: Any) -> Self:
@@ -137,19 +94,18 @@ class _PopartOptions(FreezableOptions):
 
         Args:
             key: Its name in the back end.
-            value: Its value, which is not looked at where the setting has no effect.
+            value: Its value, which is looked at when a model is compiled.
 
         Returns:
             The object itself.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            Error: The setting would have an effect that this version lacks.
         """
         self.checkIsFrozen()
-        self._check(key, value)
-        if key in _PRODUCT_OPTIONS:
-            value = {**self._options.get(key, {}), **value}
+        earlier = self._options.get(key)
+        if key in _PRODUCT_OPTIONS and isinstance(earlier, dict) and isinstance(value, dict):
+            value = {**earlier, **value}
         if key == "logDir":
             _logger.warning("Options._Popart.set('logDir', ...) is ignored. Use Options.logDir.")
         self._options[key] = value
@@ -195,69 +151,8 @@ class _PopartOptions(FreezableOptions):
             f"{call}: the names must be strings and the values bool.",
         )
         require(isinstance(level, int), f"{call}: the level must be an int.")
-        return self.set("patterns", dict(patterns)).set("patternsLevel", level)
-
-    def freeze(self) -> Self:
-        """Check what was written to ``options`` directly, then refuse all later changes.
-
-        Returns:
-            The object itself.
-
-        Raises:
-            Error: A setting would have an effect that this version lacks.
-        """
-        for key, value in self._options.items():
-            self._check(key, value)
-        return super().freeze()
+        return self.set("patterns", dict(patterns)).set("patterns_level", level)
 
     def __repr__(self) -> str:
-        items = sorted(self._options.items())
-        return f"_Popart({', '.join(f'{key}={saferepr(value)}' for key, value in items)})"
-
-    @staticmethod
-    def _check(key: str, value: Any) -> None:
-        if any(fnmatchcase(key, pattern) for pattern in _ACCEPTED):
-            return
-        if key == "partialsTypeMatMuls":
-            _check_partials_type(key, value, value)
-            return
-        if key in _PRODUCT_OPTIONS:
-            _check_product_options(key, value)
-            return
-        if key == "autoRecomputation":
-            if isinstance(value, int) and value in _RECOMPUTATION_MODES:
-                return
-            advice = (
-                "Pass 0 (none), 1 (standard), 2 (norms), 3 (pipeline) or 4 (all), or remove the "
-                "call."
-            )
-        elif key not in _DEFAULTS:
-            advice = "Remove the call."
-        elif value == _DEFAULTS[key]:
-            return
-        else:
-            advice = f"Remove the call or set it to {_DEFAULTS[key]!r}."
-        call = f"Options._Popart.set({key!r}, {saferepr(value)})"
-        raise not_supported_yet(call, "this back-end setting", advice)
-
-
-def _check_partials_type(key: str, value: Any, partials: Any) -> None:
-    if partials not in _PARTIALS_TYPES:
-        raise Error(
-            f"Options._Popart.set({key!r}, {saferepr(value)}): unknown partials type "
-            f"{saferepr(partials)}. Use 'float' or 'half'."
-        )
-
-
-def _check_product_options(key: str, value: Any) -> None:
-    call = f"Options._Popart.set({key!r}, {saferepr(value)})"
-    if not isinstance(value, dict):
-        raise Error(
-            f"{call}: unknown value type {type(value).__name__}. Pass a dict of str to str."
-        )
-    for name, entry in value.items():
-        if name == "partialsType":
-            _check_partials_type(key, value, entry)
-        elif name != _MEMORY_HINT:
-            advice = f"Only 'partialsType' and '{_MEMORY_HINT}' may be given."
-            raise not_supported_yet(call, f"the entry {name!r}", advice)
+        items = sorted(self._options.items(), key=lambda item: str(item[0]))
+        return f"_Popart({', '.join(f'{key}={shown(value)}' for key, value in items)})"

@@ -9,10 +9,10 @@ variable ``POPSIM_VERIFY_PASSES=1`` it is verified behind each pass, so that an 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from popsim_torch.ir import Graph, Program, TensorKind, verify, walk
+from popsim_torch.ir import Graph, Program, TensorKind, names, verify, walk
 from popsim_torch.passes.fuse_attention import fuse_attention
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
@@ -22,6 +22,9 @@ from popsim_torch.passes.op_table import op_table
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
+from popsim_torch.passes.stage_tensors import add_stage_tensors
+from popsim_torch.passes.stochastic_rounding import round_at_random
+from popsim_torch.passes.synthetic_data import SyntheticData, make_inputs
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,39 @@ class ProgramRequest:
     Attributes:
         recomputation: Which forward values the backward pass rebuilds.
         returns: What a run brings back.
+        ipu_of_stage: The IPU of each pipeline stage.
+        stochastic_rounding: Whether float16 results are rounded at random.
+        synthetic_data: Which inputs the device makes by itself.
     """
 
     recomputation: Recomputation
     returns: ReturnRequest
+    ipu_of_stage: Mapping[int, int] = field(default_factory=dict)
+    stochastic_rounding: bool = False
+    synthetic_data: SyntheticData = SyntheticData.NONE
+
+
+def invent_inputs(program: Program, request: ProgramRequest) -> None:
+    """Let the device make its inputs, if the options say so."""
+    make_inputs(program, request.synthetic_data)
+
+
+def round_results(program: Program, request: ProgramRequest) -> None:
+    """Round float16 results at random, if the options say so."""
+    if request.stochastic_rounding:
+        round_at_random(program)
 
 
 def rebuild_values(program: Program, request: ProgramRequest) -> None:
     """Rebuild forward values in the backward pass, as the options say."""
     recompute(program.graph, request.recomputation, program.checkpoints)
+
+
+def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
+    """Give names to what crosses from one stage to another."""
+    returns = request.returns
+    wanted = {name for anchor in returns.anchors for name in names.spellings(anchor.long_name)}
+    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, wanted)
 
 
 def bring_back(program: Program, request: ProgramRequest) -> None:
@@ -48,11 +75,15 @@ def bring_back(program: Program, request: ProgramRequest) -> None:
 
 
 PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
+    invent_inputs,
+    round_results,
     rebuild_values,
+    name_stage_tensors,
     bring_back,
 )
 """State the program: with the same result on every machine.
 
+Rounding comes before recomputation, so that what is rebuilt is rounded as the original was.
 Recomputation comes before the returns, so that no anchor has a say in what is rebuilt.
 """
 

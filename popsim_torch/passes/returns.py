@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error, closest_names
+from popsim_torch.errors import Error, closest_names, example_names
 from popsim_torch.ir import (
     NOWHERE,
     AnchorView,
@@ -92,20 +92,23 @@ class _Returns:
         self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
-        """Return a tensor from every run, as forward left it."""
+        """Return a tensor from every run, as forward left it; once, if every run has the same."""
+        if self._is_constant(tensor):
+            mode, period = OutputMode.Final, 1
         self._add(tensor, mode, period, self._in_forward(tensor), False, "Options.outputMode")
 
     def add_anchor(self, request: AnchorRequest) -> None:
         """Keep a tensor's values of each run until they are asked for."""
         graph, name = self._graph, self._anchored_name(request)
         tensor = graph.tensors[graph.names[name]]
-        mode, period = request.output_mode, request.period
+        # A period longer than the run would never end: its last iteration is the one returned.
+        mode, period = request.output_mode, min(request.period, self._loop.device_iterations)
         where = f"Options.anchorTensor('{request.short_name}')"
         is_state = tensor.role == Role.UPDATED or self._is_state(name)
         place = self._complete(tensor) if is_state else self._in_forward(tensor)
         if tensor.role == Role.ACCUMULATOR and request.output_mode == OutputMode.Final:
             place = self._after_update(tensor, place)
-        count = self._count(mode, period, where)
+        count = self._count(mode, period, where, any_period=True)
         root = graph.root(tensor)
         shape = _returned_shape(tensor, count)
         kept: int | None = None
@@ -134,14 +137,28 @@ class _Returns:
         for candidate in names.spellings(anchor.long_name):
             if candidate in known:
                 return candidate
-        closest = closest_names(anchor.long_name, known)
+        everything = self._program.tensor_names()
+        closest = closest_names(anchor.long_name, everything)
         raise Error(
-            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the {len(known)} "
+            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the "
+            f"{len(everything)} "
             f"tensors of this graph (Anchor tensor not in Ir Tensors)."
             f"{names.why_missing(anchor.long_name)} "
-            + (f"Closest names: {', '.join(map(repr, closest))}. " if closest else "")
+            + (
+                f"Closest names: {', '.join(map(repr, closest))}. "
+                if closest
+                else _examples(anchor.long_name, known)
+            )
             + "Compile without the anchor and call model.getTensorNames() to list them all."
         )
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is known since the model was compiled."""
+        root = self._graph.root(tensor)
+        writers = self._uses.writers(root.id)
+        if root.kind == TensorKind.VALUE:
+            return all(op.phase == Phase.SETUP for op in writers)
+        return root.kind == TensorKind.CONSTANT and not writers
 
     def _stays(self, root: Tensor, mode: OutputMode) -> bool:
         """Whether a tensor's memory can hold what an anchor asks for until the next run.
@@ -186,7 +203,7 @@ class _Returns:
         keep: bool,
         where: str,
     ) -> None:
-        count = self._count(mode, period, where)
+        count = self._count(mode, period, where, any_period=keep)
         dtype = returned_dtype(tensor.dtype, mode)
         position, phase, stage = place
         self._behind[position].append(
@@ -209,15 +226,17 @@ class _Returns:
         )
         self._program.returns.append(Return(_returned_shape(tensor, count), dtype, keep))
 
-    def _count(self, mode: OutputMode, period: int, where: str) -> int:
-        """Return how many entries come back."""
+    def _count(self, mode: OutputMode, period: int, where: str, *, any_period: bool) -> int:
+        """Return how many entries come back; only an anchor may have any period."""
         loop = self._loop
+        iterations, steps = loop.device_iterations, loop.gradient_accumulation
         check_return_mode(
-            mode, period, loop.device_iterations, pipelined=self._pipelined, where=where
+            *(mode, period, iterations),
+            pipelined=self._pipelined,
+            any_period=any_period,
+            where=where,
         )
-        return num_returned(
-            mode, period, loop.device_iterations, loop.gradient_accumulation, 1, where=where
-        )
+        return num_returned(mode, period, iterations, steps, 1, any_period=any_period, where=where)
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return where forward sees a tensor: a variable before anything changes it."""
@@ -261,6 +280,11 @@ class _Returns:
         op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")
         self._graph.ops.append(op)
         return len(self._graph.ops) - 1, Phase.UPDATE, 0
+
+
+def _examples(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with some of the names that there are."""
+    return f"Some of them: {', '.join(map(repr, example_names(name, known)))}. "
 
 
 def _is_rearrangement(view: Tensor, root: Tensor) -> bool:

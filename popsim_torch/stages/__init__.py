@@ -10,15 +10,14 @@ from popsim_torch.stages.blocks import (
     module_repr,
     removeBlocks,
 )
+from popsim_torch.stages.checks import check_pipeline
+from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
+from popsim_torch.stages.printing import print
 from popsim_torch.stages.strategies import (
     ExecutionStrategy,
-    ParallelPhasedExecution,
-    Phase,
     PipelinedExecution,
-    SerialPhasedExecution,
     ShardedExecution,
     Stage,
-    check_pipeline,
     count_stages,
 )
 
@@ -39,5 +38,6 @@ __all__ = [
     "check_pipeline",
     "count_stages",
     "module_repr",
+    "print",
     "removeBlocks",
 ]

@@ -20,12 +20,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
 
-from popsim_torch.enums import AutoStage
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
-from popsim_torch.stages.strategies import (
-    ExecutionStrategy,
-    PipelinedExecution,
-)
+from popsim_torch.stages.strategies import ExecutionStrategy
 
 __all__ = [
     "BeginBlock",
@@ -338,28 +334,37 @@ class StageAssigner:
 
     Operations before the first block belong to stage 0 on IPU 0. One assigner serves one trace.
 
+    Where stages run one after another, a block may be on an earlier stage than the one before it:
+    what follows then runs together with the last stage that has begun.
+
     Args:
         strategy: The strategy the options name.
 
     Raises:
-        UsageTypeError: ``strategy`` is not a pipelined or sharded one.
+        UsageTypeError: ``strategy`` is none.
     """
 
     def __init__(self, strategy: ExecutionStrategy) -> None:
-        if not isinstance(strategy, PipelinedExecution):
+        if not isinstance(strategy, ExecutionStrategy):
             raise UsageTypeError(
-                f"StageAssigner: got a {type(strategy).__name__}. "
-                "Pass a PipelinedExecution or a ShardedExecution."
+                f"StageAssigner: got a {type(strategy).__name__}. Pass an execution strategy."
             )
         self._strategy = strategy
         self._blocks: dict[str, tuple[int, int]] = {}
         self._current: tuple[int, int] | None = (0, 0)
         self._ipu_ids: list[int] = []
+        self._last_stage = 0
 
     @property
     def ipu_ids(self) -> tuple[int, ...]:
         """The IPU of every block in order of entry; what :func:`count_stages` counts."""
         return tuple(self._ipu_ids)
+
+    @property
+    def ipu_of_stage(self) -> dict[int, int]:
+        """The IPU that each stage was given first."""
+        places = dict(reversed(self._blocks.values()))
+        return {0: 0, **places}
 
     def begin(self, user_id: str | None, ipu_id: int | None) -> None:
         """Enter a block.
@@ -369,20 +374,24 @@ class StageAssigner:
             ipu_id: The IPU the user asked for, if any.
 
         Raises:
-            UsageAssertionError: The strategy lists its blocks and this is none of them, or it takes
-                the stage from the IPU and none is given.
-            Error: The block was met before, on another IPU.
+            UsageAssertionError: The strategy lists its blocks and this is none of them, or it needs
+                an IPU and none is given.
+            Error: The block was met before, on another IPU, or the strategy cannot use that IPU.
         """
         block = user_id or _automatic_ids_of(self).take()
         known = self._blocks.get(block)
-        place = known if known and ipu_id is None else self._place(block, ipu_id)
+        if known and ipu_id is None:
+            place = known
+        else:
+            place = self._strategy.place(block, ipu_id, self._blocks)
         if known and place != known:
             raise Error(
                 f"Block '{block}': asked to run on IPU {ipu_id}, but it was on IPU {known[1]} "
                 "before. The same id is the same block everywhere: use another id."
             )
         self._blocks[block] = place
-        self._current = place
+        self._last_stage = max(self._last_stage, place[0])
+        self._current = place if self._strategy.is_pipelined else (self._last_stage, place[1])
         self._ipu_ids.append(place[1])
 
     def end(self) -> None:
@@ -413,22 +422,3 @@ class StageAssigner:
                 "BeginBlock, whose blocks last until the next one begins."
             )
         return self._current
-
-    def _place(self, block: str, ipu_id: int | None) -> tuple[int, int]:
-        """Return the stage and the IPU of a block as it is entered with this ``ipu_id``."""
-        if self._strategy.auto_stage is None:
-            stage_id, stage = self._strategy.find_stage(block)
-            if stage.ipu_id is not None:
-                return stage_id, stage.ipu_id
-        elif self._strategy.auto_stage == AutoStage.AutoIncrement:
-            known = self._blocks.get(block)
-            stage_id = known[0] if known else len(self._blocks) + 1
-        elif ipu_id is None:
-            raise UsageAssertionError(
-                f"Block '{block}' has no ipu_id, and AutoStage.SameAsIpu takes a block's stage "
-                "from it. Give the block an ipu_id, or choose AutoStage.AutoIncrement or explicit "
-                "stages with Options.setExecutionStrategy."
-            )
-        else:
-            stage_id = ipu_id
-        return stage_id, stage_id if ipu_id is None else ipu_id

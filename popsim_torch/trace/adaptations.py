@@ -13,6 +13,9 @@ import torch._dynamo
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_iter
 
+from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.traced_tensors import host_computation
+
 
 @contextmanager
 def adapted_torch() -> Iterator[None]:
@@ -104,9 +107,23 @@ class _ReentrantCheckpoint:
             return function(*args)
 
 
+def _with_range_on_device() -> AbstractContextManager[Any]:
+    """Make what ``torch.range`` returns a tensor of the device: no mode sees that function."""
+    on_host = torch.range
+
+    def on_device(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        with host_computation(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is deprecated, which would be said of this line
+            values: torch.Tensor = on_host(*args, **kwargs)
+        return values if torch.device(device or DEVICE).type == "cpu" else values.to(DEVICE)
+
+    return mock.patch.object(torch, "range", on_device)
+
+
 _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_validation,
     _without_mask_detection,
     _without_compiler,
     _without_checkpointing,
+    _with_range_on_device,
 )

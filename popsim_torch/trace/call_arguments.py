@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import canonicalize_dim
 
 from popsim_torch.trace.mixed_types import in_one_type
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS
@@ -25,18 +26,8 @@ _DROPOUTS = frozenset(
         "feature_alpha_dropout_",
     }
 )
+_SOFTMAXES = frozenset({"softmax", "log_softmax"})
 _RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
-# Where functions take class indices that must be 64 bits long.
-_INDEX_ARGUMENT = {
-    "cross_entropy_loss": 1,
-    "multi_margin_loss": 1,
-    "nll_loss": 1,
-    "nll_loss2d": 1,
-    "nll_loss_nd": 1,
-    "one_hot": 0,
-    "take": 1,
-    "take_along_dim": 1,
-}
 # Where functions are told to give a sparse gradient: the device has dense tensors only.
 _SPARSE_ARGUMENT: dict[Callable[..., Any], int] = {torch.embedding: 4, torch.embedding_bag: 5}
 
@@ -52,22 +43,20 @@ def on_device(
         kwargs: Its keyword arguments.
     """
     name = getattr(func, "__name__", "")
-    args = _with_long_indices(name, args)
+    if name in _SOFTMAXES:
+        _check_softmax_axis(args, kwargs)
     sparse = _SPARSE_ARGUMENT.get(func)
     if sparse is not None and len(args) > sparse:
         args = (*args[:sparse], False, *args[sparse + 1 :])
     return in_one_type(name, args, kwargs)
 
 
-def _with_long_indices(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Widen 32-bit class indices: the device's integers have 32 bits, PyTorch asks for 64."""
-    position = _INDEX_ARGUMENT.get(name)
-    if position is None or len(args) <= position:
-        return args
-    indices = args[position]
-    if isinstance(indices, torch.Tensor) and indices.dtype in (torch.int16, torch.int32):
-        return (*args[:position], indices.long(), *args[position + 1 :])
-    return args
+def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse an axis that is none: the shape of the result says nothing of it."""
+    tensor = args[0] if args else kwargs.get("input")
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    if isinstance(tensor, torch.Tensor) and isinstance(axis, int):
+        canonicalize_dim(tensor.dim(), axis)
 
 
 def without_dropout(

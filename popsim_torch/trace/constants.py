@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.origin import user_line
@@ -15,6 +17,8 @@ from popsim_torch.trace.traced_tensors import (
     is_functorch_wrapped_tensor,
     outside_transforms,
 )
+
+_logger = logging.getLogger("poptorch::python")
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,16 @@ class Constants:
                 return constant.traced
         with host_computation():
             data = tensor.detach().clone(memory_format=torch.contiguous_format)
+            data = data.to(held_dtype(tensor.dtype))
+        if data.dtype != tensor.dtype:
+            _logger.warning(
+                "forward%s uses a tensor of %s, which the device holds as %s.",
+                *(user_line(" at "), tensor.dtype, data.dtype),
+            )
         self._data.append(data)
         with outside_transforms():
             traced = torch.ops.popsim.constant(
-                list(tensor.shape), tensor.dtype, len(self._data) - 1, DEVICE
+                list(tensor.shape), data.dtype, len(self._data) - 1, DEVICE
             )
         known.append(_Constant(tensor, tensor._version, traced, traced._version))
         result: torch.Tensor = traced

@@ -8,7 +8,7 @@ every differentiable result to be named.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +23,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.call_arguments import on_device, without_dropout
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.device_types import as_device_types, seen_dtype
+from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
@@ -109,15 +112,21 @@ class FunctionMode(TorchFunctionMode):
         listener: Told of every call.
         training: False turns every dropout into the identity.
         fake_mode: The mode of this trace's tensors.
+        back_end: The settings of the back end that are on.
     """
 
     def __init__(
-        self, listener: FunctionListener, training: bool, fake_mode: FakeTensorMode
+        self,
+        listener: FunctionListener,
+        training: bool,
+        fake_mode: FakeTensorMode,
+        back_end: Iterable[str] = (),
     ) -> None:
         super().__init__()
         self._fake_mode = fake_mode
         self._listener = listener
         self._training = training
+        self._replacements = replacements(back_end)
 
     def __torch_function__(
         self,
@@ -140,12 +149,15 @@ class FunctionMode(TorchFunctionMode):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             _refuse_new_data(func, name, args)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return seen_dtype(result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
             return _call_on_host(func, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
         _refuse_host(name, args, kwargs)
+        func, args, kwargs = as_device_types(func, args, kwargs)
+        name = getattr(func, "__name__", "")
         if makes_tensor_of_data(func, name):
             self._listener.before_call(func)
             with self:
@@ -215,7 +227,10 @@ class FunctionMode(TorchFunctionMode):
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
                 result = body(*args, **kwargs)
-        elif func in _GRADIENTS:
+        elif func in self._replacements:
+            with self:
+                result = self._replacements[func](*args, **kwargs)
+        elif getattr(func, "__wrapped__", func) in _GRADIENTS:  # (backward() explains itself)
             result = self._differentiate(func, args, kwargs)
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
@@ -225,7 +240,7 @@ class FunctionMode(TorchFunctionMode):
             with self:
                 result = replacement()
         else:
-            result = func(*args, **kwargs)
+            result = _called(func, args, kwargs)
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         for tensor in _tensors(args[0] if in_place and args else result):
             self._listener.after_call(tensor)
@@ -279,6 +294,16 @@ class FunctionMode(TorchFunctionMode):
             return torch._C._nn.nll_loss_nd(
                 log_probabilities, target, weight, reduction, ignore_index
             )
+
+
+def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        eager = eager_error(error, func, args, kwargs)
+        if eager is None:
+            raise
+        raise eager from None
 
 
 def _call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -135,7 +135,9 @@ def functionalise(traced: TraceResult) -> TraceResult:
     Returns:
         The given trace when nothing is mutated, else one with another graph.
     """
-    watched = {*traced.forward_of.values(), *traced.checkpoints}
+    partial = traced.partial_gradients
+    watched = {*traced.forward_of.values(), *partial.values()}
+    watched |= {*traced.losses, *traced.checkpoints}
     module, became = functionalise_graph(traced.graph_module, watched)
     if module is traced.graph_module:
         return traced
@@ -143,6 +145,8 @@ def functionalise(traced: TraceResult) -> TraceResult:
         traced,
         graph_module=module,
         forward_of={key: became[node] for key, node in traced.forward_of.items()},
+        partial_gradients={key: became[node] for key, node in partial.items()},
+        losses=[became[node] for node in traced.losses],
         checkpoints=[became[node] for node in traced.checkpoints],
     )
 

@@ -121,13 +121,14 @@ def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     for name, tensor in given.items():
+        kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
         if name not in now:
             raise Error(
-                f"The parameter or buffer '{name}' is removed from the model within forward. "
-                "Keep it and leave it unused instead."
+                f"{kind} {name} is removed from the model within forward. Keep it and leave it "
+                "unused instead."
             )
         if now[name] is not tensor:
             raise Error(
-                f"The parameter or buffer '{name}' is reassigned within the model's forward. "
-                f"Change it in place instead: self.{name}.copy_(value)."
+                f"{kind} {name} is reassigned within the model's forward. Change it in place "
+                f"instead: self.{name}.copy_(src)."
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.fx
 
+from popsim_torch.errors import Error
 from popsim_torch.ir import names as spelling
 from popsim_torch.trace.functionalise import is_check, is_mutating
 from popsim_torch.trace.markers import MARK, PRINT
@@ -20,6 +21,7 @@ class NamedGraph:
     Args:
         traced: The trace, without mutation.
         names: Name by node.
+        aliases: Node by name, of names that come on top.
 
     Attributes:
         traced: The trace.
@@ -27,15 +29,22 @@ class NamedGraph:
         placeholders: Those of parameters, buffers, inputs and, for training, the loss scale.
         results: The nodes of the outputs, then of the gradients.
         names: Name by node.
+        aliases: Node by name, of tensors that have that name only where it is asked for.
     """
 
-    def __init__(self, traced: TraceResult, names: dict[torch.fx.Node, str]) -> None:
+    def __init__(
+        self,
+        traced: TraceResult,
+        names: dict[torch.fx.Node, str],
+        aliases: dict[str, torch.fx.Node],
+    ) -> None:
         self.traced = traced
         self.nodes: list[torch.fx.Node] = list(traced.graph_module.graph.nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]
         self.names = names
-        self._by_name = {name: node for node, name in names.items()}
+        self.aliases = aliases
+        self._by_name = aliases | {name: node for node, name in names.items()}
         self._prints = {self.key_of(node): node for node in self.nodes if node.target is PRINT}
 
     @staticmethod
@@ -119,7 +128,11 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
     Args:
         traced: The trace, without mutation.
         loss_scale: Name of the loss scale's placeholder; None for inference.
+
+    Raises:
+        Error: A parameter or buffer has a name that is one of the training graph.
     """
+    _check_not_reserved([*traced.parameters, *traced.buffers])
     graph = traced.graph_module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     given = [*traced.parameters, *traced.buffers, *spelling.inputs(traced.num_inputs)]
@@ -129,12 +142,31 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
     for name, node in zip(given, placeholders, strict=True):
         table.set(node, name)
     table.name_forward(graph)
+    aliases = {
+        spelling.partial_gradient(*key): node for key, node in traced.partial_gradients.items()
+    }
+    losses = {node: table.loss_name(node) for node in traced.losses}
+    aliases |= {name: node for node, name in losses.items() if name != table.of_node.get(node)}
     for node in graph.nodes:
         if node.target is MARK:
-            marked = _marked_name(traced, table, NamedGraph.key_of(node))
+            key = NamedGraph.key_of(node)
+            marked = _marked_name(traced, table, key)
             if marked is not None:
                 table.set(node, spelling.gradient(marked))
-    return NamedGraph(traced, table.of_node)
+            forward = traced.forward_of.get(key)
+            loss = None if forward is None else losses.get(forward)
+            if loss is not None and loss != marked:
+                aliases[spelling.gradient(loss)] = node
+    return NamedGraph(traced, table.of_node, aliases)
+
+
+def _check_not_reserved(given: Iterable[str]) -> None:
+    for name in given:
+        if spelling.is_reserved(name):
+            raise Error(
+                f"The parameter or buffer '{name}' has a name that stands for a tensor of the "
+                "training graph (its prefix, with three underscores, is reserved). Rename it."
+            )
 
 
 def _marked_name(traced: TraceResult, table: NameTable, key: int) -> str | None:

@@ -77,13 +77,20 @@ _TYPES = {
     "scatter_add": "ScatterReduce",
     "scatter_reduce": "ScatterReduce",
     "select": "Slice",
-    "split_with_sizes": "Split",
     "sum": "ReduceSum",
     "t": "Transpose",
     "topk": "TopK",
     "view": "Reshape",
 }
 
+
+_LOSS = "IdentityLoss"
+# What cuts a tensor into pieces: the type of each.
+_PIECES = {"split": "Slice", "split_with_sizes": "Slice", "unbind": "Squeeze"}
+# Products of matrices: the type of one whose operands have another rank.
+_PRODUCTS = {"addmm": "Add", "bmm": "MatMul", "mm": "MatMul", "mv": "MatMul"}
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "squeeze"})
+_PREPARES = _RESHAPES | {"clone", "expand", "unsqueeze"}
 
 _TRANSPOSED = 6  # argument of a convolution
 _MODE = 7  # argument of a recurrent layer
@@ -94,7 +101,7 @@ def op_type(node: torch.fx.Node) -> str:
     override = origin_of(node).op_type
     if override is not None:
         return override
-    name = node.target._schema.name.split("::")[-1]  # type: ignore[union-attr]
+    name = _operator(node)
     if node.target is torch.ops.aten.convolution.default and node.args[_TRANSPOSED]:
         return "ConvTranspose"
     if name == "recurrent":
@@ -131,16 +138,81 @@ class NameTable:
         """Name a node's result."""
         self.of_node[node] = self.unique(name)
 
+    def loss_name(self, node: torch.fx.Node) -> str:
+        """Return the name of a loss as such: the device has an op that says what is one."""
+        name = self.of_node.get(node)
+        if name is not None and op_type(node) == _LOSS:
+            return name
+        return self.unique(names.result(origin_of(node).scope, _LOSS, 0))
+
     def name_forward(self, graph: torch.fx.Graph) -> None:
         """Name the results of all forward nodes, in their order."""
+        products = _wrapped_products(graph)
         for node in graph.nodes:
             if node.op != "call_function" or origin_of(node).backward:
+                continue
+            if node in products:
+                product = products[node]
+                if product is not None:
+                    self.set(node, names.result(origin_of(node).scope, product, 0))
                 continue
             if node.target is operator.getitem:
                 producer, index = node.args
                 self.set(node, _forward_name(producer, int(index)))
             elif isinstance(node.meta.get("val"), torch.Tensor) and _is_named(node):
                 self.set(node, _forward_name(node, 0))
+
+
+def _wrapped_products(graph: torch.fx.Graph) -> dict[torch.fx.Node, str | None]:
+    """Return the nodes that are one product of the user's, written with matrices.
+
+    PyTorch reshapes operands of higher rank to matrices and the product back, all in one call. The
+    last of these nodes is the user's product, and has its type; the others have None.
+    """
+    found: dict[torch.fx.Node, str | None] = {}
+    for product in graph.nodes:
+        if _operator(product) not in _PRODUCTS or origin_of(product).backward:
+            continue
+        result = _reshaped_back(product)
+        if result is None:
+            continue
+        found[product] = None
+        for operand in product.all_input_nodes:
+            while _is_step_of(operand, product):
+                found[operand] = None
+                (operand,) = operand.all_input_nodes
+        found[result] = _PRODUCTS[_operator(product)]
+    return found
+
+
+def _reshaped_back(product: torch.fx.Node) -> torch.fx.Node | None:
+    """Return the reshaped product, if it is reshaped in the call that it belongs to."""
+    found = (user for user in product.users if _view(user) in _RESHAPES)
+    return next((user for user in found if _of_one_call(user, product)), None)
+
+
+def _is_step_of(operand: torch.fx.Node, product: torch.fx.Node) -> bool:
+    """Whether a node prepares an operand of a product in the same call."""
+    return (
+        _view(operand) in _PREPARES and _of_one_call(operand, product) and len(operand.users) == 1
+    )
+
+
+def _operator(node: torch.fx.Node) -> str:
+    """Return the name of a node's operator, nothing for a node that has none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    return node.target._schema.name.split("::")[-1]
+
+
+def _view(node: torch.fx.Node) -> str:
+    """Return the name of a node's operator; without mutation, views are called copies."""
+    return _operator(node).removesuffix("_copy")
+
+
+def _of_one_call(node: torch.fx.Node, other: torch.fx.Node) -> bool:
+    call = origin_of(node).call
+    return call != 0 and call == origin_of(other).call
 
 
 def _is_named(node: torch.fx.Node) -> bool:
@@ -151,4 +223,7 @@ def _is_named(node: torch.fx.Node) -> bool:
 
 
 def _forward_name(node: torch.fx.Node, output: int) -> str:
+    piece = _PIECES.get(_view(node))
+    if piece is not None:  # on the device an op of its own for each
+        return names.result(origin_of(node).scope, piece, 0)
     return names.result(origin_of(node).scope, op_type(node), output)

@@ -7,7 +7,7 @@ while it is set carries it, and passes that rebuild nodes copy it along.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -43,19 +43,26 @@ def origin_of(node: torch.fx.Node) -> Origin:
     return origin
 
 
-def user_line(before: str = "") -> str:
+def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
     """Return ``file:line`` of the innermost frame outside of torch and of this package.
 
     Args:
         before: Put in front of it.
+        excludes: Pieces of paths. A frame whose path contains one is returned only where all do.
 
     Returns:
         An empty string when there is no such frame.
     """
+    excluded = ""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_OWN_PATHS):
-            return f"{before}{path}:{frame.f_lineno}"
+        # torch.fx calls functions through a lambda that it evaluates from a string.
+        evaluated = path == "<string>" and "__name__" not in frame.f_globals
+        if not evaluated and not path.startswith((*_OWN_PATHS, "<frozen ")):
+            line = f"{before}{path}:{frame.f_lineno}"
+            if not any(piece in path for piece in excludes):
+                return line
+            excluded = excluded or line
         frame = frame.f_back
-    return ""
+    return excluded

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +18,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from popsim_torch.errors import Error
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
@@ -26,7 +29,9 @@ from popsim_torch.trace.origin import set_origin, user_line
 from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.traced_tensors import (
     current_graph,
+    find_node,
     is_functorch_wrapped_tensor,
+    is_traced,
     node_of,
     unwrapped,
 )
@@ -43,11 +48,18 @@ class Recorder:
         stages: Tells the stage of what is called now.
         result: Filled with constants, prints and gradient marks.
         module_scopes: Put module paths into scopes.
+        location_excludes: Pieces of paths of files whose lines are no origin.
     """
 
     def __init__(
-        self, module: nn.Module, stages: StageAssigner, result: TraceResult, module_scopes: bool
+        self,
+        module: nn.Module,
+        stages: StageAssigner,
+        result: TraceResult,
+        module_scopes: bool,
+        location_excludes: Sequence[str] = (),
     ) -> None:
+        self._location_excludes = location_excludes
         self._result = result
         self._stages = stages
         self._module_scopes = module_scopes
@@ -60,7 +72,10 @@ class Recorder:
         self._in_backward = False
         self._graph: torch.fx.Graph | None = None
         self._keys = itertools.count()
+        self._calls = itertools.count(1)
         self._known: dict[int, torch.Tensor] = {}
+        # By identity; the tensors are kept, so that no later one has the identity of another.
+        self._tensor_ids: dict[int, tuple[int, torch.Tensor]] = {}
         self._constants = Constants(result.constants)
         self.values = KnownValues(result.constants, self.constant)
         # Autograd nodes seen so far; kept, because their identity is what counts.
@@ -89,7 +104,7 @@ class Recorder:
         """
         for seen in (self._seen, self._hooked, self.losses, self.differentiated):
             seen.clear()
-        for tensors in (self._known, self._constants, self.values):
+        for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
         del self._result, self._graph
 
@@ -148,6 +163,9 @@ class Recorder:
         """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
         if not is_functorch_wrapped_tensor(loss):
             self.losses.append(loss)
+            node = find_node(loss)
+            if node is not None:
+                self._result.losses.append(node)
 
     def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take note of tensors whose gradients forward computes itself."""
@@ -187,6 +205,18 @@ class Recorder:
         tensor = self.known(tensor)
         if isinstance(tensor, FakeTensor):
             self._result.checkpoints.append(node_of(tensor))
+
+    def tensor_id(self, tensor: torch.Tensor) -> int:
+        """Return a number that no other tensor of this trace has."""
+        tensor = self.known(tensor)
+        if not is_traced(tensor):
+            raise Error(
+                f"getIpuTensorId: this tensor of shape {tuple(tensor.shape)} is on "
+                f"{tensor.device}, not on the device."
+            )
+        tensor = unwrapped(tensor)
+        number, _ = self._tensor_ids.setdefault(id(tensor), (len(self._tensor_ids), tensor))
+        return number
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -245,6 +275,7 @@ class Recorder:
     def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
         """Run a backward pass that starts at ``loss``."""
         self._follow(loss.grad_fn)
+        self._watch_uses(loss.grad_fn)
         set_origin(replace(self._origin, backward=True, op_type=None))
         self._in_backward = True
         try:
@@ -252,9 +283,43 @@ class Recorder:
         finally:
             self._in_backward = False
 
+    def _watch_uses(self, root: Any) -> None:
+        """Take note of what each use of a tensor adds to its gradient, where there are several."""
+        operations = sorted(_ancestors(root), key=lambda node: int(node._sequence_nr()))
+        uses = Counter(edge for node in operations for edge in node.next_functions)
+        for position, node in enumerate(operations):
+            shared = [
+                operand
+                for operand, edge in enumerate(node.next_functions)
+                if edge[0] is not None and uses[edge] > 1
+            ]
+            if shared:
+                node.register_hook(functools.partial(self._note_uses, position, shared))
+
+    def _note_uses(
+        self,
+        position: int,
+        operands: Sequence[int],
+        gradients: Sequence[torch.Tensor | None],
+        _of_results: object,
+    ) -> None:
+        for operand in operands:
+            gradient = gradients[operand]
+            if not self._in_backward or gradient is None:
+                continue
+            node = find_node(gradient)
+            if node is not None:
+                self._result.partial_gradients[position, operand] = node
+
     def _set_origin(self, op_type: str | None = None) -> None:
+        source = user_line(excludes=self._location_excludes)
         self._origin = Origin(
-            self._scopes[-1], self._stages.current_stage(), False, op_type, user_line()
+            self._scopes[-1],
+            self._stages.current_stage(),
+            False,
+            op_type,
+            source,
+            next(self._calls),
         )
         set_origin(self._origin)
 
@@ -287,3 +352,15 @@ class Recorder:
             self._seen.add(current)
             current.register_prehook(before)
             todo.extend(following for following, _ in current.next_functions)
+
+
+def _ancestors(root: Any) -> list[Any]:
+    """Return autograd's nodes on the way from ``root`` to the parameters, these left out."""
+    found: dict[Any, None] = {}
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found[node] = None
+            todo.extend(following for following, _ in node.next_functions)
+    return list(found)

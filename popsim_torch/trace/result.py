@@ -25,6 +25,9 @@ class TraceRequest:
         training: Trace the backward pass of the loss too.
         stages: Tells the pipeline stage of the operations as they are called.
         module_scopes: Names carry the path of the modules being called.
+        location_excludes: Pieces of paths of files whose lines are not given as where an operation
+            comes from, unless there is no other line.
+        back_end: The settings of the back end that are on.
     """
 
     module: nn.Module
@@ -33,6 +36,8 @@ class TraceRequest:
     training: bool
     stages: StageAssigner
     module_scopes: bool = True
+    location_excludes: tuple[str, ...] = ()
+    back_end: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,12 @@ class TraceResult:
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
+        partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
+            several: by the position of the operation that uses it among all differentiable ones,
+            and by its position among their operands.
+        losses: Nodes of the results of loss functions.
         checkpoints: Nodes of values that are kept for the backward pass.
+        loss_dtype: Element type of the loss that training starts from.
     """
 
     graph_module: torch.fx.GraphModule
@@ -79,7 +89,10 @@ class TraceResult:
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
+    partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)
+    losses: list[torch.fx.Node] = field(default_factory=list)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
+    loss_dtype: torch.dtype = torch.float32
 
     @property
     def num_outputs(self) -> int:

@@ -21,6 +21,20 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+def _bincount(
+    input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """Compute ``torch.bincount`` with as many bins as it is told; others are not counted."""
+    outside = (input < 0) | (input >= minlength)
+    bins = torch.where(outside, minlength, input)
+    if weights is None:
+        weights = torch.ones(input.shape, dtype=torch.int64)
+    elif not weights.is_floating_point():
+        weights = weights.float()
+    counts = torch.zeros(minlength + 1, dtype=weights.dtype)
+    return counts.scatter_add(0, bins, weights)[:minlength]
+
+
 def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
     """Compute what ``tensor.random_(low, high)`` does.
 
@@ -55,6 +69,10 @@ def traceable_call(
         num_classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
         if num_classes == -1 or num_classes > 0:
             return functools.partial(_one_hot, *args, **kwargs)
+    if func in (torch.bincount, torch.Tensor.bincount):
+        # Without a number of bins it depends on values, which may be known all the same.
+        num_bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        return functools.partial(_bincount, *args, **kwargs) if num_bins > 0 else None
     if func is torch.Tensor.random_:
         settings = dict(kwargs)
         bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))

@@ -27,6 +27,7 @@ from popsim_torch.errors import InternalError
 
 __all__ = [
     "current_graph",
+    "find_node",
     "host_computation",
     "in_transform",
     "is_batched",
@@ -79,13 +80,18 @@ def current_graph() -> torch.fx.Graph | None:
     return None if mode is None else mode.tracer.graph
 
 
-def node_of(tensor: torch.Tensor) -> torch.fx.Node:
-    """Return the node that a traced tensor is the result of."""
+def find_node(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """Return the node that a tensor is the result of, None for one that is not traced."""
     mode = get_proxy_mode()
     slot = None if mode is None else get_proxy_slot(unwrapped(tensor), mode.tracer, None)
-    if slot is None:
+    return None if slot is None else slot.proxy.node
+
+
+def node_of(tensor: torch.Tensor) -> torch.fx.Node:
+    """Return the node that a traced tensor is the result of."""
+    node = find_node(tensor)
+    if node is None:
         raise InternalError("trace: a tensor of the traced model has no node in the graph")
-    node: torch.fx.Node = slot.proxy.node
     return node
 
 

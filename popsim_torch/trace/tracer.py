@@ -30,6 +30,7 @@ from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
@@ -63,7 +64,11 @@ class _Tracer:
             len(request.inputs),
         )
         self._recorder = Recorder(
-            request.module, request.stages, self._result, request.module_scopes
+            request.module,
+            request.stages,
+            self._result,
+            request.module_scopes,
+            request.location_excludes,
         )
 
     def run(self) -> TraceResult:
@@ -114,7 +119,9 @@ class _Tracer:
             stack.enter_context(attributes_kept(module))
             given = stack.enter_context(traced_state(module, by_identity))
             stack.enter_context(self._recorder.values)
-            stack.enter_context(FunctionMode(self._recorder, request.training, self._mode))
+            stack.enter_context(
+                FunctionMode(self._recorder, request.training, self._mode, request.back_end)
+            )
             structure = module(*args, **kwargs)
             check_not_reassigned(module, given)
         self._result.outputs = OutputSpec(
@@ -126,6 +133,7 @@ class _Tracer:
         self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
+        self._result.loss_dtype = loss.dtype
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
@@ -186,6 +194,9 @@ def _translated_errors() -> Iterator[None]:
         ) from error
     except UnsupportedOperatorException as error:
         raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
+    except Exception as error:
+        without_fakes(error)
+        raise
 
 
 def trace(request: TraceRequest) -> TraceResult:

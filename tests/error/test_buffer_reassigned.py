@@ -30,10 +30,10 @@ def delete_parameter(net, x):
 @pytest.mark.parametrize(
     "mistake, text",
     [
-        (replace_parameter, r"'fc\.weight' is reassigned within the model"),
-        (replace_buffer, "'offset' is reassigned within the model"),
-        (delete_buffer, "'offset' is removed from the model"),
-        (delete_parameter, r"'fc\.bias' is removed from the model"),
+        (replace_parameter, r"Parameter fc\.weight is reassigned within the model"),
+        (replace_buffer, "Buffer offset is reassigned within the model"),
+        (delete_buffer, "Buffer offset is removed from the model"),
+        (delete_parameter, r"Parameter fc\.bias is removed from the model"),
     ],
     ids=["replace a parameter", "replace a buffer", "delete a buffer", "delete a parameter"],
 )
@@ -43,7 +43,7 @@ def test_refused(refused, mistake, text):
 
 def test_the_advice_is_to_copy(refused):
     error = refused(replace_buffer, poptorch.Error, "offset")
-    assert "self.offset.copy_(value)" in str(error)
+    assert "self.offset.copy_(src)" in str(error)
 
 
 def test_a_buffer_of_a_sub_module(h):
@@ -66,7 +66,7 @@ def test_a_buffer_of_a_sub_module(h):
 
     net = Outer()
     model = poptorch.inferenceModel(net, h.make_options())
-    with pytest.raises(poptorch.Error, match=r"'inner\.seen' is reassigned"):
+    with pytest.raises(poptorch.Error, match=r"Buffer inner\.seen is reassigned"):
         model(h.good_batch()[0])
     assert type(net.inner.seen) is torch.Tensor
     assert net.inner.seen.tolist() == [0.0]

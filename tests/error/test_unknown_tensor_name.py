@@ -37,6 +37,20 @@ def test_a_name_that_resembles_nothing(h):
     text = compile_with_anchor(h, h.Net(), "?")
     assert "no tensor named '?'" in text
     assert "Closest" not in text
+    assert "Some of them: '" in text
+
+
+def test_a_name_that_resembles_several(h):
+    text = compile_with_anchor(h, h.Net(), "fc.weights")
+    listed = text[text.index("Closest names: ") :].split(". Compile")[0]
+    assert "'fc.weight'" in listed
+    assert 2 <= listed.count("', '") + 1 <= 5
+
+
+def test_a_far_name_gets_names_with_the_same_words(h):
+    text = compile_with_anchor(h, h.Net(), "the weight of fc")
+    some = text[text.index("Some of them: ") :]
+    assert "fc.weight'" in some
 
 
 def test_a_name_of_training_in_inference(h):

@@ -32,7 +32,7 @@ def test_given_twice(h, model):
 
 
 def test_a_missing_one(h, model):
-    with pytest.raises(poptorch.Error, match="Argument x of the model is missing"):
+    with pytest.raises(poptorch.Error, match="Mandatory parameter x missing"):
         model()
     h.check_inference(model)
 

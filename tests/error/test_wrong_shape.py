@@ -14,9 +14,9 @@ def test_inference(h, shape):
     with pytest.raises(poptorch.Error) as caught:
         model(torch.randn(shape))
     text = str(caught.value)
-    assert "x" in text.split()
-    assert "6, 4" in text
-    assert str(shape).strip("()") in text
+    assert "Shape mismatch for x: " in text
+    assert "expected torch.Size([6, 4]) but got " in text
+    assert str(torch.Size(shape)) in text
     assert "destroy()" in text
     assert torch.equal(model(x), expected)
 
@@ -26,7 +26,7 @@ def test_training(h):
     x, y = h.good_batch()
     model(x, y)
     before = {k: v.clone() for k, v in model.model.state_dict().items()}
-    with pytest.raises(poptorch.Error, match="shape"):
+    with pytest.raises(poptorch.Error, match="Shape mismatch for "):
         model(x, y[:5])
     for name, value in model.model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -37,7 +37,7 @@ def test_destroy_allows_another_shape(h):
     model = poptorch.inferenceModel(h.Net(), h.make_options())
     model(h.good_batch(6)[0])
     x, _ = h.good_batch(10)
-    with pytest.raises(poptorch.Error, match="shape"):
+    with pytest.raises(poptorch.Error, match="Shape mismatch for "):
         model(x)
     model.destroy()
     torch.testing.assert_close(model(x), model.model(x).detach(), rtol=1e-5, atol=1e-6)

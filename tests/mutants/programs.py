@@ -206,6 +206,16 @@ def pipeline() -> Compiled:
     )
 
 
+def rounded() -> Compiled:
+    """float16 rounded at random, in the update too."""
+    body = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 4)).half()
+    options = _options(gradientAccumulation=2)
+    options.Precision.enableStochasticRounding(True)
+    optimizer = functools.partial(poptorch.optim.AdamW, lr=0.1, accum_type=torch.float16)
+    data = (torch.randn(4, size).half() for size in (6, 4))
+    return _training(_Losses(body, F.mse_loss), optimizer, *data, options=options)
+
+
 def words() -> Compiled:
     """Embeddings, norms, prints, random numbers, and losses that are not fused; float16 inside."""
 
@@ -262,7 +272,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, words, inference),
+        *(pipeline, rounded, words, inference),
     )
 }
 

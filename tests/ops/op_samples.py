@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tests.ops.dense_samples import CONVOLUTIONS, MATMULS
-from tests.ops.sample import F32, F64, Sample, channels_last, columns, float32, positive, whole
+from tests.ops.sample import F16, F32, F64, Sample, channels_last, columns, float32, positive, whole
 
 _ATTENTION = {
     "code": ["mul 0 1"],
@@ -246,6 +246,14 @@ OTHERS = [
         [(900, 300), (900, 300)],
         [(900, 300)],
         {"axis": 1, "log": False, "dtype": "dtype"},
+    ),
+    Sample(
+        "stochastic_round",
+        "whole",
+        [float32(700, 501)],
+        [(F16, (700, 501))],
+        {"stream": 3},
+        dtypes=(F32,),
     ),
 ]
 SAMPLES = [*MATMULS, *CONVOLUTIONS, *OTHERS]

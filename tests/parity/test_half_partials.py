@@ -190,17 +190,22 @@ def test_settings_of_the_back_end_choose_a_kind_of_product(key, value, kinds):
         ),
     ],
 )
-def test_settings_of_the_back_end_go_before_the_common_one(settings, kinds):
-    for common_first in (True, False):
-        options = quiet_options()
-        if common_first:
-            options.Precision.setPartialsType(torch.half)
-        for key, value in settings:
-            options._Popart.set(key, value)
-        if not common_first:
-            options.Precision.setPartialsType(torch.half)
-        _, program = train(Wide().half(), options, wide_inputs(torch.float16))
-        assert kinds_with(program, "partials='half'") == kinds
+def test_settings_of_the_back_end_change_the_common_one(settings, kinds):
+    options = quiet_options()
+    options.Precision.setPartialsType(torch.half)
+    for key, value in settings:
+        options._Popart.set(key, value)
+    _, program = train(Wide().half(), options, wide_inputs(torch.float16))
+    assert kinds_with(program, "partials='half'") == kinds
+
+
+def test_common_setting_changes_those_of_the_back_end():
+    options = quiet_options()
+    options._Popart.set("partialsTypeMatMuls", "float")
+    options._Popart.set("convolutionOptions", {"partialsType": "float"})
+    options.Precision.setPartialsType(torch.half)
+    _, program = train(Wide().half(), options, wide_inputs(torch.float16))
+    assert kinds_with(program, "partials='half'") == [*CONVOLUTION, *MATMUL]
 
 
 def test_anchors_change_no_bit():

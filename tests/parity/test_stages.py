@@ -68,6 +68,12 @@ class InIpuBlocks(InBlocks):
     ipus = (0, 1, 3)
 
 
+class InIpuBlocksAndBack(InBlocks):
+    """The same on IPUs 0, 1, 0, which only stages that run one after another allow."""
+
+    ipus = (0, 1, 0)
+
+
 class Started(Body):
     """The same with blocks that last until the next one."""
 
@@ -96,6 +102,20 @@ def three_stages():
     )
 
 
+def serial_phases():
+    liveness = poptorch.Liveness.OffChipAfterEachPhase
+    phases = poptorch.Phase("a").ipus(0), poptorch.Phase("b", "c").ipus(0)
+    return poptorch.SerialPhasedExecution(*phases).setTensorsLiveness(liveness)
+
+
+def parallel_phases():
+    stages = [poptorch.Stage(block) for block in "abc"]
+    phases = [poptorch.Phase(stage) for stage in stages]
+    for ipu, phase in enumerate(phases):
+        phase.ipus(ipu)
+    return poptorch.ParallelPhasedExecution(*phases).sendTensorsOffChipAfterFwd()
+
+
 # What is run, and under which strategy.
 WAYS = {
     "Block, Stage": (InBlocks, three_stages),
@@ -109,6 +129,9 @@ WAYS = {
     "BeginBlock": (Begun, lambda: None),
     "ShardedExecution": (InIpuBlocks, poptorch.ShardedExecution),
     "ShardedExecution of stages": (InBlocks, lambda: poptorch.ShardedExecution("a", "b", "c")),
+    "ShardedExecution and back": (InIpuBlocksAndBack, poptorch.ShardedExecution),
+    "SerialPhasedExecution": (InBlocks, serial_phases),
+    "ParallelPhasedExecution": (InBlocks, parallel_phases),
 }
 ANCHORS = (
     "input",
@@ -172,6 +195,13 @@ def test_training_is_bit_equal_to_the_whole_model(unpipelined, way, ga):
     kind, strategy = WAYS[way]
     seen, _ = run_training(kind, strategy(), 2, ga)
     assert_same(seen, unpipelined(2, ga))
+
+
+@pytest.mark.parametrize("strategy", [serial_phases, parallel_phases])
+def test_phases_need_no_number_of_micro_batches(unpipelined, strategy):
+    seen, actions = run_training(InBlocks, strategy(), 1, 2)
+    assert_same(seen, unpipelined(1, 2))
+    assert actions.split()[0] == "0F0"
 
 
 @pytest.mark.parametrize("mode", [OutputMode.Final, OutputMode.Sum], ids=lambda m: m.name)
@@ -387,13 +417,13 @@ def compile_training(net, options):
 def test_too_few_micro_batches_to_fill_the_pipeline(ga):
     options = make_options(1, ga, three_stages())
     options.autoRoundNumIPUs(True)
-    with pytest.raises(poptorch.Error, match=r"pipeline stages is 3, which needs at least 5"):
+    with pytest.raises(poptorch.Error, match=r"pipeline stages \(5\): 3 stages"):
         compile_training(InBlocks(), options)
 
 
 def test_auto_increment_counts_the_empty_first_stage():
     strategy = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
-    with pytest.raises(poptorch.Error, match=r"pipeline stages is 4, which needs at least 7"):
+    with pytest.raises(poptorch.Error, match=r"pipeline stages \(7\): 4 stages"):
         compile_training(InBlocks(), make_options(1, 5, strategy))
 
 
@@ -401,7 +431,7 @@ def test_too_few_device_iterations_in_inference():
     options = make_options(2, 1, three_stages())
     options.autoRoundNumIPUs(True)
     model = poptorch.inferenceModel(InBlocks().eval(), options)
-    with pytest.raises(poptorch.Error, match=r"pipeline stages is 3, which needs at least 3"):
+    with pytest.raises(poptorch.Error, match=r"pipeline stages \(3\)"):
         model(torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
 
 

@@ -1,6 +1,7 @@
 """The package refuses a library that does not fit, and the build a target that there is none of."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,36 @@ def test_the_build_refuses_targets(targets, message):
     assert result.returncode != 0
     assert f"POPSIM_TARGETS={targets}: " in result.stderr
     assert message in result.stderr
+
+
+@pytest.fixture
+def setup_functions(monkeypatch):
+    """What setup.py defines, nothing being built."""
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    return runpy.run_path(str(SETUP))
+
+
+COMMAND = f"[3/74] c++ -MMD -I/include -c {SETUP.parent}/csrc/base/x.cpp -o /tmp/x.o -std=c++20"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f"{COMMAND}\n", "[3/74] csrc/base/x.cpp\n"),
+        (f"{COMMAND} -DPOPSIM_KERNELS=popsim_kernels_avx2\n", "[3/74] csrc/base/x.cpp (avx2)\n"),
+        ("csrc/base/x.cpp:3: error: expected\n", "csrc/base/x.cpp:3: error: expected\n"),
+        ("FAILED: /tmp/x.o\n", "FAILED: /tmp/x.o\n"),
+    ],
+)
+def test_the_build_shows_files_instead_of_commands(line, shown, setup_functions):
+    assert setup_functions["short_line"](line) == shown
+
+
+@pytest.mark.parametrize("verbose", ["", "1"])
+def test_what_child_processes_write_is_shortened_too(verbose, setup_functions, monkeypatch, capfd):
+    monkeypatch.setenv("V", verbose)
+    with setup_functions["short_output"]():
+        subprocess.run(["echo", COMMAND], check=True)
+    os.write(1, b"behind\n")
+    expected = COMMAND if verbose else "[3/74] csrc/base/x.cpp"
+    assert capfd.readouterr().out == f"{expected}\nbehind\n"

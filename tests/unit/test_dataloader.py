@@ -15,7 +15,6 @@ from torch.utils.data import (
 
 from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
 from popsim_torch.dataloader import DataLoader
-from popsim_torch.enums import DataLoaderMode
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
 from popsim_torch.options import Options
 
@@ -203,16 +202,6 @@ def test_options_come_first():
         DataLoader(Numbers(4), Options())
 
 
-def test_data_is_not_divided_among_processes_yet():
-    class Launcher(type(Options().Distributed)):
-        numProcesses = 2
-
-    options = Options()
-    options.Distributed.__class__ = Launcher
-    with pytest.raises(Error, match="2 processes: a data set divided among processes is not supp"):
-        DataLoader(options, Numbers(4))
-
-
 @pytest.mark.parametrize("value", [0, -1])
 def test_options_must_leave_a_micro_batch(value):
     with pytest.raises(UsageValueError, match=f"{value} device iterations"):
@@ -398,12 +387,6 @@ def test_iterable_dataset_divided_among_workers_is_not_warned_about(caplog, argu
 
 
 # Modes
-
-
-@pytest.mark.parametrize("mode", [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched])
-def test_asynchronous_modes_are_not_supported_yet(mode):
-    with pytest.raises(Error, match=rf"DataLoaderMode\.{mode.name}\): asynchronous loading is not"):
-        DataLoader(Options(), Numbers(4), batch_size=2, mode=mode)
 
 
 def test_mode_must_be_the_enum():

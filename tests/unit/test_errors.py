@@ -80,7 +80,7 @@ def test_error_survives_pickling(name):
     error = getattr(errors, name)("broken", location="[0] here")
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
-    assert (twin.args, twin.message, twin.location) == (("broken",), "broken", "[0] here")
+    assert (twin.args, twin.message, twin.location) == ((str(error),), "broken", "[0] here")
     assert str(twin) == str(error)
 
 
@@ -98,6 +98,58 @@ def test_create_poptorch_error_returns_an_error():
     error = errors.createPoptorchError("oops")
     assert type(error) is Error
     assert error.message == "oops"
+
+
+def test_the_argument_of_an_error_is_its_whole_text():
+    error = Error("no loss", location="[0] forward")
+    assert error.args == ("'poptorch_py_error': no loss\nError raised in:\n[0] forward",)
+    assert errors.UsageValueError("needs 'x'").args == ("needs 'x'",)
+
+
+def test_an_error_of_the_back_end_says_where_it_was_found():
+    error = errors.RecoverableError(
+        "link down", "LINK_RESET", error_type="popart_exception", source="a.cpp:3", location="[0] x"
+    )
+    assert str(error) == (
+        "In a.cpp:3: 'popart_exception': link down\nRecovery action: LINK_RESET\n"
+        "Error raised in:\n[0] x"
+    )
+    assert pickle.loads(pickle.dumps(error)).source == "a.cpp:3"
+
+
+def test_a_long_message_is_written_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = "\n".join(f"line {number}" for number in range(81))
+    error = Error(message)
+    path = tmp_path / "poptorch_error.log"
+    assert path.read_text() == f"{message}\n"
+    assert error.message == f"line 0 ... See {path} for the whole message of 81 lines."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_message_of_80_lines_is_not_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = "\n" * 79
+    assert Error(message).message == message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_message_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "poptorch_error.log").mkdir()
+    monkeypatch.chdir(tmp_path)
+    message = "x\n" * 100
+    assert Error(message).message == message
+
+
+def test_example_names_prefers_those_with_words_in_common():
+    names = ["input", "fc1.weight", "Gradient___fc2.bias", "loss"]
+    assert errors.example_names("dense.weight.grad", names) == ["fc1.weight"]
+
+
+def test_example_names_of_nothing_alike_are_from_all_over_the_list():
+    names = [f"n{number}" for number in range(20)]
+    assert errors.example_names("?", names) == ["n0", "n4", "n8", "n12", "n16"]
+    assert errors.example_names("?", []) == []
 
 
 def test_closest_names_finds_a_misspelt_name():

@@ -19,19 +19,22 @@ ROOT = Path(__file__).resolve().parents[2]
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
     ("_C",),
-    ("enums", "errors", "dtypes", "version"),
+    ("enums", "errors", "dtypes", "profiling", "version"),
+    ("alias", "environment", "logs", "refused"),
     ("_native",),
     ("ir",),
     ("anchors",),
-    ("processor",),
+    ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "dataloader"),
+    ("ops", "data", "dataloader", "attributes", "testing", "compile_hooks", "poptorch_core"),
     ("trace", "passes"),
     ("lowering",),
+    ("files",),
     ("executor", "report"),
-    ("model",),
+    ("model", "loading"),
     ("__init__",),
-    ("__main__",),
+    ("runner",),
+    ("__main__", "standin"),
 )
 PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace"))
 # Who may name a module that is otherwise low enough for everybody.

@@ -5,7 +5,6 @@ import logging
 import pytest
 import torch
 
-from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import (
     AutoStage,
     HalfFloatCastingBehavior,
@@ -15,7 +14,6 @@ from popsim_torch.enums import (
     SyncPattern,
 )
 from popsim_torch.errors import (
-    Error,
     UsageAssertionError,
     UsageTypeError,
     UsageValueError,
@@ -80,35 +78,27 @@ def test_assigned_output_mode_must_be_a_member(opts):
 
 def test_anchor_without_a_mode_takes_that_of_the_model(opts):
     assert opts.anchorTensor("w", "fc.weight") is None
-    assert opts.anchored_tensors == {
-        "w": AnchorRequest("w", "fc.weight", OutputMode.Default, 1, uses_default=True)
-    }
+    assert opts.anchored_tensors == {"w": ["fc.weight", True, OutputMode.Default, 1]}
 
 
 def test_anchor_keeps_its_mode_and_period(opts):
     opts.anchorTensor("w", "fc.weight", OutputMode.EveryN, 4)
-    request = opts.anchored_tensors["w"]
-    assert (request.output_mode, request.period, request.uses_default) == (
-        OutputMode.EveryN,
-        4,
-        False,
-    )
+    assert opts.anchored_tensors["w"] == ["fc.weight", False, OutputMode.EveryN, 4]
 
 
 def test_anchor_period_is_1_by_default(opts):
     opts.anchorTensor("w", "fc.weight", output_mode=OutputMode.EveryN)
-    assert opts.anchored_tensors["w"].period == 1
+    assert opts.anchored_tensors["w"][3] == 1
 
 
 def test_anchor_period_counts_for_every_n_only(opts):
     opts.anchorTensor("w", "fc.weight", OutputMode.All, 4)
-    assert opts.anchored_tensors["w"].period == 1
+    assert opts.anchored_tensors["w"][3] == 1
 
 
 def test_anchor_accepts_the_older_spellings(opts):
     opts.anchorTensor("w", "fc.weight", anchor_mode=OutputMode.EveryN, anchor_return_period=4)
-    request = opts.anchored_tensors["w"]
-    assert (request.output_mode, request.period) == (OutputMode.EveryN, 4)
+    assert opts.anchored_tensors["w"][2:] == [OutputMode.EveryN, 4]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +120,7 @@ def test_anchor_refuses_both_spellings(opts, arguments):
 def test_anchor_of_the_same_name_replaces_the_first(opts):
     opts.anchorTensor("w", "a")
     opts.anchorTensor("w", "b")
-    assert [r.long_name for r in opts.anchored_tensors.values()] == ["b"]
+    assert [request[0] for request in opts.anchored_tensors.values()] == ["b"]
 
 
 def test_anchor_mode_must_be_the_enum(opts):
@@ -187,7 +177,7 @@ def test_true_counts_as_one(opts, path, stored):
 def test_periods_of_true_count_as_one(opts):
     opts.outputMode(OutputMode.EveryN, True)
     opts.anchorTensor("w", "fc.weight", OutputMode.EveryN, True)
-    for period in (opts.output_return_period, opts.anchored_tensors["w"].period):
+    for period in (opts.output_return_period, opts.anchored_tensors["w"][3]):
         assert type(period) is int
         assert period == 1
 
@@ -255,13 +245,6 @@ def test_sync_pattern_must_be_the_enum(opts):
         opts.syncPattern(1)
 
 
-def test_use_ipu_model_logs_the_choice(opts, caplog):
-    with caplog.at_level(logging.INFO, "poptorch::python"):
-        opts.useIpuModel(True)
-    assert opts.use_ipu_model is True
-    assert "From the user configuration: Ipu model: Enabled" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("setter", "good", "name"),
     [
@@ -297,14 +280,14 @@ def test_reduction_type_refuses_anything_else(opts, kind):
 
 
 def test_mean_reduction_strategy_is_post_by_default(opts):
-    name = "mean_accumulation_and_replication_reduction_strategy"
+    name = "meanAccumulationAndReplicationReductionStrategy"
     assert opts.Training(name) == MeanReductionStrategy.Post
 
 
 @pytest.mark.parametrize("strategy", [MeanReductionStrategy.Post, MeanReductionStrategy.Running])
 def test_mean_reduction_strategy_is_stored(opts, strategy):
     opts.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
-    assert opts.Training.mean_accumulation_and_replication_reduction_strategy == strategy
+    assert opts.Training.meanAccumulationAndReplicationReductionStrategy == strategy
 
 
 def test_mean_reduction_strategy_must_be_the_enum(opts):
@@ -349,18 +332,59 @@ def test_partials_type_is_float_or_half(opts, dtype):
         opts.Precision.setPartialsType(dtype)
 
 
-def test_another_partials_type_is_refused_past_the_setter_too(opts):
-    with pytest.raises(Error, match="another partials type than"):
-        opts.Precision.partials_type = torch.bfloat16
-    assert opts.Precision.partials_type == torch.float32
-
-
-@pytest.mark.parametrize("dtype", [torch.half, torch.float])
-def test_partials_type_is_stored_printed_and_copied(opts, dtype):
+@pytest.mark.parametrize(("dtype", "name"), [(torch.half, "half"), (torch.float, "float")])
+def test_partials_type_is_stored_printed_and_copied(opts, dtype, name):
     assert opts.Precision.setPartialsType(dtype) is opts.Precision
-    assert opts.Precision.partials_type == dtype
-    assert f"partials_type={dtype}" in repr(opts.clone())
-    assert opts.clone().Precision.toDict()["partials_type"] == dtype
+    for twin in (opts, opts.clone()):
+        assert twin._Popart.matmul_partials == twin._Popart.convolution_partials == name
+        assert f"partialsTypeMatMuls={name!r}" in repr(twin)
+
+
+def test_groups_of_a_copy_store_into_the_copy(opts):
+    twin = opts.clone()
+    twin.Precision.setPartialsType(torch.half)
+    twin.Training.setAutomaticLossScaling(True)
+    assert "partialsTypeMatMuls" in twin._Popart.options
+    assert "automaticLossScalingSettings.enabled" in twin._Popart.options
+    assert repr(opts) == repr(Options())
+
+
+def test_dithering_and_partials_add_up(opts):
+    opts.Precision.setPartialsType(torch.half)
+    opts.Training.setConvolutionDithering(True)
+    assert opts._Popart.options["convolutionOptions"] == {
+        "partialsType": "half",
+        "enableConvDithering": "true",
+    }
+
+
+# Caching and profiling
+
+
+def test_turning_caching_off_keeps_the_directory(opts, tmp_path):
+    opts.enableExecutableCaching(tmp_path).enableExecutableCaching(None)
+    assert opts._Popart.options["cachePath"] == str(tmp_path)
+    assert opts._Popart.options["enableEngineCaching"] is False
+
+
+def test_profiling_adds_to_the_engine_options(opts, tmp_path):
+    opts._Popart.setEngineOptions({"a": "b", "autoReport.all": "false"})
+    assert opts.enableProfiling(tmp_path) is opts
+    assert opts._Popart.options["engineOptions"] == {
+        "a": "b",
+        "debug.allowOutOfMemory": "true",
+        "autoReport.directory": str(tmp_path),
+        "autoReport.all": "true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [('{"autoReport.all":"true"}', 1), ('{"opt.x":"1"}', 0), ("", 0)]
+)
+def test_profiling_warns_of_reports_in_the_environment(opts, monkeypatch, caplog, text, lines):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
+    opts.enableProfiling()
+    assert caplog.text.count("POPLAR_ENGINE_OPTIONS") == lines
 
 
 # TensorLocationSettings
@@ -410,17 +434,12 @@ def test_location_settings_check_their_arguments(method, bad):
 
 
 def test_distributed_reads_the_environment_of_a_launcher(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     distributed = Options().Distributed
+    assert (distributed.processId, distributed.numProcesses) == (3, 4)
+    distributed.disable()
     assert (distributed.processId, distributed.numProcesses) == (0, 1)
-
-
-def test_several_processes_of_a_launcher_are_refused(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    with pytest.raises(Error, match="a program of several processes is not supported"):
-        Options()
 
 
 def test_distributed_reads_named_variables(opts, monkeypatch):
@@ -451,24 +470,6 @@ def test_popart_begins_with_two_settings(opts):
         "instrumentWithHardwareCycleCounter": False,
         "rearrangeAnchorsOnHost": False,
     }
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("autoRecomputation", mode) for mode in range(5)),
-        ("enableFloatingPointChecks", False),
-        ("enableStableNorm", False),
-        ("enableStochasticRounding", False),
-        ("partialsTypeMatMuls", "float"),
-        ("partialsTypeMatMuls", "half"),
-        ("matmulOptions", {"partialsType": "half"}),
-        ("convolutionOptions", {"partialsType": "float", "availableMemoryProportion": "0.2"}),
-        ("syntheticDataMode", 0),
-    ],
-)
-def test_popart_accepts_what_is_carried_out(opts, key, value):
-    assert opts._Popart.set(key, value).options[key] == value
 
 
 @pytest.mark.parametrize("key", ["convolutionOptions", "matmulOptions"])
@@ -505,26 +506,6 @@ def test_popart_says_which_partials_its_settings_choose(opts, settings, matmul, 
     assert opts._Popart.convolution_partials == convolution
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("partialsTypeMatMuls", "double", "unknown partials type 'double'. Use 'float' or 'half'"),
-        ("partialsTypeMatMuls", torch.half, "unknown partials type torch.float16"),
-        ("matmulOptions", {"partialsType": "HALF"}, "unknown partials type 'HALF'"),
-        ("convolutionOptions", {"partialsType": None}, "unknown partials type None"),
-        ("convolutionOptions", "half", "unknown value type str"),
-    ],
-)
-def test_popart_refuses_unknown_partials(opts, key, value, message):
-    before = repr(opts)
-    with pytest.raises(Error, match=message):
-        opts._Popart.set(key, value)
-    assert repr(opts) == before
-    opts._Popart.options[key] = value
-    with pytest.raises(Error, match=message):
-        opts.freeze()
-
-
 def test_popart_partials_can_be_set_by_text(opts, tmp_path):
     opts.from_json('{"_Popart.set": ["partialsTypeMatMuls", "half"]}')
     path = tmp_path / "options"
@@ -543,15 +524,9 @@ def test_popart_stores_engine_options_and_patterns(opts):
     opts._Popart.setEngineOptions({"a": "b"}).setPatterns({"PadSum": False}, level=1)
     assert opts._Popart.options["engineOptions"] == {"a": "b"}
     assert opts._Popart.options["patterns"] == {"PadSum": False}
-    assert opts._Popart.options["patternsLevel"] == 1
+    assert opts._Popart.options["patterns_level"] == 1
 
 
 def test_popart_warns_that_its_log_dir_is_ignored(opts, caplog):
     opts._Popart.set("logDir", "logs")
     assert "Use Options.logDir" in caplog.text
-
-
-def test_popart_settings_written_past_the_setter_are_refused_when_frozen(opts):
-    opts._Popart.options["enableOutlining"] = False
-    with pytest.raises(Error, match=r"_Popart\.set\('enableOutlining', False\).*not supported"):
-        opts.freeze()

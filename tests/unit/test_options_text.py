@@ -1,5 +1,7 @@
 """Options from the environment, from JSON and from files."""
 
+import logging
+
 import pytest
 
 from popsim_torch import enums, options
@@ -48,22 +50,31 @@ def test_later_calls_win_over_the_environment(monkeypatch):
     assert Options().deviceIterations(2).device_iterations == 2
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"nope": 1}', '{"replicationFactor": 2}'])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"nope": 1}', '{"deviceIterations": 2.5}'])
 def test_bad_default_options_name_the_variable(monkeypatch, text):
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", text)
     with pytest.raises(Error, match="POPTORCH_DEFAULT_OPTIONS cannot be applied"):
         Options()
 
 
-def test_cache_directory_of_the_environment_is_refused(monkeypatch):
+def test_cache_directory_of_the_environment_is_applied(monkeypatch, caplog):
     monkeypatch.setenv("POPTORCH_CACHE_DIR", "cache")
-    with pytest.raises(Error, match=r"not supported.*unset POPTORCH_CACHE_DIR"):
-        Options()
+    with caplog.at_level(logging.INFO, "poptorch::python"):
+        opts = Options()
+    assert opts._Popart.options["cachePath"] == "cache"
+    assert opts._Popart.options["enableEngineCaching"] is True
+    assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-def test_empty_cache_directory_is_accepted(monkeypatch):
+def test_defaults_of_the_environment_win_over_its_cache_directory(monkeypatch):
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", "cache")
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"enableExecutableCaching": null}')
+    assert Options()._Popart.options["enableEngineCaching"] is False
+
+
+def test_empty_cache_directory_is_none(monkeypatch):
     monkeypatch.setenv("POPTORCH_CACHE_DIR", "")
-    assert Options().device_iterations == 1
+    assert "enableEngineCaching" not in Options()._Popart.options
 
 
 # JSON
@@ -111,6 +122,28 @@ def test_json_reaches_only_setters(opts, text, message):
 def test_json_must_be_an_object(opts, text):
     with pytest.raises(UsageValueError, match=r"Options\.from_json"):
         opts.from_json(text)
+
+
+def test_options_print_alike_whichever_way_they_were_set(monkeypatch, tmp_path):
+    by_setters = Options().deviceIterations(4).outputMode(OutputMode.EveryN, 2)
+    by_setters.Training.accumulationAndReplicationReductionType(ReductionType.Sum)
+    by_setters._Popart.setEngineOptions({"a": "b"})
+    json = (
+        '{"outputMode": ["OutputMode.EveryN", 2], "_Popart.setEngineOptions": {"a": "b"},'
+        ' "Training.accumulationAndReplicationReductionType": "ReductionType.Sum",'
+        ' "deviceIterations": 4}'
+    )
+    by_json = Options().from_json(json)
+    (tmp_path / "cfg").write_text(
+        "_Popart.setEngineOptions({'a': 'b'})\n"
+        "output_return_period = 2\n"
+        "output_mode = poptorch.OutputMode.EveryN\n"
+        "Training.accumulationAndReplicationReductionType(poptorch.enums.ReductionType.Sum)\n"
+        "set(device_iterations=4)\n"
+    )
+    by_file = Options().loadFromFile(tmp_path / "cfg")
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", json)
+    assert repr(by_setters) == repr(by_json) == repr(by_file) == repr(Options())
 
 
 # Files
@@ -181,61 +214,47 @@ def test_files_add_up(opts, load):
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("text", "message"),
     [
-        "deviceIterations(",
-        "deviceIterations(2) + 1",
-        "deviceIterations(2); logDir('x')",
-        "deviceIterations",
-        "deviceIterations(2 * 3)",
-        "deviceIterations(__import__('os').getpid())",
-        "deviceIterations(open('x'))",
-        "deviceIterations(x := 3)",
-        "deviceIterations([n for n in (1,)][0])",
-        "deviceIterations((lambda: 3)())",
-        "deviceIterations(*[3])",
-        "deviceIterations(**{'device_iterations': 3})",
-        "deviceIterations(f'{3}')",
-        "__class__.__mro__()",
-        "clone.__globals__.clear()",
-        "_values.clear()",
-        "_settings()",
-        "Training._values = {}",
-        "__dict__ = {}",
-        "_is_frozen = True",
-        "anchored_tensors.clear()",
-        "anchored_tensors['a'] = 1",
-        "device_iterations += 1",
-        "device_iterations = auto_round_num_ipus = 1",
-        "device_iterations, x = 1, 2",
-        "outputMode(poptorch.OutputMode.Nope)",
-        "outputMode(poptorch.OutputMode.__class__)",
-        "outputMode(poptorch.options)",
-        "setExecutionStrategy(poptorch.Options())",
-        "setExecutionStrategy(poptorch.Stage('a')._blocks)",
-        "setExecutionStrategy(poptorch.Stage('a').__init__('b'))",
-        "createOrSet(x={**{}})",
-        "createOrSet(x=options.clone)",
-        "createOrSet(x=options._values)",
-        "update(" + "(" * 300 + ")" * 300 + ")",
-        "logDir('a\0b')",
-        "if True: pass",
-        "x) or print('hi'",
+        (
+            "# comment\n\nlogDir('a')\n\n# more\ndeviceIterations(3\n",
+            "SyntaxError at line 2 of my.cfg: '(' was never closed\n> options.deviceIterations(3",
+        ),
+        (
+            "  deviceIterations = = 3  # why\n",
+            "SyntaxError at line 1 of my.cfg: invalid syntax\n"
+            "> options.deviceIterations = = 3  # why",
+        ),
+        (
+            "if True: pass",
+            "SyntaxError at line 1 of my.cfg: invalid syntax\n> options.if True: pass",
+        ),
     ],
 )
-def test_file_executes_nothing_else(opts, load, line):
+def test_file_with_a_syntax_error_names_the_command_and_changes_nothing(opts, load, text, message):
     before = repr(opts)
-    with pytest.raises(options.ConfigFileError):
-        load(line)
+    with pytest.raises(options.ConfigFileError) as caught:
+        load(text)
+    assert str(caught.value) == message
     assert repr(opts) == before
 
 
-def test_file_error_names_line_file_and_text(load):
-    with pytest.raises(options.ConfigFileError) as caught:
-        load("# comment\n\nlogDir('a')\n\n# more\ndeviceIterations(3\n")
-    assert "line 2 of my.cfg" in str(caught.value)
-    assert "line 6 with them" in str(caught.value)
-    assert "deviceIterations(3" in str(caught.value)
+@pytest.mark.parametrize("line", ["logDir('a\0b')", "update(" + "(" * 300 + ")" * 300 + ")"])
+def test_file_that_python_cannot_read_is_a_syntax_error(load, line):
+    with pytest.raises(options.ConfigFileError, match=r"^SyntaxError at line 1 of my\.cfg: .*"):
+        load(line)
+
+
+def test_lines_of_a_file_are_python(opts, load):
+    load(
+        "deviceIterations(2 * 3)\n"
+        "Precision.setPartialsType(torch.half)\n"
+        "_Popart.options['a'] = [n for n in range(3)][-1]\n"
+        "device_iterations += 1\n"
+    )
+    assert opts.device_iterations == 7
+    assert opts._Popart.options["partialsTypeMatMuls"] == "half"
+    assert opts._Popart.options["a"] == 2
 
 
 def test_file_error_is_a_plain_exception():
@@ -249,7 +268,9 @@ def test_file_error_is_a_plain_exception():
         ("deviceIterations()", TypeError),
         ("noSuchSetter(2)", UsageAttributeError),
         ("no_such_value = 2", UsageAssertionError),
-        ("replicationFactor(2)", Error),
+        ("outputMode(poptorch.OutputMode.Nope)", AttributeError),
+        ("deviceIterations(1 // 0)", ZeroDivisionError),
+        ("deviceIterations(unknown)", NameError),
     ],
 )
 def test_errors_of_setters_pass_through_a_file(load, line, error):
@@ -257,9 +278,9 @@ def test_errors_of_setters_pass_through_a_file(load, line, error):
         load(line)
 
 
-def test_lines_before_a_wrong_one_are_applied(opts, load):
-    with pytest.raises(options.ConfigFileError):
-        load("deviceIterations(4)\nwrong(\n")
+def test_lines_before_one_that_raises_are_applied(opts, load):
+    with pytest.raises(ZeroDivisionError):
+        load("deviceIterations(4)\ndeviceIterations(1 // 0)\n")
     assert opts.device_iterations == 4
 
 

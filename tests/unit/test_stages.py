@@ -19,7 +19,11 @@ from popsim_torch.stages import (
     BeginBlock,
     Block,
     BlockFunction,
+    ParallelPhasedExecution,
+    Phase,
     PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
     Stage,
     StageAssigner,
     block_listener,
@@ -357,6 +361,36 @@ def test_block_cannot_change_its_ipu():
 
 def test_explicit_ipu_of_the_stage_outranks_changing_blocks():
     assert places(PipelinedExecution(Stage("a").ipu(2)), ("a", 0), ("a", 1)) == [(0, 2), (0, 2)]
+
+
+def test_stages_that_run_one_after_another_can_be_come_back_to():
+    blocks = ("a", 0), ("b", 2), ("a", 0), ("c", 1)
+    assert places(ShardedExecution(), *blocks) == [(0, 0), (2, 2), (2, 0), (2, 1)]
+
+
+def test_stages_of_phases_are_counted_through():
+    strategy = SerialPhasedExecution(Phase("a").ipus(3), [Stage("b").ipu(0), Stage("c")], "d")
+    blocks = ("a", None), ("b", 5), ("c", 1), ("d", 3)
+    assert places(strategy, *blocks) == [(0, 3), (1, 0), (2, 1), (3, 3)]
+
+
+def test_block_of_a_phase_needs_an_ipu():
+    with pytest.raises(UsageAssertionError, match="Block 'a' has no IPU"):
+        places(SerialPhasedExecution("a"), ("a", None))
+
+
+def test_phases_must_list_every_block():
+    with pytest.raises(UsageAssertionError, match="Unknown Block 'b'"):
+        places(SerialPhasedExecution("a"), ("b", 0))
+
+
+def test_parallel_phases_take_turns_on_even_and_odd_ipus():
+    strategy = ParallelPhasedExecution("a", "b", "c")
+    assert places(strategy, ("a", 0), ("b", 3), ("c", 2))[-1] == (2, 2)
+    with pytest.raises(Error, match=r"Block 'b' of phase 1 is on IPU 2.* an odd one"):
+        places(strategy, ("a", 0), ("b", 2))
+    with pytest.raises(Error, match=r"Block 'a' of phase 0 is on IPU 1.* an even one"):
+        places(strategy, ("a", 1))
 
 
 def test_assigner_gives_automatic_ids():

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from popsim_torch.enums import AutoStage
+from popsim_torch.enums import AutoStage, Liveness
 from popsim_torch.errors import (
     Error,
     UsageAssertionError,
@@ -120,16 +120,95 @@ def test_strategies_print_their_content():
     assert repr(PipelinedExecution()) == "PipelinedExecution(AutoStage.SameAsIpu)"
 
 
-@pytest.mark.parametrize("strategy", [SerialPhasedExecution, ParallelPhasedExecution])
-def test_phased_execution_is_not_supported_yet(strategy):
-    with pytest.raises(Error, match=f"{strategy.__name__}: phased execution is not supported"):
-        strategy(Phase("a"))
+PHASED = pytest.mark.parametrize("strategy", [SerialPhasedExecution, ParallelPhasedExecution])
 
 
-@pytest.mark.parametrize("strategy", [SerialPhasedExecution, ParallelPhasedExecution])
-def test_phased_execution_needs_a_phase(strategy):
-    with pytest.raises(UsageAssertionError, match="at least one phase"):
-        strategy()
+@PHASED
+def test_phases_come_in_every_form(strategy):
+    stages = [Stage("c"), Stage("d")]
+    phased = strategy(Phase("a"), ["b1", "b2"], stages, Stage("e"), "f")
+    blocks = [[stage.blocks for stage in phase.stages] for phase in phased.phases]
+    assert blocks == [[("a",)], [("b1", "b2")], [("c",), ("d",)], [("e",)], [("f",)]]
+    assert phased.phase(2).stage(1) is stages[1]
+    assert phased.stage("d") is stages[1]
+
+
+@PHASED
+def test_phases_may_come_in_one_list(strategy):
+    phases = [Phase("a"), Phase("b")]
+    assert strategy(phases).phases == tuple(phases)
+
+
+@PHASED
+@pytest.mark.parametrize("phases", [(), (3,), ([Stage("a"), "b"],), ([Phase("a"), "b"],)])
+def test_phases_of_another_form_are_refused(strategy, phases):
+    with pytest.raises(UsageAssertionError):
+        strategy(*phases)
+
+
+@PHASED
+def test_block_cannot_be_in_two_phases(strategy):
+    with pytest.raises(UsageAssertionError, match="block 'a' is in the stages 0 and 1"):
+        strategy("a", ["b", "a"])
+
+
+@PHASED
+def test_phased_execution_reports_its_settings(strategy):
+    phased = strategy("a").useSeparateBackwardPhase().setTensorsLiveness(Liveness.OffChipAfterFwd)
+    assert phased.backend_options() == {
+        "execution_mode": 2,
+        "separate_backward_phase": True,
+        "tensors_liveness": 1,
+        "serial_phases_execution": strategy is SerialPhasedExecution,
+    }
+
+
+def test_parallel_phases_send_tensors_off_chip():
+    phased = ParallelPhasedExecution("a").sendTensorsOffChipAfterFwd()
+    assert phased.backend_options()["tensors_liveness"] == Liveness.OffChipAfterFwd
+    phased.sendTensorsOffChipAfterFwd(False)
+    assert phased.backend_options()["tensors_liveness"] == Liveness.AlwaysLive
+
+
+@pytest.mark.parametrize("liveness", list(Liveness))
+def test_two_modes_of_liveness_are_for_serial_phases_only(liveness):
+    assert SerialPhasedExecution("a").setTensorsLiveness(liveness)
+    if liveness in (Liveness.AlwaysLive, Liveness.OffChipAfterFwd):
+        assert ParallelPhasedExecution("a").setTensorsLiveness(liveness)
+    else:
+        with pytest.raises(UsageAssertionError, match=r"use one of Liveness\.AlwaysLive, Liv"):
+            ParallelPhasedExecution("a").setTensorsLiveness(liveness)
+
+
+@pytest.mark.parametrize(
+    ("call", "bad"),
+    [("useSeparateBackwardPhase", 1), ("setTensorsLiveness", 1), ("sendTensorsOffChipAfterFwd", 0)],
+)
+def test_phased_setters_check_their_argument(call, bad):
+    with pytest.raises(UsageAssertionError, match=call):
+        getattr(ParallelPhasedExecution("a"), call)(bad)
+
+
+@pytest.mark.parametrize(
+    ("liveness", "separate", "ids", "count"),
+    [
+        (Liveness.AlwaysLive, False, [0, 1, 2], 3),
+        (Liveness.AlwaysLive, True, [0, 1, 2], 4),
+        (Liveness.OffChipAfterFwd, False, [0, 1, 2], 6),
+        (Liveness.OffChipAfterFwdNoOverlap, True, [0, 2, 4], 8),
+        (Liveness.OffChipAfterEachPhase, False, [0, 4, 8], 12),
+    ],
+)
+def test_phases_are_numbered_as_on_a_machine(liveness, separate, ids, count):
+    phased = SerialPhasedExecution("a", "b", "c").setTensorsLiveness(liveness)
+    phased.useSeparateBackwardPhase(separate)
+    assert [phased.phase_id(i) for i in range(3)] == ids
+    assert phased.num_phases == count
+
+
+def test_phased_execution_prints_its_content():
+    phased = SerialPhasedExecution("a", [Stage("b").ipu(1)])
+    assert repr(phased) == "SerialPhasedExecution(Phase(Stage('a')), Phase(Stage('b').ipu(1)))"
 
 
 # The checks of a pipeline
@@ -173,7 +252,9 @@ def test_model_without_blocks_takes_one_ipu():
 
 def test_pipelined_training_needs_a_micro_batch_for_each_forward_and_backward_stage():
     with pytest.raises(
-        Error, match=r"number of pipeline stages is 4, which needs at least 7 micro"
+        Error,
+        match=r"Options\(\)\.Training\.gradientAccumulation\(6\) must be greater than or equal to "
+        r"the number of pipeline stages \(7\): 4 stages of the model and the 3 that training adds",
     ):
         check([0, 1, 2, 3], accumulation=6)
 
@@ -183,12 +264,15 @@ def test_pipelined_training_runs_with_enough_micro_batches():
 
 
 def test_device_iterations_do_not_fill_a_training_pipeline():
-    with pytest.raises(Error, match=r"Options\.Training\.gradientAccumulation\(1\)"):
+    with pytest.raises(Error, match=r"Options\(\)\.Training\.gradientAccumulation\(1\)"):
         check([0, 1], accumulation=1, iterations=100)
 
 
 def test_pipelined_inference_needs_a_device_iteration_for_each_stage():
-    with pytest.raises(Error, match=r"Options\.deviceIterations\(3\): .* at least 4 device"):
+    with pytest.raises(
+        Error,
+        match=r"Options\(\)\.deviceIterations\(3\) must be greater than or equal to .* \(4\)",
+    ):
         check([0, 1, 2, 3], training=False, iterations=3)
 
 
@@ -204,9 +288,10 @@ def test_sharded_execution_has_no_minimum(training):
 def test_number_of_ipus_must_be_a_power_of_two():
     with pytest.raises(
         Error,
-        match=r"uses 3 IPUs \(highest IPU id 2\).* on 2 or 4 IPUs, or call .* to reserve 4",
+        match=r"specifies the use of 3 IPUs \(highest IPU id 2\).* reserve a minimum of 4\."
+        r" .* on 2 or 4 IPUs, or call .*autoRoundNumIPUs\(True\)",
     ):
-        check([0, 2], accumulation=3)
+        check([0, 2])
 
 
 def test_number_of_ipus_is_rounded_up_with_a_warning(caplog):
@@ -226,5 +311,5 @@ def test_64_ipus_are_enough_for_a_process():
 
 
 def test_more_than_64_ipus_are_refused():
-    with pytest.raises(Error, match="needs 128 IPUs, and one process can use 64"):
+    with pytest.raises(Error, match=r"Too many IPUs requested \(128\): one process can use 64"):
         check([127], accumulation=3)

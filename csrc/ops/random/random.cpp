@@ -11,8 +11,8 @@
 #include <optional>
 
 #include "base/numbers.h"
+#include "ops/math/philox.h"
 #include "ops/operands/floats.h"
-#include "ops/random/philox.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 

@@ -63,7 +63,7 @@ extern const OpDef kAccumulate{
     .name = "accumulate",
     .schema =
         "accumulate(Tensor{floats} gradient, Tensor(a!){floats} accumulator, "
-        "*, bool running) -> Tensor(a!) accumulator",
+        "*, bool running, int{0..}? stream) -> Tensor(a!) accumulator",
     .family = "update",
     .shape = update::accumulated_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {

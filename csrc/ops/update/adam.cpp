@@ -88,7 +88,7 @@ extern const OpDef kAdamUpdate{
         "Tensor{float32} gradient_scaling, "
         "Tensor{float32}[max_grad_norm] norm, *, "
         "bool decoupled_weight_decay, bool bias_correction, "
-        "float? max_grad_norm, int{1..} parameters=1) -> "
+        "float? max_grad_norm, int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, Tensor(b!) first_moment, "
         "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step)",
     .family = "update",

@@ -6,7 +6,9 @@
 // [weight, gradient, states..., scalars...] and, if it has the attribute
 // "max_grad_norm", the global gradient norm as the last one. Its outputs are
 // [weight, states...], views of the whole of the same tensors. Scalars are
-// float32 tensors with one element.
+// float32 tensors with one element. With the attribute "stream" what an op
+// writes as float16 is rounded at random (half_rounding.h), output i with the
+// stream of that number plus i.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 
 #include "base/check.h"
 #include "base/numbers.h"
+#include "ops/math/half_rounding.h"
 #include "ops/operands/floats.h"
 #include "threads/tasks.h"
 
@@ -114,6 +117,11 @@ class Target {
                      " and of the same element type before and after the "
                      "update");
     }
+    if (op.has_attribute("stream") &&
+        op.output(output).dtype == DType::kFloat16) {
+      rounding_.emplace(op.attribute<int64_t>("stream") +
+                        static_cast<int64_t>(output));
+    }
   }
 
   // Elements [begin, begin + size) for reading and writing. For float32 this
@@ -137,13 +145,21 @@ class Target {
   // Writes what load() or space() gave, rounded to the element type.
   void store(const RunContext& context, int64_t begin, int64_t size,
              const float* values) const {
-    writer_.store(context, begin, size, values);
+    if (!rounding_) {
+      writer_.store(context, begin, size, values);
+      return;
+    }
+    Scratch rounded;
+    std::copy_n(values, size, rounded.data());
+    rounding_->round(context, begin, size, rounded.data());
+    writer_.store(context, begin, size, rounded.data());
   }
 
  private:
   graph::TensorId input_;
   LoadFloats load_;
   FloatWriter writer_;
+  std::optional<HalfRounding> rounding_;
 };
 
 // A hyper-parameter.

@@ -142,7 +142,7 @@ extern const OpDef kLambUpdate{
         "Tensor{float32} beta1, Tensor{float32} beta2, Tensor{float32} eps, "
         "Tensor{float32} gradient_scaling, "
         "Tensor{float32} max_weight_norm, *, bool bias_correction, "
-        "int{1..} parameters=1) -> "
+        "int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, Tensor(b!) first_moment, "
         "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step)",
     .family = "update",

@@ -154,7 +154,8 @@ extern const OpDef kRmspropUpdate{
         "Tensor{float32} weight_decay, Tensor{float32} alpha, "
         "Tensor{float32} momentum_factor, Tensor{float32} eps, "
         "Tensor{float32} gradient_scaling, *, bool momentum, bool centered, "
-        "bool tf_variant, int{1..} parameters=1) -> (Tensor(a!) weight, "
+        "bool tf_variant, int{1..} parameters=1, int{0..}? stream) -> "
+        "(Tensor(a!) weight, "
         "Tensor(b!) mean_square, Tensor(c!)[momentum] momentum_buffer, "
         "Tensor(d!)[centered] mean)",
     .family = "update",

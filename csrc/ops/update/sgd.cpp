@@ -150,7 +150,8 @@ extern const OpDef kSgdUpdate{
         "sgd_update(Tensor(a!){floats} weight, Tensor{floats} gradient, "
         "Tensor{float32} weight_decay_scale_factor0, "
         "Tensor{float32} scaled_learning_rate0, "
-        "Tensor{float32}[max_grad_norm] norm, *, float? max_grad_norm) -> "
+        "Tensor{float32}[max_grad_norm] norm, *, float? max_grad_norm, "
+        "int{0..}? stream) -> "
         "Tensor(a!) weight",
     .family = "update",
     .shape = update::updated_types<update::num_states<0>>,
@@ -175,7 +176,7 @@ extern const OpDef kSgdMomentumUpdate{
         "Tensor{float32}[nesterov] sgd_momentum, "
         "Tensor{float32}[nesterov] sgd_weight_decay, "
         "Tensor{float32}[max_grad_norm] norm, *, bool nesterov, "
-        "float? max_grad_norm, int{1..} parameters=1) -> "
+        "float? max_grad_norm, int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, Tensor(b!) velocity)",
     .family = "update",
     .shape = update::updated_types<update::num_states<1>>,

@@ -152,7 +152,7 @@ extern const OpDef kSgdCombinedAccumulate{
     .schema =
         "sgd_combined_accumulate(Tensor{floats} gradient, "
         "Tensor(a!){floats} velocity, "
-        "Tensor{float32} dampening_scale_factor1) "
+        "Tensor{float32} dampening_scale_factor1, *, int{0..}? stream) "
         "-> Tensor(a!) velocity",
     .family = "update",
     .shape = update::accumulated_type,
@@ -177,7 +177,7 @@ extern const OpDef kSgdCombinedUpdate{
         "Tensor{float32}[nesterov] sgd_momentum, "
         "Tensor{float32}[nesterov] sgd_weight_decay, "
         "Tensor{float32}[max_grad_norm] norm, *, bool nesterov, "
-        "float? max_grad_norm, int{1..} parameters=1) -> "
+        "float? max_grad_norm, int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, Tensor(b!) velocity)",
     .family = "update",
     .shape = update::updated_types<update::num_states<1>>,

@@ -170,5 +170,5 @@ def test_constants_can_be_returned_and_anchored():
     options.anchorTensor("fixed", "fixed/Add:0", OutputMode.Sum)
     model = poptorch.inferenceModel(Constant(), options)
     _, fixed = model(torch.zeros(3, 1))
-    assert torch.equal(fixed, torch.full((6, 2), 2.0))
+    assert torch.equal(fixed, torch.full((2, 2), 2.0))
     assert torch.equal(model.getAnchoredTensor("fixed"), torch.full((2, 2), 6.0))

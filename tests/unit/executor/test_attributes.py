@@ -99,15 +99,43 @@ def test_attributes_come_from_the_model():
     net = Net()
     net.note = "mine"
     model = infer(net)
-    assert model.model is net
     assert model.note == "mine"
     assert model.fc1 is net.fc1
     assert dict(model.named_parameters()).keys() == dict(net.named_parameters()).keys()
     assert not isinstance(model, nn.Module)
-    model.eval()
-    assert not net.training
     with pytest.raises(AttributeError):
         _ = model.missing
+
+
+def test_a_training_executor_has_the_users_module():
+    net = Net()
+    model = train(net)
+    assert model.model is net
+    model.eval()
+    assert not net.training
+    assert not net.fc1.training
+
+
+def test_an_inference_executor_has_a_copy_that_shares_what_is_inside():
+    net = Net()
+    model = infer(net)
+    assert type(model.model) is Net
+    assert model.model is not net
+    assert model.model.fc1 is net.fc1
+    model.eval()
+    assert net.training
+    assert not model.model.training
+    assert not net.fc1.training
+
+
+def test_the_mode_of_an_inference_executor_is_what_forward_sees():
+    class Flag(nn.Module):
+        def forward(self, x):
+            return x * (2 if self.training else 3)
+
+    model = infer(Flag().train())
+    model.eval()
+    assert model(torch.ones(1)).tolist() == [3.0]
 
 
 def test_attributes_are_set_on_the_executor():

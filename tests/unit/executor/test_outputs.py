@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch.enums import OutputMode
 from tests.unit.executor.nets import (
     LR,
     TOLERANCE,
@@ -231,3 +232,50 @@ def test_an_unchanged_input_is_left_alone():
     assert torch.equal(x, kept[0])
     assert torch.equal(y, kept[1])
     assert x._version == 0
+
+
+@pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final, OutputMode.Sum])
+def test_what_no_run_changes_is_returned_once(mode):
+    class Tables(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.ones(3)
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            table = self.table.to("ipu")
+            return torch.zeros(()), table, (table * 2).view(3, 1), self.weight, x
+
+    model = infer(Tables(), make_options(2).outputMode(mode))
+    scalar, table, twice, weight, x = model(torch.ones(4))
+    assert scalar.shape == ()
+    assert torch.equal(table, torch.ones(3))
+    assert torch.equal(twice, torch.full((3, 1), 2.0))
+    copies = 2 if mode == OutputMode.All else 1
+    assert weight.shape == (2 * copies,)
+    assert x.shape == (2 * copies,)
+
+
+def test_a_tensor_of_the_host_among_the_results_is_warned_of_and_returned_as_it_is():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.ones(3)
+
+        def forward(self, x):
+            return {"x": x, "table": self.table}
+
+    net = Table()
+    model = infer(net, make_options(2))
+    with pytest.warns(UserWarning, match=r"Output expected to be on the IPU, but .*table.* cpu"):
+        first = model(torch.ones(4))
+    assert first["table"] is net.table
+    assert model(torch.ones(4))["table"] is net.table
+
+
+def test_results_are_new_tensors_each():
+    model = infer(Function(lambda x: (x, x, (x + 1).to(torch.int64))))
+    x = torch.ones(2)
+    first, second, number = model(x)
+    assert len({t.data_ptr() for t in (x, first, second)}) == 3
+    assert number.dtype == torch.int32

@@ -31,7 +31,6 @@ TYPES = {
     "Reshape:0": lambda x: x.reshape(-1),
     "Transpose:0": lambda x: x.permute(1, 0),
     "Concat:0": lambda x: torch.cat([x, x]),
-    "Split:0": lambda x: x.split(1)[0],
     "Slice:0": lambda x: x[:1],
     "Expand:0": lambda x: x[:, :1].expand(2, 5),
     "Gather:0": lambda x: x.index_select(0, torch.tensor([1])),
@@ -66,6 +65,10 @@ def test_op_types_are_the_back_ends(name):
         (lambda: nn.BatchNorm1d(4), (2, 4), "BatchNormalization:0"),
         (lambda: nn.Linear(4, 2), (2, 4), "Gemm:0"),
         (lambda: nn.Linear(4, 2, bias=False), (2, 4), "MatMul:0"),
+        (lambda: nn.Linear(4, 2), (4,), "Add:0"),
+        (lambda: nn.Linear(4, 2), (3, 2, 4), "Add:0"),
+        (lambda: nn.Linear(4, 2, bias=False), (4,), "MatMul:0"),
+        (lambda: nn.Linear(4, 2, bias=False), (5, 3, 2, 4), "MatMul:0"),
     ],
 )
 def test_layer_types(kind, shape, name):
@@ -73,6 +76,74 @@ def test_layer_types(kind, shape, name):
     net.layer = kind()
     net.forward = lambda x: net.layer(x)
     assert f"layer/{name}" in inference_names_of(net, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    "cut, names",
+    [
+        (lambda x: x.split(1), ["Slice:0", "Slice:0/1"]),
+        (lambda x: x.split([1, 2], 1), ["Slice:0", "Slice:0/1"]),
+        (lambda x: x.chunk(3, 1), ["Slice:0", "Slice:0/1", "Slice:0/2"]),
+        (lambda x: x.unbind(), ["Squeeze:0", "Squeeze:0/1"]),
+        (lambda x: x.narrow(1, 0, 2), ["Slice:0"]),
+    ],
+)
+def test_every_piece_has_a_name_of_its_own(cut, names):
+    x, options = torch.randn(2, 3), make_options()
+    for name in names:
+        options.anchorTensor(name, name)
+    model = poptorch.inferenceModel(Function(cut), options)
+    model(x)
+    assert [name for name in model.getTensorNames() if name != "input"] == names
+    pieces = cut(x)
+    pieces = [pieces] if isinstance(pieces, torch.Tensor) else pieces
+    for name, piece in zip(names, pieces, strict=True):
+        assert torch.equal(model.getAnchoredTensor(name), piece)
+
+
+PRODUCTS = {
+    "of matrices": (lambda x: x[0, 0] @ x[0, 1], (2, 2, 4, 4)),
+    "of a vector": (lambda x: x[0, 0, 0] @ x[0, 1], (2, 2, 4, 4)),
+    "with a vector": (lambda x: x @ x[0, 0, 0], (2, 2, 4, 4)),
+    "of rank 4": (lambda x: x @ x, (2, 3, 4, 4)),
+    "of ranks 4 and 2": (lambda x: x @ x[0, 0], (2, 3, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_a_product_of_any_rank_is_one_tensor(case):
+    function, shape = PRODUCTS[case]
+    names = inference_names_of(Function(function), torch.randn(shape))
+    assert "MatMul:0" in names
+    assert not any(name.startswith(("Reshape", "Expand", "Unsqueeze", "Squeeze")) for name in names)
+
+
+def test_reshapes_of_the_users_own_have_names():
+    net = Function(lambda x: F.linear(x.reshape(-1, 4), x[0]).reshape(3, 2, 2))
+    names = inference_names_of(net, torch.randn(3, 2, 4))
+    assert {"Reshape:0", "MatMul:0", "Reshape:0/1"} <= set(names)
+
+
+@pytest.mark.parametrize("bias, name", [(True, "Add:0"), (False, "MatMul:0")])
+def test_a_layer_of_rank_3_is_anchored_by_one_name(bias, name):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2, bias=bias)
+
+        def forward(self, x):
+            out = self.fc(x)
+            return out, poptorch.identity_loss(out.square(), "sum")
+
+    net, options = Net(), make_options()
+    options.anchorTensor("out", f"fc/{name}")
+    options.anchorTensor("gradient", f"Gradient___fc/{name}")
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+    model = poptorch.trainingModel(net, options, optimizer)
+    out, _ = model(torch.randn(3, 5, 4))
+    assert out.shape == (3, 5, 2)
+    assert torch.equal(model.getAnchoredTensor("out"), out)
+    torch.testing.assert_close(model.getAnchoredTensor("gradient"), 2 * out)
 
 
 def test_embedding_is_a_gather():
@@ -149,3 +220,35 @@ def test_a_parameter_called_input():
     model = poptorch.inferenceModel(Odd(), options)
     model(*inputs)
     assert {float(model.getAnchoredTensor(name)[0]) for name in names} == {7.0, 1.0, 2.0}
+
+
+LOSSES = {
+    "cross entropy": lambda x, y: F.cross_entropy(x, y),
+    "nll": lambda x, y: F.nll_loss(x, y),
+    "mean squared error": lambda x, y: F.mse_loss(x, x.detach() * 2),
+    "absolute error": lambda x, y: F.l1_loss(x, x.detach() * 2),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_is_an_identity_loss_too(case):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, y):
+            with poptorch.NameScope("end"):
+                return LOSSES[case](self.fc(x), y)
+
+    net, options = Net(), make_options()
+    options.anchorTensor("loss", "end/IdentityLoss:0")
+    options.anchorTensor("seed", "Gradient___end/IdentityLoss:0")
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1, loss_scaling=8.0)
+    model = poptorch.trainingModel(net, options, optimizer)
+    loss = model(torch.randn(2, 4), torch.tensor([0, 2]))
+    assert torch.equal(model.getAnchoredTensor("loss"), loss)
+    assert model.getAnchoredTensor("seed").item() == 8.0
+    assert [n for n in model.getTensorNames() if n.startswith("end/IdentityLoss")] == [
+        "end/IdentityLoss:0"
+    ]

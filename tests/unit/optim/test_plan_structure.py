@@ -60,7 +60,8 @@ def test_half_accumulators_force_the_running_mean(fc):
     ("make", "states"),
     [
         (lambda p: optim.Adam(p), ["Accl1", "Accl2", "Step"]),
-        (lambda p: optim.AdamW(p, bias_correction=False), ["Accl1", "Accl2"]),
+        (lambda p: optim.AdamW(p, bias_correction=False), ["Accl1", "Accl2", "Step"]),
+        (lambda p: optim.LAMB(p, bias_correction=False), ["Accl1", "Accl2"]),
         (lambda p: optim.LAMB(p), ["Accl1", "Accl2", "Step"]),
         (lambda p: optim.RMSprop(p), ["Accl1"]),
         (lambda p: optim.RMSprop(p, centered=True), ["Accl1", "Accl3"]),

@@ -38,8 +38,8 @@ REPLACEMENTS = [
         "Weight decay modes do not match",
     ),
     (
-        lambda p: optim.AdamW(p, lr=0.1),
-        lambda p: optim.AdamW(p, lr=0.1, bias_correction=False),
+        lambda p: optim.LAMB(p, lr=0.1),
+        lambda p: optim.LAMB(p, lr=0.1, bias_correction=False),
         "Adam modes do not match",
     ),
     (

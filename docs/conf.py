@@ -1,0 +1,43 @@
+"""How Sphinx builds these pages: ``make docs``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from popsim_torch import __version__
+
+project = "popsim_torch"
+author = "The popsim_torch authors"
+copyright = "the popsim_torch authors"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "surface",
+]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["build"]
+
+html_theme = "furo"
+html_title = f"popsim_torch {release}"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_inherit_docstrings = False
+napoleon_google_docstring = True
+napoleon_use_rtype = False
+
+# What every example starts with.
+doctest_global_setup = """
+import torch
+import popsim_torch as poptorch
+
+torch.manual_seed(0)
+"""

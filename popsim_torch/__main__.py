@@ -1,0 +1,69 @@
+"""The commands ``popsim`` and ``python -m popsim_torch``."""
+
+from __future__ import annotations
+
+import sys
+
+from popsim_torch.processor import build_info
+from popsim_torch.runner import CannotStart, run_module, run_script
+
+_USAGE = """\
+usage: popsim run [--replace] [--] script.py [arguments ...]
+       popsim run [--replace] -m module [arguments ...]
+       popsim info
+
+commands:
+  run   run a program written for PopTorch: `import poptorch` is popsim_torch,
+        in the program and in the processes that it starts
+  info  say what this installation computes with
+
+options of run:
+  --replace  also where another poptorch is installed
+
+`python -m popsim_torch` is the same command.
+"""
+_USAGE_ERROR = 2
+
+
+def main() -> int:
+    """Carry out the command that ``sys.argv`` holds, and return the exit code."""
+    command, *rest = sys.argv[1:] or [""]
+    if command in ("-h", "--help", "help") or (
+        command == "run" and rest[:1] in (["-h"], ["--help"])
+    ):
+        print(_USAGE, end="")
+        return 0
+    if command == "info" and not rest:
+        print(build_info())
+        return 0
+    if command == "run":
+        return _run(rest)
+    shown = " ".join(sys.argv[1:])
+    return _refuse(f"unknown command: {shown}" if shown else "a command is needed")
+
+
+def _run(rest: list[str]) -> int:
+    replace = rest[:1] == ["--replace"]
+    rest = rest[1:] if replace else rest
+    is_module = rest[:1] == ["-m"]
+    rest = rest[1:] if is_module or rest[:1] == ["--"] else rest
+    if not rest:
+        return _refuse("a module is needed behind -m" if is_module else "a script is needed")
+    target, *arguments = rest
+    if target.startswith("-"):
+        return _refuse(f"unknown option of run: {target}")
+    try:
+        (run_module if is_module else run_script)(target, arguments, replace=replace)
+    except CannotStart as error:
+        print(f"popsim: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    return 0
+
+
+def _refuse(problem: str) -> int:
+    print(f"popsim: {problem}\n\n{_USAGE}", end="", file=sys.stderr)
+    return _USAGE_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""``install``: after it ``import poptorch``, and every module inside of it, is this package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from popsim_torch.errors import Error
+
+__all__ = ["STANDIN_FOLDER", "install", "uninstall"]
+
+STANDIN_FOLDER = str(Path(__file__).resolve().parent / "standin")
+"""On the search path, it has the effect of ``install`` in a process that imports ``poptorch``."""
+
+_PACKAGE = "popsim_torch"
+_ALIAS = "poptorch"
+
+
+class _Alias(Loader):
+    """Loads a module of this package, as it is, under the other name."""
+
+    def __init__(self, real_name: str, before: Callable[[], None] | None) -> None:
+        self._real_name = real_name
+        self._before = before
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if self._before is not None:
+            self._before()
+        try:
+            module = importlib.import_module(self._real_name)
+        except ModuleNotFoundError as error:
+            if error.name != self._real_name:
+                raise
+            raise ModuleNotFoundError(
+                f"No module named {spec.name!r}: popsim_torch, which stands for PopTorch here, "
+                "has none of that name.",
+                name=spec.name,
+            ) from None
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has marked it as the other module; it has run already.
+        module.__spec__ = self._spec
+
+
+class _Finder(MetaPathFinder):
+    """Finds ``poptorch`` and what is inside of it.
+
+    Args:
+        before: Called before ``poptorch`` is imported.
+    """
+
+    def __init__(self, before: Callable[[], None] | None) -> None:
+        self._before = before
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _ALIAS and not fullname.startswith(f"{_ALIAS}."):
+            return None
+        before = self._before if fullname == _ALIAS else None
+        real_name = _PACKAGE + fullname.removeprefix(_ALIAS)
+        return importlib.util.spec_from_loader(fullname, _Alias(real_name, before))
+
+
+def install(replace: bool = False, *, before: Callable[[], None] | None = None) -> None:
+    """Let ``import poptorch`` mean this package in this process.
+
+    Processes that it starts have to do the same, as those of :mod:`multiprocessing` do when the
+    call stands at the top of the script; ``python -m popsim_torch run script.py`` sees to it in any
+    case. A second call changes nothing.
+
+    Args:
+        replace: Also where another ``poptorch`` is installed.
+        before: Called once, before ``poptorch`` is imported for the first time.
+
+    Raises:
+        Error: Another ``poptorch`` is imported already, or could be, and ``replace`` is False.
+    """
+    other = _other_poptorch()
+    if other is not None and not replace:
+        raise Error(
+            f"popsim_torch.install: there is another {_ALIAS} at {other}. Remove it from the "
+            "environment, or say that popsim_torch is to take its place: "
+            "popsim_torch.install(replace=True), popsim run --replace script.py."
+        )
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for name in _imported():
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Finder(before))
+
+
+def uninstall() -> None:
+    """Undo ``install``: what is imported from now on is the ``poptorch`` of the environment.
+
+    Names that a program has imported keep their meaning.
+    """
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path[:] = [item for item in sys.meta_path if not isinstance(item, _Finder)]
+    for name in _imported():
+        del sys.modules[name]
+
+
+def _imported() -> list[str]:
+    return [name for name in sys.modules if name == _ALIAS or name.startswith(f"{_ALIAS}.")]
+
+
+def _other_poptorch() -> str | None:
+    """Return where a ``poptorch`` that is not this package comes from, if there is one."""
+    module = sys.modules.get(_ALIAS)
+    if module is not None:
+        is_ours = module is sys.modules[_PACKAGE] or _is_standin(module.__spec__)
+        return None if is_ours else str(getattr(module, "__file__", None) or module)
+    for spec in _found():
+        if not _is_standin(spec):
+            return spec.origin or str(spec.name)
+    return None
+
+
+def _found() -> Iterator[ModuleSpec]:
+    """Yield what the other finders find; folders without ``__init__.py`` are no package."""
+    path = [folder for folder in sys.path if folder != STANDIN_FOLDER]
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder):
+            continue
+        where = path if finder is importlib.machinery.PathFinder else None
+        spec = finder.find_spec(_ALIAS, where)
+        if spec is not None and spec.loader is not None:
+            yield spec
+
+
+def _is_standin(spec: ModuleSpec | None) -> bool:
+    return spec is not None and str(spec.origin).startswith(STANDIN_FOLDER)

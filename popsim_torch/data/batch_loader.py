@@ -1,0 +1,257 @@
+"""``BatchLoader``: PyTorch's loader, cutting data into the batches one call of a model takes."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+from popsim_torch.data.join import join
+from popsim_torch.data.partition import Partition
+from popsim_torch.errors import Error, UsageAssertionError, UsageValueError
+from popsim_torch.options import Options
+
+__all__ = ["BatchLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_logger = logging.getLogger("poptorch::python")
+
+
+class BatchLoader(torch.utils.data.DataLoader[T_co]):
+    """What all modes of a ``DataLoader`` share: which samples go into which batch.
+
+    Args:
+        options: See ``DataLoader``, as for the others.
+        dataset: As there.
+        batch_size: As there.
+        shuffle: As there.
+        num_workers: As there.
+        drop_last: As there.
+        persistent_workers: As there.
+        auto_distributed_partitioning: As there.
+        batch_sampler: As there.
+        chunk_size: If not None, batches are only this long (count), the last one shorter, and
+            somebody else cuts them to the combined size.
+        **kwargs: As there.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: Dataset[T_co],
+        *,
+        batch_size: int | None,
+        shuffle: bool | None,
+        num_workers: int,
+        drop_last: bool,
+        persistent_workers: bool | None,
+        auto_distributed_partitioning: bool,
+        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None,
+        chunk_size: int | None,
+        **kwargs: Any,
+    ) -> None:
+        factor = _micro_batches_per_call(options)
+        combined = combined_batch_size(options, batch_size, batch_sampler)
+        self._options = options
+        self._combined_batch_size = combined
+        self._drops_last = drop_last
+        self._chunk_size = chunk_size
+        self.has_batch_sampler = batch_sampler is not None
+        self._num_joined = factor if self.has_batch_sampler else 1
+        self._num_partitions = 1
+        if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
+            self._num_partitions = options.Distributed.numProcesses
+            taken = [
+                name
+                for name, value in (
+                    ("batch_sampler", batch_sampler),
+                    ("sampler", kwargs.get("sampler")),
+                )
+                if value is not None
+            ]
+            kwargs["sampler"] = _partition(options, dataset, combined, drop_last, shuffle, taken)
+            shuffle = False
+
+        if persistent_workers is None:
+            persistent_workers = num_workers > 0
+        super().__init__(
+            dataset,
+            batch_size=1 if self.has_batch_sampler else chunk_size or combined,
+            shuffle=shuffle,
+            num_workers=num_workers,
+            drop_last=drop_last and not self.has_batch_sampler and chunk_size is None,
+            persistent_workers=persistent_workers,
+            batch_sampler=batch_sampler,
+            **kwargs,
+        )
+        if self.has_batch_sampler:
+            # PyTorch leaves these unset beside a sampler, and guards them against assignment.
+            object.__setattr__(self, "batch_size", 1)
+            object.__setattr__(self, "drop_last", drop_last)
+        self._warn_about_data()
+
+    @property
+    def combinedBatchSize(self) -> int | None:
+        """The samples of one call of the model (count), or None without batching.
+
+        It is the micro-batch size times device iterations, replicas that get their own data and
+        gradient accumulation.
+        """
+        return self._combined_batch_size
+
+    @property
+    def options(self) -> Options:
+        """The options the loader was given."""
+        return self._options
+
+    @property
+    def keeps_rest(self) -> bool:
+        """Whether a last batch that is incomplete is delivered."""
+        return not self._drops_last
+
+    @property
+    def is_rebatched(self) -> bool:
+        """Whether the batches are cut to the combined size elsewhere."""
+        return self._chunk_size is not None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the batches come from a process that iterates a copy of this loader."""
+        return False
+
+    def __len__(self) -> int:
+        """Return how many batches one pass of this process has."""
+        size = self._combined_batch_size
+        if self._chunk_size is None or size is None:
+            return super().__len__()
+        is_stream = isinstance(self.dataset, IterableDataset)
+        num_samples = len(self.dataset if is_stream else self.sampler)  # type: ignore[arg-type]
+        return num_samples // size if self._drops_last else -(-num_samples // size)
+
+    def __iter__(self) -> Any:
+        """Return an iterator over the batches of one pass through the data."""
+        batches = super().__iter__()
+        return batches if self._num_joined == 1 else self._joined(batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or another process needs: not the workers."""
+        return {**self.__dict__, "_iterator": None}
+
+    def _joined(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while group := list(islice(batches, self._num_joined)):
+            if len(group) == self._num_joined or not self._drops_last:
+                yield join(group)
+
+    def _warn_about_data(self) -> None:
+        if isinstance(self.dataset, IterableDataset):
+            if self.num_workers > 1 and self.worker_init_fn is None:
+                _logger.warning(
+                    "DataLoader: each of the %d workers returns every element of an "
+                    "IterableDataset, so each element comes %d times. "
+                    "Pass a worker_init_fn that divides the data.",
+                    self.num_workers,
+                    self.num_workers,
+                )
+            return
+        size = self._num_joined if self.has_batch_sampler else self._combined_batch_size
+        if self._drops_last or size is None:
+            return
+        if self._num_partitions > 1 and len(self.dataset) % (size * self._num_partitions):  # type: ignore[arg-type]
+            _logger.warning(
+                "DataLoader: with drop_last=False the last batch of this process has %d samples of "
+                "%d, as %d samples do not divide into equal batches for %d processes. Short "
+                "batches do not fit the compiled model.",
+                len(self.sampler) % size or size,  # type: ignore[arg-type]
+                size,
+                len(self.dataset),  # type: ignore[arg-type]
+                self._num_partitions,
+            )
+            return
+        source = self.batch_sampler if self.has_batch_sampler else self.sampler
+        left = operator.length_hint(source) % size  # 0 if the source does not know its length
+        if left:
+            _logger.warning(
+                "DataLoader: with drop_last=False the last batch has %d %s instead of %d. "
+                "It does not fit the compiled model.",
+                left,
+                "micro-batches" if self.has_batch_sampler else "samples",
+                size,
+            )
+
+
+def combined_batch_size(
+    options: Options, batch_size: int | None, batch_sampler: object
+) -> int | None:
+    """Return the samples of one call of a model (count), or None without batching.
+
+    Args:
+        options: Of the model.
+        batch_size: Samples of a micro-batch (count), or None.
+        batch_sampler: Decides on that if it has a ``batch_size``.
+
+    Raises:
+        UsageValueError: There would be less than 1.
+    """
+    micro_batch_size = getattr(batch_sampler, "batch_size", None) or batch_size
+    factor = _micro_batches_per_call(options)
+    return None if micro_batch_size is None else micro_batch_size * factor
+
+
+def _micro_batches_per_call(options: Options) -> int:
+    """Return how many micro-batches with data of their own one call takes (count)."""
+    groups = options.replication_factor // options.input_group_size
+    factor = options.device_iterations * groups * options.Training.gradient_accumulation
+    if factor < 1:
+        raise UsageValueError(
+            f"DataLoader: {options.device_iterations} device iterations, {groups} replicas and a "
+            f"gradient accumulation of {options.Training.gradient_accumulation} leave no "
+            "micro-batch to load. Each must be at least 1."
+        )
+    return factor
+
+
+def _partition(
+    options: Options,
+    dataset: Dataset[Any],
+    combined: int | None,
+    drop_last: bool,
+    shuffle: bool | None,
+    taken: list[str],
+) -> Partition:
+    """Return the sampler of this process; ``taken`` names arguments that leave no room for it."""
+    num_processes = options.Distributed.numProcesses
+    advice = "or pass auto_distributed_partitioning=False and divide the data yourself."
+    if taken:
+        raise Error(
+            f"DataLoader: {taken[0]} excludes dividing the data among {num_processes} processes. "
+            f"Leave it out, {advice}"
+        )
+    if isinstance(dataset, IterableDataset):
+        raise UsageAssertionError(
+            f"DataLoader: an IterableDataset cannot be divided among {num_processes} processes. "
+            f"Use a map-style dataset, {advice}"
+        )
+    if combined is None:
+        raise UsageAssertionError(
+            f"DataLoader: batch_size=None excludes dividing the data among {num_processes} "
+            f"processes. Set a batch size, {advice}"
+        )
+    if shuffle and not options.exists("random_seed"):
+        raise UsageAssertionError(
+            f"DataLoader: shuffling data that is divided among {num_processes} processes needs the "
+            f"same seed in all of them. Call options.randomSeed, {advice}"
+        )
+    return Partition(
+        len(dataset),  # type: ignore[arg-type]
+        options.Distributed.processId,
+        num_processes,
+        combined,
+        drop_last,
+        options.random_seed if shuffle else None,
+    )

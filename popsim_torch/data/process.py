@@ -1,0 +1,281 @@
+"""A worker process as the consumer of its data sees it: start, talk to, end."""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.reduction import ForkingPickler, recv_handle
+from typing import Any
+
+import torch
+
+from popsim_torch.data import worker
+from popsim_torch.data.ring import nameless_file
+from popsim_torch.enums import SharingStrategy
+from popsim_torch.errors import Error
+
+__all__ = ["WorkerProcess", "start_error"]
+
+_ASK_SECONDS = 2.0
+_INTERRUPT_SECONDS = 3.0
+_KILL_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
+
+_START_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
+
+_logger = logging.getLogger("poptorch::python")
+
+
+def start_error(reason: str) -> Error:
+    """Return the error for a worker that cannot deliver its first element."""
+    return Error(f"AsynchronousDataAccessor: the worker thread failed to start: {reason}")
+
+
+class WorkerProcess:
+    """A process that runs ``worker.run``, and the consumer's end of the pipe to it.
+
+    Args:
+        data: What to iterate.
+        settings: For the worker.
+        strategy: How the data reaches it.
+
+    Attributes:
+        pid: The process id.
+
+    Raises:
+        Error: The data cannot be pickled, and the strategy is not ``Fork``.
+    """
+
+    def __init__(
+        self, data: Iterable[Any], settings: worker.Settings, strategy: SharingStrategy
+    ) -> None:
+        context: Any = multiprocessing.get_context(_START_METHODS[strategy])
+        if strategy is SharingStrategy.ForkServer:
+            _preload(context)
+        self._connection, others_end = context.Pipe(duplex=True)
+        self._file = None
+        load: Callable[[], Iterable[Any]] = _Parcel(data, "")
+        if strategy is not SharingStrategy.Fork:
+            self._file = _File(named=strategy is SharingStrategy.FileSystem)
+            load = _Parcel(data, self._file.path)
+        inherited = self._connection if strategy is SharingStrategy.Fork else None
+        process = context.Process(
+            target=worker.run,
+            args=(others_end, inherited, load, settings),
+            name="AsynchronousDataAccessor",
+        )
+        try:
+            with _no_fork_warnings():
+                process.start()
+        except BaseException as error:
+            self._connection.close()
+            self.forget_data()
+            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError, RuntimeError)):
+                raise start_error(
+                    f"the dataset cannot be sent to it ({error}). Define classes and functions at "
+                    "the top level of a module, or pass "
+                    "sharing_strategy=poptorch.SharingStrategy.Fork."
+                ) from error
+            raise
+        finally:
+            others_end.close()
+        self._process: Any = process
+        self._owner = os.getpid()
+        self.pid: int = process.pid
+        _logger.debug("AsynchronousDataAccessor worker process: %d", self.pid)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._process is None
+
+    def forget_data(self) -> None:
+        """Remove the data that was sent to the worker, which has it by now."""
+        if self._file is not None:
+            self._file.remove()
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: The worker is dead.
+        """
+        self._connection.send(message)
+
+    def wait(self) -> None:
+        """Wait for a message, or for the end of the worker."""
+        # Processes that the worker has forked may hold its end of the pipe open.
+        while not self._connection.poll(_CHECK_SECONDS) and self._lives():
+            pass
+
+    def receive(self) -> Any:
+        """Return the next message that the worker has sent.
+
+        Raises:
+            EOFError: There is none, and the worker is dead.
+        """
+        self.wait()
+        try:
+            if self._connection.poll():
+                return self._connection.recv()
+        except OSError:
+            pass
+        raise EOFError
+
+    def receive_file(self) -> int:
+        """Return a file descriptor that the worker has sent.
+
+        Raises:
+            EOFError: There is none, and the worker is dead.
+        """
+        try:
+            return recv_handle(self._connection)
+        except OSError:
+            raise EOFError from None
+
+    def stop(self) -> None:
+        """End the worker: ask, interrupt, kill. Does nothing if that has been done."""
+        if self._process is None or os.getpid() != self._owner:
+            return
+        process, self._process = self._process, None
+        try:
+            with suppress(OSError):
+                self._connection.send(None)
+            self._connection.close()
+            self.forget_data()
+            if not _ends(process, _ASK_SECONDS):
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGINT)
+                _ends(process, _INTERRUPT_SECONDS)
+        finally:
+            if _lives(process):
+                process.kill()
+            process.join(_KILL_SECONDS)
+            # (raises while children that the worker had when it was killed still live)
+            with suppress(ValueError):
+                process.close()
+
+    def _lives(self) -> bool:
+        return _lives(self._process)
+
+
+def _preload(context: Any) -> None:
+    """Have the server import this package, so that only the first worker takes seconds to start.
+
+    It is the server of the whole program: what somebody else has it import, stays.
+    """
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        context.set_forkserver_preload(["__main__", worker.__name__])
+
+
+def _lives(process: Any) -> bool:
+    if not process.is_alive():
+        return False
+    try:  # The children of a dead worker of a server make it look alive.
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _ends(process: Any, timeout_seconds: float) -> bool:
+    if _lives(process):
+        process.join(timeout_seconds)
+    return not _lives(process)
+
+
+class _File:
+    """A file to send data through; one without a name lies in memory, where the system has that."""
+
+    def __init__(self, named: bool) -> None:
+        self._descriptor = None
+        if named or not os.path.isdir("/proc/self/fd"):
+            descriptor, self.path = tempfile.mkstemp(prefix="popsim_torch_")
+            os.close(descriptor)
+        else:
+            self._descriptor = nameless_file()
+            self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def remove(self) -> None:
+        """Delete the file; memory that maps it stays."""
+        if not self.path:
+            return
+        if self._descriptor is None:
+            os.unlink(self.path)
+        else:
+            os.close(self._descriptor)
+        self.path = ""
+
+
+@dataclass
+class _Parcel:
+    """Data that goes through a file when it is sent to another process, each tensor once."""
+
+    data: Any
+    path: str
+
+    def __call__(self) -> Any:
+        return self.data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Now, as only now locks and shared values of multiprocessing let themselves be pickled.
+        torch.save(
+            self.data,
+            self.path,
+            pickle_module=_PickleModule,
+            pickle_protocol=pickle.HIGHEST_PROTOCOL,
+        )
+        return _Delivery, (self.path,)
+
+
+class _PickleModule:
+    """What ``torch.save`` pickles with."""
+
+    class Pickler(ForkingPickler):
+        """Pickles what is shared by processes as such, but tensors as ``torch.save`` does."""
+
+        def __init__(self, file: Any, protocol: int) -> None:
+            super().__init__(file, protocol)
+            # PyTorch's own reducers for other processes take a file descriptor for each tensor.
+            self.dispatch_table = {
+                kind: reduce
+                for kind, reduce in dict(self.dispatch_table).items()
+                if kind in copyreg.dispatch_table or not kind.__module__.startswith("torch")
+            }
+
+
+@dataclass
+class _Delivery:
+    """The other end: reads the file, whose tensors stay in it until they are changed."""
+
+    path: str
+
+    def __call__(self) -> Any:
+        return torch.load(self.path, mmap=True, weights_only=False)
+
+
+@contextmanager
+def _no_fork_warnings() -> Iterator[None]:
+    """Hide Python's warning that forks of processes with threads may hang.
+
+    PyTorch always has threads; the worker uses none of them (``worker.run``).
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        yield

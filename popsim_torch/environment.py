@@ -1,0 +1,99 @@
+"""The environment variables of PopTorch programs: which there are, and what they may hold.
+
+All of them are read when the package is imported, so that a mistake is not met an hour later. Their
+values are read again where they count: a program may change them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from popsim_torch.errors import UsageValueError
+
+__all__ = ["check", "flag", "ipu_model_version", "json_object"]
+
+_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
+
+
+def flag(variable: str) -> bool:
+    """Return whether a variable is 1.
+
+    Raises:
+        UsageValueError: It is neither 0, 1 nor empty.
+    """
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise _wrong(variable, value, "0 or 1")
+    return value == "1"
+
+
+def json_object(variable: str) -> dict[str, Any]:
+    """Return the settings that a variable holds, none if it is empty.
+
+    Raises:
+        UsageValueError: It is not a JSON object.
+    """
+    value = os.environ.get(variable, "")
+    if not value:
+        return {}
+    allowed = 'a JSON object such as {"name": "value"}'
+    try:
+        settings = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(variable, value, f"{allowed} ({error})") from None
+    if not isinstance(settings, dict):
+        raise _wrong(variable, value, allowed)
+    return settings
+
+
+def ipu_model_version() -> int:
+    """Return which IPU is simulated: 1, 2 or 21, as ``POPTORCH_IPU_MODEL_VERSION`` says.
+
+    Raises:
+        UsageValueError: There is no such IPU.
+    """
+    variable = "POPTORCH_IPU_MODEL_VERSION"
+    value = os.environ.get(variable) or "ipu2"
+    if value not in _VERSIONS:
+        raise _wrong(variable, value, ", ".join(_VERSIONS))
+    return _VERSIONS[value]
+
+
+def _count(variable: str) -> None:
+    value = os.environ.get(variable, "")
+    if value and not value.isdecimal():
+        raise _wrong(variable, value, "a number")
+
+
+def _wrong(variable: str, value: str, allowed: str) -> UsageValueError:
+    return UsageValueError(
+        f"The environment variable {variable} is {value!r}. It has to be {allowed}, or unset."
+    )
+
+
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "POPTORCH_IPU_MODEL": flag,
+    "POPTORCH_SMALL_IPU_MODEL": flag,
+    "POPTORCH_IPU_MODEL_VERSION": lambda _: ipu_model_version(),
+    "POPTORCH_WAIT_FOR_IPU": flag,
+    "POPTORCH_EXPORT_PROTO_AS_BINARY": flag,
+    "POPTORCH_MAX_GRAPH_LEN": _count,
+    "POPLAR_ENGINE_OPTIONS": json_object,
+    "PVTI_OPTIONS": json_object,
+}
+
+
+def check() -> None:
+    """Check all variables but those of the log (``logs``) and of new options (``Options``).
+
+    Raises:
+        UsageValueError: One of them holds what it may not; the message says what it may.
+    """
+    for variable, read in _CHECKS.items():
+        read(variable)
+
+
+check()

@@ -1,0 +1,80 @@
+"""What the options say about numbers: rounding, checks, and data made on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from popsim_torch.errors import Error
+from popsim_torch.optim.loss_scale import LossScaleRule
+from popsim_torch.options import Options
+from popsim_torch.passes.synthetic_data import SyntheticData
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The settings of the back end that concern numbers, off where nobody has set them.
+
+    Attributes:
+        floating_point_checks: A run ends at the first op whose arithmetic fails.
+        stochastic_rounding: float16 results are rounded at random.
+        loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
+        synthetic_data: What the device makes as inputs, instead of reading the host's.
+    """
+
+    floating_point_checks: bool
+    stochastic_rounding: bool
+    loss_scale_rule: LossScaleRule | None
+    synthetic_data: SyntheticData
+
+    @classmethod
+    def of(cls, options: Options) -> Numerics:
+        """Read the settings.
+
+        Args:
+            options: What a model is compiled with; its settings have been checked.
+
+        Raises:
+            Error: A setting of automatic loss scaling is out of range.
+        """
+        settings = options._Popart.options
+        return cls(
+            floating_point_checks=bool(settings.get("enableFloatingPointChecks", False)),
+            stochastic_rounding=bool(settings.get("enableStochasticRounding", False)),
+            loss_scale_rule=_loss_scale_rule(options),
+            synthetic_data=SyntheticData(settings.get("syntheticDataMode", 0)),
+        )
+
+
+_SCALING = "automaticLossScalingSettings."
+
+
+def scales_automatically(options: Options) -> bool:
+    """Whether the device adapts the loss scale by itself."""
+    return bool(options._Popart.options.get(f"{_SCALING}enabled", False))
+
+
+def _loss_scale_rule(options: Options) -> LossScaleRule | None:
+    """Read the settings of automatic loss scaling.
+
+    Raises:
+        Error: One of them is out of range.
+    """
+    if not scales_automatically(options):
+        return None
+    settings, default = options._Popart.options, LossScaleRule()
+
+    def number(name: str, initial: float, least: float, most: float) -> float:
+        value: float = settings.get(_SCALING + name, initial)
+        if least <= value <= most:
+            return value
+        raise Error(
+            f"Options._Popart.set('{_SCALING}{name}', {value!r}): pass a number from {least} to "
+            f"{most}, or leave it out for {initial}."
+        )
+
+    return LossScaleRule(
+        edge=number("binEdgeLocation", default.edge, 0.0, 1.0),
+        share=number("thresholdUpperCountProportion", default.share, 0.0, 1.0),
+        period=int(number("updatePeriod", default.period, 1, 2**20)),
+        micro_batches=options.Training.gradient_accumulation,
+    )

@@ -1,0 +1,85 @@
+"""An executor's optimizer: whose values it uses, and when they are read."""
+
+from __future__ import annotations
+
+import torch
+
+from popsim_torch import optim
+from popsim_torch.enums import MeanReductionStrategy, ReductionType
+from popsim_torch.errors import Error, UsageValueError
+from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.compile import make_plan
+from popsim_torch.executor.numerics import scales_automatically
+from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
+
+__all__ = ["OptimizerUse"]
+
+
+class OptimizerUse(ExecutorBase):
+    """The part of an executor that deals with its optimizer."""
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use another optimizer, or new values of the same one, from the next call on.
+
+        After compilation only values of variable attributes can change; nothing is compiled again.
+
+        Args:
+            optimizer: From ``poptorch.optim`` or ``torch.optim``.
+
+        Raises:
+            Error: It would need another program, or this is an inference model.
+            UsageAssertionError: Its type is not supported.
+        """
+        if self._optimizer is None:
+            raise Error("setOptimizer: an inference model has no optimizer.")
+        settings = self._read_optimizer(optimizer)
+        if self._state is None or self._state.plan is None:
+            self._optimizer, self._settings = optimizer, settings
+            return
+        trained = [update.parameter for update in self._state.plan.updates]
+        self._state.check_weights(trained)
+        scale = self._state.plan.loss_scaling.name
+        plan = make_plan(settings, self._options, self._traced_model, trained, scale)
+        self._state.plan.check_replaceable(plan)
+        previous = self._optimizer
+        if isinstance(optimizer, optim.Optimizer):
+            optimizer._hand_over()
+        if optimizer is not previous and isinstance(previous, optim.Optimizer):
+            previous._unlink()
+        self._state.replace_plan(plan)
+        self._optimizer, self._settings = optimizer, settings
+        if optimizer is not previous and isinstance(optimizer, optim.Optimizer):
+            optimizer._link(self._state)
+
+    def _read_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+        """Copy an optimizer's values; half accumulators make the mean a running one.
+
+        Automatic loss scaling makes the loss scale a variable.
+        """
+        automatic = scales_automatically(self._options)
+        if automatic and isinstance(optimizer, optim.Optimizer):
+            optimizer.variable_attrs.markAsVariable("loss_scaling")
+        settings = read_optimizer(
+            optimizer,
+            automatic_loss_scaling=automatic,
+            relax_checks=bool(self._options.relax_optimizer_checks),
+            known_attributes=None if self._settings is None else self._settings.attributes,
+        )
+        training = self._options.Training
+        if (
+            settings.forces_running_mean
+            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
+            and training.meanAccumulationAndReplicationReductionStrategy
+            != MeanReductionStrategy.Running
+        ):
+            if self._compiled is not None:
+                raise UsageValueError(
+                    "setOptimizer: this optimizer's float16 accumulators would require changing "
+                    "the mean reduction strategy to Running, but the model is already compiled."
+                )
+            options = self._options.clone()
+            options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+                MeanReductionStrategy.Running
+            )
+            self._options = options.freeze()
+        return settings

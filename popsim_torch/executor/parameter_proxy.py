@@ -1,0 +1,94 @@
+"""What an executor shows of a parameter of its own: the parameter, and how replicas share it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from popsim_torch.enums import CommGroupType, VariableRetrievalMode
+from popsim_torch.errors import Error, UsageAssertionError, not_supported_yet
+
+if TYPE_CHECKING:
+    from popsim_torch.executor.base import ExecutorBase
+
+__all__ = ["ParameterProxy"]
+
+
+class ParameterProxy:
+    """A parameter at the top level of a model, as ``executor.<name>`` returns it.
+
+    It is not a tensor. What is read from it is read from the parameter; the parameter itself is
+    ``executor.model.<name>``.
+
+    Args:
+        executor: The executor.
+        name: The parameter's name.
+    """
+
+    def __init__(self, executor: ExecutorBase, name: str) -> None:
+        self._executor = executor
+        self._name = name
+
+    def replicaGrouping(
+        self,
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode,
+    ) -> None:
+        """Give groups of replicas values of their own; to be called before compilation.
+
+        In this version there is one replica, and ``CommGroupType.All``, one value for all of them,
+        is what every model has without this call. The other kinds are refused.
+
+        Args:
+            comm_group_type: Which replicas form a group.
+            shards: Replicas per group (count); ignored for ``All`` and ``NoGrouping``.
+            variable_retrieval_mode: Whose value is read back: the first one's of each group, or
+                those of all replicas.
+
+        Raises:
+            UsageAssertionError: An argument has the wrong type.
+            Error: The model is compiled already, the parameter has no dimension or is not
+                contiguous, the number does not fit the replicas, or there are several groups.
+        """
+        call = f"{self._name}.replicaGrouping({comm_group_type!r}, {shards!r}, ...)"
+        if not isinstance(comm_group_type, CommGroupType) or not isinstance(
+            variable_retrieval_mode, VariableRetrievalMode
+        ):
+            raise UsageAssertionError(
+                f"{call}: pass a poptorch.CommGroupType, a number of replicas, and a "
+                "poptorch.VariableRetrievalMode."
+            )
+        if not isinstance(shards, int):
+            raise UsageAssertionError(f"{call}: the number of replicas must be an int.")
+        executor, parameter = self._executor, self._parameter()
+        if executor._compiled is not None:
+            raise Error(f"{call}: the model is compiled already. Call it before, or destroy().")
+        if parameter.dim() == 0:
+            raise Error(
+                f"{call}: the parameter has no dimension for the groups. Give it the shape [groups]"
+            )
+        if not parameter.is_contiguous():
+            raise Error(f"{call}: the parameter must be contiguous in memory.")
+        replicas = executor._options.replication_factor
+        if comm_group_type in (CommGroupType.Consecutive, CommGroupType.Orthogonal) and (
+            shards < 1 or replicas % shards
+        ):
+            raise Error(
+                f"{call}: the number of replicas per group must divide the replication factor, "
+                f"{replicas}."
+            )
+        if comm_group_type != CommGroupType.All:
+            raise not_supported_yet(
+                call, "a value for each group of replicas", "Use CommGroupType.All."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self._parameter(), name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name}: {self._parameter()!r})"
+
+    def _parameter(self) -> Any:
+        return getattr(self._executor._user_model, self._name)

@@ -1,0 +1,60 @@
+"""The state of an executor's random numbers."""
+
+from __future__ import annotations
+
+from popsim_torch import _native, logs
+from popsim_torch.errors import Error
+from popsim_torch.executor.base import ExecutorBase
+
+__all__ = ["MAX_SEED", "RandomState"]
+
+MAX_SEED = 2**64 - 1
+_MAX_STEP = 2**63 - 1
+
+
+class RandomState(ExecutorBase):
+    """The part of an executor that knows where its random numbers are."""
+
+    @property
+    def rng_state(self) -> list[int]:
+        """The seed and the number of micro-batches run, which random numbers are keyed with.
+
+        Raises:
+            Error: On reading and writing, when the model is not compiled, or runs in another
+                thread.
+        """
+        executable = self._require_compiled("rng_state").executable
+        with _native.translated_errors():
+            return [executable.seed, executable.step]
+
+    @rng_state.setter
+    def rng_state(self, state: list[int]) -> None:
+        executable = self._require_compiled("rng_state").executable
+        try:
+            numbers = [int(number) for number in state]
+        except (TypeError, ValueError):
+            numbers = []
+        limits = (MAX_SEED, _MAX_STEP)
+        if len(numbers) != 2 or not all(
+            0 <= number <= limit for number, limit in zip(numbers, limits, strict=True)
+        ):
+            raise Error(
+                f"rng_state: needs [seed, step] as read from it, two ints from 0 to {MAX_SEED} "
+                f"and {_MAX_STEP}; got {state!r}."
+            )
+        with _native.translated_errors():
+            executable.seed, executable.step = numbers
+
+    def _log_random_state(self, *, leaving: bool) -> None:
+        """Say in the log what of it goes to the device, or comes from it."""
+        assert self._compiled is not None
+        has_run = self._compiled.executable.num_runs > 0
+        if leaving:
+            if has_run:
+                logs.backend.debug("Reading random seed")
+                logs.backend.debug("Reading RNG state")
+            return
+        if self._options.exists("random_seed"):
+            logs.backend.debug("Setting random seed to: %d", self._options.random_seed)
+        if has_run:
+            logs.backend.debug("Setting RNG state")

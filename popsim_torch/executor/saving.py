@@ -1,0 +1,192 @@
+"""Compiled models to files and back, for the executor's methods of these names."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from popsim_torch import logs
+from popsim_torch.compile_hooks import around_compilation
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.compile import CompiledModel, fit_to_host, make_plan
+from popsim_torch.executor.dump import Dump
+from popsim_torch.executor.host_tensors import named_tensors
+from popsim_torch.files.container import BadFileError
+from popsim_torch.files.executable import ExecutableFile, StoredProgram
+from popsim_torch.files.module import pack_module
+from popsim_torch.files.optimizer import pack_optimizer
+from popsim_torch.files.parts import pack
+from popsim_torch.files.program import program_digest
+from popsim_torch.ir import Program, program_text
+from popsim_torch.optim.planning import OptimizerSettings
+from popsim_torch.options import Options
+
+__all__ = ["build_stored", "check_same_program", "pack_model", "program_of_file", "target_file"]
+
+
+_DEFAULT_NAME = "model.poptorch"
+
+
+def target_file(filename: str | os.PathLike[str]) -> Path:
+    """Return the file to write for what the user named, its folder made.
+
+    Args:
+        filename: A file, or a folder that gets the file ``model.poptorch``.
+
+    Raises:
+        Error: It is no path, or the folder cannot be made.
+    """
+    if not isinstance(filename, (str, os.PathLike)):
+        raise Error(f"save: got a {type(filename).__name__} as the name of the file; pass a path.")
+    path = Path(os.fsdecode(filename))
+    if path.is_dir():
+        path = path / _DEFAULT_NAME
+        logs.python.warning("save: %s is a folder; the model is saved to %s.", filename, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Error(f"save: the folder {path.parent} cannot be made ({error}).") from error
+    return path
+
+
+def pack_model(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    settings: OptimizerSettings | None,
+    states: dict[str, torch.Tensor],
+) -> dict[str, bytes]:
+    """Return the sections of a model and its optimizer.
+
+    Args:
+        module: The user's, its weights up to date.
+        optimizer: None for inference.
+        settings: The values of the optimizer that are in use.
+        states: Tensors of the optimizer on the device, by name.
+
+    Raises:
+        Error: Something is more than data.
+    """
+    with host_weights.without_sync(), torch.no_grad():
+        hosts = named_tensors(module)
+        plain = {id(tensor): host_weights.plain(tensor) for tensor in hosts.values()}
+        sections = pack_module(module, {name: plain[id(t)] for name, t in hosts.items()})
+        sections |= pack("states", states, "The optimizer's state")
+        if optimizer is not None and settings is not None:
+            names = {id(tensor): name for name, tensor in reversed(hosts.items())}
+            sections |= pack_optimizer(optimizer, settings, names)
+    return sections
+
+
+def build_stored(
+    path: str | os.PathLike[str], stored: StoredProgram, warned: set[str]
+) -> CompiledModel:
+    """Fit the program of a file to this machine.
+
+    Args:
+        path: The file, for messages.
+        stored: Its program.
+        warned: Warnings already given for the executor.
+
+    Raises:
+        Error: It breaks a rule, or cannot run here.
+    """
+    try:
+        with around_compilation():
+            return fit_to_host(
+                stored.program,
+                stored.run,
+                stored.call.spec(warned),
+                stored.outputs,
+                stored.plan,
+                Dump.from_environment("loaded"),
+            )
+    except Exception as error:  # passes and kernels may rely on what no check looks at
+        if isinstance(error, Error) and not isinstance(error, InternalError):
+            raise
+        raise BadFileError(path, f"its program cannot run here ({error}).") from error
+
+
+def program_of_file(
+    file: ExecutableFile,
+    module: nn.Module,
+    options: Options,
+    settings: OptimizerSettings | None,
+    warned: set[str],
+) -> CompiledModel:
+    """Return the program of a file for a model that has no code to compare it with.
+
+    Args:
+        file: The file.
+        module: Its tensors must be those that the program uses.
+        options: Of the executor.
+        settings: Values of the executor's optimizer; None for inference.
+        warned: Warnings already given for the executor.
+
+    Raises:
+        Error: The model's tensors or the optimizer are not those that the file was made with.
+    """
+    stored = file.program()
+    path = file.path
+    if (stored.plan is None) != (settings is None):
+        kinds = ("training", "inference")
+        was, needed = kinds if stored.plan is not None else kinds[::-1]
+        raise BadFileError(
+            path, f"the file holds a program for {was}, the executor is for {needed}."
+        )
+    tensors = stored.program.graph.tensors
+    present = named_tensors(module)
+    for name, variable in {**stored.program.parameters, **stored.program.buffers}.items():
+        shape = tensors[variable].shape
+        if name not in present or tuple(present[name].shape) != shape:
+            raise BadFileError(
+                path,
+                f"the file's program uses '{name}' of shape {shape}, which this model has not.",
+            )
+    compiled = build_stored(path, stored, warned)
+    if stored.plan is None or settings is None:
+        return compiled
+    trained = [update.parameter for update in stored.plan.updates]
+    plan = make_plan(settings, options, module, trained, stored.plan.loss_scaling.name)
+    stored.plan.check_replaceable(plan)
+    if plan.without_values() != stored.plan.without_values():
+        raise BadFileError(
+            path, "the optimizer updates the weights otherwise than the one the file was made with."
+        )
+    return dataclasses.replace(compiled, plan=plan)
+
+
+def check_same_program(file: ExecutableFile, program: Program) -> None:
+    """Check that a model does what the program of a file does.
+
+    Args:
+        file: The file.
+        program: The model's.
+
+    Raises:
+        Error: It does something else; says where the two differ first.
+    """
+    stored = file.bare_program()
+    if program_digest(stored) == program_digest(program):
+        return
+    raise BadFileError(
+        file.path,
+        "the file was made from another model, or with other options or another optimizer: its "
+        f"program differs from that of this model. {_difference(stored, program)} The modules must "
+        "be in the mode (train or eval) that they had when the file was made.",
+    )
+
+
+def _difference(stored: Program, program: Program) -> str:
+    lines = [
+        [line.strip() for line in program_text(p, origins=False).splitlines()]
+        for p in (stored, program)
+    ]
+    for old, new in zip(*lines, strict=False):
+        if old != new:
+            return f"The file has '{old}' where this model has '{new}'."
+    return "The data of a constant, such as a buffer of integers, is another."

@@ -1,0 +1,123 @@
+"""What an executor tells of time: of compilation, of calls, and of the simulated machine."""
+
+from __future__ import annotations
+
+import datetime
+
+from popsim_torch import _native
+from popsim_torch.enums import OutputMode
+from popsim_torch.errors import Error
+from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.compile import loop_counts
+from popsim_torch.executor.counters import (
+    Latency,
+    PerfCounters,
+    RunShape,
+    latency,
+    perf_counters,
+)
+
+__all__ = ["Timing"]
+
+
+class Timing(ExecutorBase):
+    """The part of an executor that knows how long things took."""
+
+    def compilationTime(self) -> datetime.timedelta:
+        """Return how long compilation took.
+
+        Raises:
+            Error: The model is not compiled, or the progress bar is off.
+        """
+        if self._compiled is None:
+            raise Error(
+                "compilationTime: compile the model first, by a call or with model.compile(...)."
+            )
+        if not self._options.show_compilation_progress_bar:
+            raise Error(
+                "compilationTime: not measured while the progress bar is off. Remove "
+                "Options.showCompilationProgressBar(False)."
+            )
+        return self._compiled.duration
+
+    def cycleCount(self) -> int:
+        """Return how many cycles of the IPU's clock the last call took.
+
+        Raises:
+            Error: ``Options.logCycleCount`` is off, or the model has not run, or nothing counts:
+                the model of the machine that does is not part of this version.
+        """
+        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+            raise Error(
+                "cycleCount: cycles are not counted. Call Options.logCycleCount(True) before the "
+                "model is wrapped."
+            )
+        if self._compiled is None or self._last_complete_run == 0:
+            raise Error("cycleCount: run the model at least once before asking for its cycles.")
+        raise Error(
+            "cycleCount: this version of popsim_torch has no model of the machine's time yet. "
+            "getLatency() has the time that calls take on this computer."
+        )
+
+    def getPerfCounters(self) -> PerfCounters:
+        """Return when the last complete call read its inputs and wrote its outputs.
+
+        Beginning and end of the run are measured; in between, micro-batches are taken to follow
+        each other at an even pace, each read at the beginning of its share and written at the end.
+        Inputs and outputs are complete when they are requested, as the device reads and writes
+        them in place.
+
+        Returns:
+            ``input``, ``input_complete``, ``output`` and ``output_complete``: a list for each
+            flattened tensor of the arguments or of the result, with a number of seconds for each
+            micro-batch that is read (deviceIterations x gradientAccumulation x replicationFactor)
+            or that the output mode returns. Only differences between them mean anything.
+
+        Raises:
+            Error: Another thread is in a call.
+        """
+        compiled = self._compiled
+        if compiled is None:
+            return {key: [[]] for key in ("input", "input_complete", "output", "output_complete")}
+        run = None
+        if self._last_complete_run and not self._options._Popart.options.get("syntheticDataMode"):
+            with _native.translated_errors():
+                run = compiled.executable.last_run
+        shape = RunShape(
+            loop=loop_counts(self._options, training=self._optimizer is not None),
+            replicas=self._options.replication_factor,
+            mode=OutputMode(self._options.output_mode),
+            period=self._options.output_return_period,
+            num_inputs=len(compiled.arguments.names),
+            num_outputs=len(compiled.program.outputs),
+        )
+        return perf_counters(shape, run)
+
+    def getLatency(self) -> Latency:
+        """Return how long it took from the first input to the last output of a micro-batch.
+
+        Returns:
+            The least, the greatest and the mean time, in seconds; zeros before the first call.
+        """
+        return latency(self.getPerfCounters(), "input", "output_complete")
+
+    def getHostIpuLatency(self) -> Latency:
+        """Return how long inputs took to the device, as ``getLatency`` does.
+
+        The time is zero: the simulated device reads them where they are.
+        """
+        return latency(self.getPerfCounters(), "input", "input_complete")
+
+    def getComputeLatency(self) -> Latency:
+        """Return how long it took from the last input to the last output, as ``getLatency`` does.
+
+        As inputs and outputs take no time of their own, this is the time of ``getLatency``.
+        """
+        return latency(self.getPerfCounters(), "input_complete", "output")
+
+    def getIpuHostLatency(self) -> Latency:
+        """Return how long outputs took to the host, as ``getLatency`` does.
+
+        The time is zero: the simulated device writes them where they belong.
+        """
+        return latency(self.getPerfCounters(), "output", "output_complete")

@@ -1,0 +1,160 @@
+"""A file of named sections: written whole or not at all, and checked before it is believed.
+
+    magic | size of the head | SHA-256 of the head | head (JSON) | the sections, one after another
+
+The head names the version of the package that wrote the file, what kind of file it is, and size
+and SHA-256 of each section. So a file that was cut off, changed, or written by something else is
+noticed before anybody looks into a section.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from popsim_torch.errors import Error, UsageAssertionError
+from popsim_torch.version import __version__
+
+__all__ = ["TEMPORARY", "BadFileError", "read_sections", "write_sections"]
+
+_MAGIC = b"\x89POPSIM-1\r\n\x1a\n"
+_SIZE = struct.Struct("<Q")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+TEMPORARY = ".{name}.{token}.writing"
+"""The name of a file that is not complete yet, beside the one that it is to replace."""
+
+
+class BadFileError(Error):
+    """A file is not what it should be; names the file and what is wrong."""
+
+    def __init__(self, path: str | os.PathLike[str], problem: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {problem}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Error, (self.message,)
+
+
+def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> None:
+    """Write a file, or leave the one that was there as it is.
+
+    Everything goes to a temporary file in the same folder, which takes the name when it is on the
+    disk. What is killed meanwhile leaves that file behind, and the old one intact.
+
+    Args:
+        path: The file. One that a symbolic link leads to is replaced there.
+        content: What kind of file it is.
+        sections: Data by name.
+
+    Raises:
+        Error: It cannot be written.
+    """
+    table = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in sections.items()]
+    head = json.dumps({"version": __version__, "content": content, "sections": table}).encode()
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(TEMPORARY.format(name=target.name, token=secrets.token_hex(4)))
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                file.write(_MAGIC + _SIZE.pack(len(head)) + hashlib.sha256(head).digest() + head)
+                for data in sections.values():
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _make_durable(target.parent)
+    except OSError as error:
+        raise Error(
+            f"{path}: the file cannot be written ({error}). What was there before is unchanged."
+        ) from error
+
+
+def _make_durable(folder: Path) -> None:
+    """Bring a new name to the disk; not every file system lets a program ask for it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes]:
+    """Return the sections of a file, once all of it is known to be as it was written.
+
+    Args:
+        path: The file.
+        content: What kind of file it has to be.
+
+    Raises:
+        BadFileError: It cannot be read, is damaged, or is another kind of file.
+        UsageAssertionError: Another version of the package wrote it.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise BadFileError(path, f"the file cannot be read ({error.strerror or error}).") from error
+    start = len(_MAGIC) + _SIZE.size + _DIGEST_BYTES
+    if not data.startswith(_MAGIC):
+        raise BadFileError(
+            path,
+            "this is no file of popsim_torch, or its beginning is damaged. Pass what "
+            "PoplarExecutor.save or compileAndExport wrote.",
+        )
+    (head_size,) = _SIZE.unpack_from(data.ljust(start), len(_MAGIC))
+    head_bytes = data[start : start + head_size]
+    if hashlib.sha256(head_bytes).digest() != data[start - _DIGEST_BYTES : start]:
+        raise _damaged(path, "its head")
+    try:
+        head = json.loads(head_bytes)
+        version, found, table = head["version"], head["content"], head["sections"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, "its head") from error
+    if version != __version__:
+        raise UsageAssertionError(
+            f"{os.fspath(path)}: written by version {version} of popsim_torch, and this is version "
+            f"{__version__}. Files are read by the version that wrote them alone: export the model "
+            "anew."
+        )
+    if found != content:
+        raise BadFileError(path, f"the file holds {found}, not {content}.")
+    try:
+        return _split(path, memoryview(data)[start + head_size :], table)
+    except (TypeError, ValueError) as error:
+        raise _damaged(path, "its table of sections") from error
+
+
+def _split(
+    path: str | os.PathLike[str], data: memoryview, table: list[tuple[str, int, str]]
+) -> dict[str, bytes]:
+    if len(data) != sum(size for _, size, _ in table):
+        raise _damaged(path, "its length")
+    sections = {}
+    start = 0
+    for name, size, digest in table:
+        section = data[start : start + size]
+        if hashlib.sha256(section).hexdigest() != digest:
+            raise _damaged(path, f"the section '{name}'")
+        sections[name] = bytes(section)
+        start += size
+    return sections
+
+
+def _damaged(path: str | os.PathLike[str], what: str) -> BadFileError:
+    return BadFileError(
+        path,
+        f"the file is damaged: {what} is not what was written. Use another copy of it, or export "
+        "the model anew.",
+    )

@@ -1,0 +1,110 @@
+"""A model out of a file: its parameters and buffers under their names, and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch.errors import Error
+from popsim_torch.files.parts import pack, unpack
+
+__all__ = ["LoadedModule", "pack_module", "unpack_module"]
+
+_PART = "model"
+
+
+class LoadedModule(nn.Module):
+    """What ``poptorch.load`` makes of the user's module, which a file cannot hold.
+
+    It has the sub-modules, parameters and buffers of the module that was saved, under the same
+    names, so ``state_dict()``, ``parameters()`` and ``load_state_dict()`` are those of the saved
+    one. There is no ``forward``: that is the compiled program.
+
+    Args:
+        class_name: Of the module that was saved, for printing.
+    """
+
+    def __init__(self, class_name: str = "") -> None:
+        super().__init__()
+        self._class_name = class_name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to run: there is a compiled program, and no code.
+
+        Raises:
+            Error: Always.
+        """
+        raise Error(
+            f"This {self._class_name} comes from a file, which holds its weights and its compiled "
+            "program, but no Python code: it can be neither called on the host nor compiled "
+            "again. Make the model from your own class, and give it these weights: "
+            "model.load_state_dict(loaded.state_dict())."
+        )
+
+    def extra_repr(self) -> str:
+        """Return the class of the module that was saved."""
+        return self._class_name
+
+
+def pack_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+    """Return the sections of a module.
+
+    Args:
+        module: The user's.
+        tensors: Its parameters and buffers by all of their names, plain and up to date; the same
+            object where a tensor has several names.
+    """
+    names = dict(nn.Module.named_modules(module, remove_duplicate=False))
+    parts = []
+    for path, part in names.items():
+        dot = f"{path}." if path else ""
+        parts.append(
+            {
+                "path": path,
+                "class": type(part).__name__.removeprefix("Poptorch"),
+                "training": part.training,
+                "parameters": {
+                    name: (tensors[dot + name], parameter.requires_grad)
+                    for name, parameter in part._parameters.items()
+                    if parameter is not None
+                },
+                "buffers": {
+                    name: (tensors[dot + name], name not in part._non_persistent_buffers_set)
+                    for name, buffer in part._buffers.items()
+                    if buffer is not None
+                },
+            }
+        )
+    return pack(_PART, parts, "The model")
+
+
+def unpack_module(sections: Mapping[str, bytes]) -> LoadedModule:
+    """Return the module of a file.
+
+    Args:
+        sections: Of the file.
+
+    Raises:
+        ValueError: It is none.
+    """
+    parameters: dict[int, nn.Parameter] = {}
+    modules: dict[str, LoadedModule] = {}
+    try:
+        for part in unpack(sections, _PART):
+            module = modules[part["path"]] = LoadedModule(part["class"])
+            parent, _, name = part["path"].rpartition(".")
+            if name:
+                modules[parent].add_module(name, module)
+            module.training = bool(part["training"])
+            for name, (tensor, requires_grad) in part["parameters"].items():
+                if id(tensor) not in parameters:
+                    parameters[id(tensor)] = nn.Parameter(tensor, requires_grad=requires_grad)
+                module.register_parameter(name, parameters[id(tensor)])
+            for name, (tensor, persistent) in part["buffers"].items():
+                module.register_buffer(name, tensor, persistent=persistent)
+        return modules[""]
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"its model is none: {error!r}") from error

@@ -1,0 +1,141 @@
+"""An optimizer in a file: its class by name, its values as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch import logs, optim
+from popsim_torch.errors import Error
+from popsim_torch.files.parts import pack, unpack
+from popsim_torch.files.values import Encoder
+from popsim_torch.optim.planning import OptimizerSettings
+
+__all__ = ["pack_optimizer", "unpack_optimizer"]
+
+
+_PART = "optimizer"
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    **{f"poptorch.{k.__name__}": k for k in (optim.LAMB, optim.SGD, optim.Adam, optim.AdamW)},
+    "poptorch.RMSprop": optim.RMSprop,
+    "torch.SGD": torch.optim.SGD,
+    "torch.Adam": torch.optim.Adam,
+    "torch.AdamW": torch.optim.AdamW,
+    "torch.RMSprop": torch.optim.RMSprop,
+}
+
+
+def pack_optimizer(
+    optimizer: torch.optim.Optimizer, settings: OptimizerSettings, names: Mapping[int, str]
+) -> dict[str, bytes]:
+    """Return the sections of an optimizer.
+
+    Args:
+        optimizer: The user's, its state up to date.
+        settings: The values of it that are in use.
+        names: Names of the model's parameters by ``id``.
+
+    Raises:
+        Error: A parameter is not in the model, or a value of a group is more than data.
+    """
+    own = optimizer.__getstate__()
+    host = torch.optim.Optimizer.state_dict(optimizer)
+    value = {
+        "class": _class_name(optimizer),
+        "defaults": own["defaults"],
+        "groups": host["param_groups"],
+        "parameters": [_named(group["params"], names) for group in optimizer.param_groups],
+        "host_state": host["state"],
+        "attributes": _attributes(own),
+        "settings": dataclasses.replace(
+            settings,
+            groups=tuple(dataclasses.replace(group, parameters=()) for group in settings.groups),
+        ),
+        "settings_parameters": [_named(group.parameters, names) for group in settings.groups],
+    }
+    return pack(_PART, value, "The optimizer")
+
+
+def unpack_optimizer(
+    sections: Mapping[str, bytes], module: nn.Module
+) -> tuple[torch.optim.Optimizer, OptimizerSettings]:
+    """Return the optimizer of a file and the values of it that were in use.
+
+    Args:
+        sections: Of the file.
+        module: Has the parameters.
+
+    Raises:
+        ValueError: It is none.
+    """
+    parameters = dict(nn.Module.named_parameters(module, remove_duplicate=False))
+    try:
+        value = unpack(sections, _PART)
+        kind = _CLASSES[value["class"]]
+        optimizer = kind.__new__(kind)
+        groups = [
+            {**group, "params": [parameters[name] for name in names]}
+            for group, names in zip(value["groups"], value["parameters"], strict=True)
+        ]
+        flat = [parameter for group in groups for parameter in group["params"]]
+        host_state = {flat[number]: state for number, state in value["host_state"].items()}
+        optimizer.__setstate__(
+            {
+                **value["attributes"],
+                "defaults": value["defaults"],
+                "state": defaultdict(dict, host_state),
+                "param_groups": groups,
+            }
+        )
+        settings = value["settings"]
+        found = tuple(
+            dataclasses.replace(group, parameters=tuple(parameters[name] for name in names))
+            for group, names in zip(settings.groups, value["settings_parameters"], strict=True)
+        )
+        return optimizer, dataclasses.replace(settings, groups=found)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"its optimizer is none: {error!r}") from error
+
+
+def _class_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of an optimizer's class, or of the one that the device takes it for."""
+    known = {kind: name for name, kind in _CLASSES.items()}
+    found = next((known[base] for base in type(optimizer).__mro__ if base in known), None)
+    if found is None:
+        raise Error(
+            f"The optimizer is a {type(optimizer).__name__}, which no file can hold. Use one of "
+            f"{', '.join(_CLASSES)}."
+        )
+    if type(optimizer) not in known:
+        logs.python.warning("The optimizer %s is saved as %s.", type(optimizer).__name__, found)
+    return found
+
+
+def _named(parameters: Sequence[torch.Tensor], names: Mapping[int, str]) -> list[str]:
+    missing = [tuple(p.shape) for p in parameters if id(p) not in names]
+    if missing:
+        raise Error(
+            f"The optimizer has a parameter of shape {missing[0]} that is not in the model. Make "
+            "it from the parameters of the wrapped model."
+        )
+    return [names[id(parameter)] for parameter in parameters]
+
+
+def _attributes(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an optimizer has besides what every one has, as far as it is data."""
+    found = {}
+    for name, value in own.items():
+        if name in ("defaults", "state", "param_groups") or callable(value):
+            continue
+        try:
+            Encoder()(value, f"The optimizer's attribute '{name}'")
+        except Error as error:
+            logs.python.warning("%s It is left out of the file.", error.message)
+            continue
+        found[name] = value
+    return found

@@ -1,0 +1,99 @@
+"""A program in a file: as it is on every machine, before it is fitted to one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from popsim_torch.errors import InternalError
+from popsim_torch.files.parts import pack, unpack
+from popsim_torch.ir import Op, Program, TensorKind, verify
+from popsim_torch.passes.op_table import op_table
+
+__all__ = ["pack_program", "program_digest", "unpack_program"]
+
+_PART = "program"
+
+
+def pack_program(program: Program) -> dict[str, bytes]:
+    """Return the sections of a program.
+
+    Args:
+        program: Complete, all passes that state it done.
+    """
+    return pack(_PART, program, "The program")
+
+
+def unpack_program(sections: Mapping[str, bytes]) -> Program:
+    """Return the program of a file, which keeps all rules of programs.
+
+    Args:
+        sections: Of the file.
+
+    Raises:
+        ValueError: It is none, or breaks a rule.
+    """
+    program = unpack(sections, _PART)
+    if not isinstance(program, Program):
+        raise ValueError("its program is none")
+    try:
+        verify(program.graph, op_table())
+    except InternalError as error:
+        raise ValueError(f"its program breaks a rule ({error.message})") from error
+    _check_tables(program)
+    return program
+
+
+def program_digest(program: Program) -> str:
+    """Return what two programs have in common if and only if they compute the same.
+
+    Lines of the user's code do not count: they move.
+    """
+    graph = program.graph.copy()
+    graph.ops = [_without_line(op) for op in graph.ops]
+    digest = hashlib.sha256()
+    for name, data in pack(_PART, dataclasses.replace(program, graph=graph), "").items():
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    return digest.hexdigest()
+
+
+def _without_line(op: Op) -> Op:
+    return dataclasses.replace(op, origin=dataclasses.replace(op.origin, source=""))
+
+
+def _check_tables(program: Program) -> None:
+    """Check what the executor relies on besides the graph."""
+    tensors = program.graph.tensors
+
+    def check(what: str, ids: Iterable[int], *kinds: TensorKind) -> None:
+        for i in ids:
+            if not 0 <= i < len(tensors) or (kinds and tensors[i].kind not in kinds):
+                raise ValueError(f"tensor {i} of its program cannot be one of the {what}")
+
+    variable = TensorKind.VARIABLE
+    for what in ("parameters", "buffers", "states", "scalars"):
+        check(what, getattr(program, what).values(), variable)
+    check("outputs", program.outputs)
+    check("changed inputs", program.changed_inputs.values())
+    check("checkpoints", program.checkpoints)
+    if not set(program.changed_buffers) <= set(program.buffers):
+        raise ValueError("its program changes buffers that it does not have")
+    num_inputs = sum(tensor.kind == TensorKind.INPUT for tensor in tensors)
+    if not set(program.changed_inputs) <= set(range(num_inputs)):
+        raise ValueError("its program changes inputs that it does not have")
+    if len(program.outputs) + len(program.changed_inputs) > len(program.returns):
+        raise ValueError("its program returns less than it computes")
+    for anchor in program.anchors.values():
+        check("anchors", [anchor.tensor])
+        if anchor.kept is not None and not (
+            0 <= anchor.kept < len(program.returns) and program.returns[anchor.kept].keep
+        ):
+            raise ValueError("its program keeps nothing for an anchor")
+    for tensor in tensors:
+        value = tensor.value
+        if (value is not None) != (tensor.kind == TensorKind.CONSTANT) or (
+            value is not None
+            and (tuple(value.shape) != tensor.shape or value.dtype != tensor.dtype)
+        ):
+            raise ValueError(f"tensor {tensor.id} of its program has not the data that it needs")

@@ -1,0 +1,168 @@
+"""The settings of PopTorch's back end that ``Options`` may hold: their names, kinds and ranges.
+
+Which of them act here, and which are refused and why, is said here as well. Package private.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_BOOL = """
+    broadcast_buffers auto_round_num_ipus use_model separate_backward_phase serial_phases_execution
+
+    aliasZeroCopy
+    automaticLossScalingSettings.enabled
+    batchSerializationSettings.concatOnExecutionPhaseChange
+    batchSerializationSettings.concatOnPipelineStageChange
+    batchSerializationSettings.concatOnVirtualGraphChange
+    compileEngine constantWeights
+    createImplicitPipeliningFwdOnlyProgram
+    decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams dotOpNames
+    enableConstantFoldingOfMultipleConsumers enableEngineCaching enableExplicitIR
+    enableExplicitMainLoops enableFloatingPointChecks enableFullyConnectedPass
+    enableInplaceAmbiguityCheck enableLoadAndOffloadRNGState enableMergeExchange
+    enableNonStableSoftmax enableOutlining enableOutliningCopyCostPruning enablePipelining
+    enablePrefetchDatastreams enableSerializedMatmuls enableStableNorm enableStochasticRounding
+    enableSupportedDataTypeCasting enableVariablesCaching ensureFp32LossScaleTensor
+    explicitRecomputation exportPoplarComputationGraph exportPoplarVertexGraph
+    groupHostSync groupNormStridedChannelGrouping
+    instrumentWithHardwareCycleCounter
+    opxAliasChecking opxModifyChecking
+    rearrangeAnchorsOnHost rearrangeStreamsOnHost
+    replicatedCollectivesSettings.mergeAllGatherCollectives
+    replicatedCollectivesSettings.mergeAllReduceCollectives
+    replicatedCollectivesSettings.mergeReduceScatterCollectives
+    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+    scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs
+    strictOpVersions useHostCopyOps
+"""
+
+_INT = """
+    replication_factor input_group_size input_cgt device_iterations max_repeat_logs output_mode
+    output_return_period connection_type sync_pattern ipu_id ipu_version random_seed
+    gradient_accumulation accumulation_and_replication_reduction_type
+    meanAccumulationAndReplicationReductionStrategy num_distributed_processes
+    distributed_process_id execution_mode tensors_liveness patterns_level
+
+    accumulateOuterFragmentSettings.schedule
+    accumulationAndReplicationReductionType accumulationFactor autoRecomputation
+    automaticLossScalingSettings.updatePeriod
+    batchSerializationSettings.batchSchedule batchSerializationSettings.factor
+    batchSerializationSettings.method batchSerializationSettings.transformContext
+    compilationProgressTotal
+    defaultBufferingDepth defaultPrefetchBufferingDepth
+    executionPhaseSettings.phases executionPhaseSettings.stages
+    finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor
+    mergeVarUpdate mergeVarUpdateMemThreshold numIOTiles
+    subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
+    transitiveClosureOptimizationThreshold virtualGraphMode
+"""
+
+_FLOAT = """
+    automaticLossScalingSettings.binEdgeLocation
+    automaticLossScalingSettings.thresholdUpperCountProportion
+    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+"""
+
+_STR = """
+    log_dir model_name
+
+    cachePath customCodeletCompileFlags exportPoplarComputationGraph exportPoplarVertexGraph
+    kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
+"""
+
+_LIST = """
+    accumulateOuterFragmentSettings.excludedVirtualGraphs
+    automaticLossScalingSettings.toTrackTensors
+    customCodelets dotChecks hardwareInstrumentations updatableNamedBuffers
+"""
+
+_TEXT_DICTS = """
+    convolutionOptions engineOptions gclOptions lstmOptions matmulOptions reportOptions
+"""
+
+_DICT = f"""
+    anchored_tensors available_memory_proportion ipuof_configs location_accumulator
+    location_activation location_optimizer location_weight
+
+    patterns {_TEXT_DICTS}
+"""
+
+KEYS: dict[str, frozenset[str]] = {
+    kind: frozenset(names.split())
+    for kind, names in (
+        ("bool", _BOOL),
+        ("int", _INT),
+        ("float", _FLOAT),
+        ("str", _STR),
+        ("list", _LIST),
+        ("dict", _DICT),
+    )
+}
+"""The names that a value of each kind may be stored under; those of ``Options`` come first."""
+
+TEXT_DICTS = frozenset(_TEXT_DICTS.split())
+"""The dictionaries from str to str."""
+
+PARTIALS = ("float", "half")
+"""The values of ``partialsTypeMatMuls``, and of ``partialsType`` in the options of products."""
+
+NUM_MEMBERS: dict[str, int] = {
+    "accumulateOuterFragmentSettings.schedule": 4,
+    "accumulationAndReplicationReductionType": 3,
+    "autoRecomputation": 5,
+    "batchSerializationSettings.batchSchedule": 5,
+    "batchSerializationSettings.method": 3,
+    "batchSerializationSettings.transformContext": 3,
+    "mergeVarUpdate": 4,
+    "subgraphCopyingStrategy": 2,
+    "syntheticDataMode": 3,
+    "virtualGraphMode": 4,
+}
+"""How many members the enums of the back end have, whose values are passed as ints."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A setting that changes what is computed, of which one value is what popsim_torch does.
+
+    Attributes:
+        value: That value; if it is a str, the key of ``Options.toDict`` that holds it.
+        reason: What popsim_torch does, and what to do instead.
+    """
+
+    value: Any
+    reason: str
+
+
+LIMITS: dict[str, Limit] = {
+    "accumulationFactor": Limit(
+        "gradient_accumulation", "call Options.Training.gradientAccumulation instead."
+    ),
+    "accumulationAndReplicationReductionType": Limit(
+        "accumulation_and_replication_reduction_type",
+        "call Options.Training.accumulationAndReplicationReductionType instead.",
+    ),
+    "automaticLossScalingSettings.toTrackTensors": Limit(
+        [], "automatic loss scaling looks at the gradients of all parameters. Leave it out."
+    ),
+    "ensureFp32LossScaleTensor": Limit(
+        False, "the scale of a float16 loss is float16. Compute the loss in float32 instead."
+    ),
+}
+"""The settings that are refused with another value.
+
+Those that act: ``autoRecomputation``, ``automaticLossScalingSettings`` (``enabled``,
+``binEdgeLocation``, ``thresholdUpperCountProportion``, ``updatePeriod``), ``convolutionOptions``
+and ``matmulOptions`` (``partialsType``), ``cachePath``, ``enableEngineCaching``,
+``enableFloatingPointChecks``, ``enableNonStableSoftmax`` (not inside of losses and of
+``scaled_dot_product_attention``), ``enableStochasticRounding``, ``engineOptions`` (the reports of
+``Options.enableProfiling``), ``groupNormStridedChannelGrouping``,
+``instrumentWithHardwareCycleCounter``, ``partialsTypeMatMuls``, ``syntheticDataMode``,
+``updatableNamedBuffers``.
+
+Two change rounding on a machine and nothing here: ``enableStableNorm`` (variances always come from
+deviations from the mean) and ``decomposeGradSum`` (gradients of a tensor are always added one by
+one). No value depends on any other: they are about time, memory, dumps and reports.
+"""

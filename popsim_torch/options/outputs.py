@@ -1,0 +1,116 @@
+"""The settings of ``Options`` about what a call brings back. Package private."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from popsim_torch.enums import OutputMode
+from popsim_torch.errors import UsageTypeError
+from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_logger = logging.getLogger("poptorch::python")
+
+
+class OutputOptions(OptionsGroup):
+    """Which micro-batches come back, and which tensors besides the outputs."""
+
+    output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
+    output_return_period = Setting(1, setter="outputMode")
+    anchored_tensors = Setting[dict[str, list[Any]]]({}, setter="anchorTensor")
+
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
+        """Choose which micro-batches of a call are returned.
+
+        Args:
+            output_mode: The mode; by default ``Final`` for training and ``All`` for inference.
+            output_return_period: The period of ``EveryN`` (device iterations). Other modes ignore
+                it, with a log line.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAssertionError: The mode is not an ``OutputMode``, or ``EveryN`` has no positive
+                period.
+        """
+        period = _checked_period("Options.outputMode", output_mode, output_return_period)
+        return self.set(output_mode=output_mode, output_return_period=period)
+
+    def defaultOutputMode(self) -> bool:
+        """Return whether ``outputMode`` was never set."""
+        return self.output_mode == OutputMode.Default
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int | None = None,
+        *,
+        anchor_mode: OutputMode | None = None,
+        anchor_return_period: int | None = None,
+    ) -> None:
+        """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
+
+        It can be called on frozen options, but models that are wrapped already do not notice. The
+        requests are ``options.anchored_tensors``: by short name a list of the long name, whether
+        mode and period are the model's, the mode and the period.
+
+        Args:
+            short_name: The name to fetch the tensor by. The same name again replaces the request.
+            long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
+            output_mode: Which micro-batches to return; the model's mode and period if None.
+            output_return_period: The period of ``EveryN`` (device iterations), 1 by default. Other
+                modes ignore it, with a log line.
+            anchor_mode: An older spelling of ``output_mode``.
+            anchor_return_period: An older spelling of ``output_return_period``.
+
+        Raises:
+            UsageTypeError: Both spellings of one argument are given.
+            UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
+                period of ``EveryN`` is not positive.
+        """
+        call = f"Options.anchorTensor({short_name!r}, {long_name!r})"
+        require(
+            isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
+        )
+        mode = _one_of(call, "mode", output_mode, anchor_mode)
+        period = _one_of(call, "return_period", output_return_period, anchor_return_period)
+        if mode == OutputMode.EveryN and period is None:
+            period = 1
+        uses_default = mode is None or mode == OutputMode.Default
+        mode = OutputMode.Default if uses_default else mode
+        self.anchored_tensors[short_name] = [
+            long_name,
+            uses_default,
+            int(mode),
+            _checked_period(call, mode, period),
+        ]
+
+
+def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:
+    """Return the value of an argument that has two spellings."""
+    if output is not None and anchor is not None:
+        raise UsageTypeError(
+            f"{call}: got both output_{name} and anchor_{name}, two spellings of one argument. "
+            f"Pass output_{name} only."
+        )
+    return anchor if output is None else output
+
+
+def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
+    """Return the return period to store for a mode, once both are checked."""
+    require_enum(f"{call}: output_mode", mode, OutputMode)
+    if mode == OutputMode.EveryN:
+        require(
+            isinstance(period, int) and period > 0,
+            f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0.",
+        )
+        return int(period or 1)
+    if period is not None:
+        _logger.info("%s: output_return_period is ignored: it has a meaning for EveryN only.", call)
+    return 1

@@ -1,0 +1,91 @@
+"""The names that programs take from PopTorch's compiled module."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from popsim_torch.errors import BACKEND_ERROR_TYPE, Error, RecoverableError, UnrecoverableError
+from popsim_torch.options.back_end import validate_options
+
+__all__ = ["Error", "RecoverableError", "TestErrorType", "UnrecoverableError"]
+
+
+class TestErrorType(enum.IntEnum):
+    """The errors that :func:`_throwTestError` can raise."""
+
+    Poptorch = 0
+    Popart = 1
+    PopartInternal = 2
+    Poplibs = 3
+    PoplarUnrecoverable = 4
+    PoplarUnknown = 5
+    PoplarRecoverableFullReset = 6
+    PoplarLinkError = 7
+
+
+TestErrorType.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
+
+_CONTEXT = "  [0] throwTestError"
+# The type of each error, and what went wrong.
+_TEST_ERRORS = {
+    TestErrorType.Poptorch: (BACKEND_ERROR_TYPE, "Simulated failure of the framework"),
+    TestErrorType.Popart: ("popart_exception", "Simulated failure of the compiler"),
+    TestErrorType.PopartInternal: (
+        "popart_internal_exception",
+        "Simulated failure of the compiler's own",
+    ),
+    TestErrorType.Poplibs: ("poplibs_exception", "Simulated failure of the codelets"),
+    TestErrorType.PoplarUnrecoverable: (
+        "poplar_unrecoverable_runtime_error",
+        "Simulated failure of the device that no reset cures",
+    ),
+    TestErrorType.PoplarUnknown: (
+        "poplar_unknown_runtime_error",
+        "Simulated failure of the device of unknown kind",
+    ),
+    TestErrorType.PoplarRecoverableFullReset: (
+        "poplar_recoverable_runtime_error",
+        "Simulated failure of the device that a reset cures",
+    ),
+    TestErrorType.PoplarLinkError: (
+        "poplar_link_error",
+        "Simulated failure of the linker. Output of the linker:\n-foo",
+    ),
+}
+
+
+def _throwTestError(kind: TestErrorType) -> NoReturn:
+    """Raise an error as a failing machine would, to try how a program deals with it.
+
+    Args:
+        kind: Which one.
+
+    Raises:
+        Error: Of the class, type and recovery action that belong to ``kind``.
+    """
+    error_type, message = _TEST_ERRORS[TestErrorType(kind)]
+    where = f"{Path(__file__).name}:{sys._getframe().f_lineno}"
+    if kind == TestErrorType.PoplarRecoverableFullReset:
+        raise RecoverableError(
+            message, "FULL_RESET", error_type=error_type, location=_CONTEXT, source=where
+        )
+    is_fatal = kind == TestErrorType.PoplarUnrecoverable
+    raise (UnrecoverableError if is_fatal else Error)(
+        message, error_type=error_type, location=_CONTEXT, source=where
+    )
+
+
+def _validateOptions(settings: Mapping[str, Any]) -> None:
+    """Check settings as they are checked when a model is compiled, and write them to the log.
+
+    Args:
+        settings: As ``Options.toDict`` returns them.
+
+    Raises:
+        Error: A setting is unknown, or is of a type that it cannot have.
+    """
+    validate_options(settings)

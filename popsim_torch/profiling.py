@@ -1,0 +1,106 @@
+"""``Channel``: names what a program is doing for the trace that PopVision shows.
+
+A trace is written if the environment variable ``PVTI_OPTIONS`` is set and the trace library,
+``libpvti`` of Graphcore's SDK, is installed. Otherwise nothing happens, at next to no cost.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import importlib
+import os
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeVar
+
+__all__ = ["Channel"]
+
+T = TypeVar("T")
+
+
+class Channel:
+    """A row of the trace.
+
+    Args:
+        name: What it is called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._library = _trace_library()
+        self._channel = None if self._library is None else self._library.createTraceChannel(name)
+
+    def tracepoint(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context manager that shows as ``<channel>.<name>`` for as long as it is entered.
+
+        Args:
+            name: What is being done.
+        """
+        if self._library is None:
+            return nullcontext()
+        point: AbstractContextManager[Any] = self._library.Tracepoint(
+            self._channel, f"{self._name}.{name}"
+        )
+        return point
+
+    def instrument(self, obj: T, *method_names: str) -> T:
+        """Show the calls of some methods of an object.
+
+        Args:
+            obj: The object, which is changed: its methods are wrapped, or its class is replaced by
+                one derived from it where Python looks methods up in the class.
+            *method_names: The names of the methods. Those that it does not have, or that show in
+                this channel already, are left alone.
+
+        Returns:
+            The object.
+        """
+        if self._library is None:
+            return obj
+        kind = type(obj)
+        in_class = {}
+        for name in method_names:
+            method = getattr(obj, name, None)
+            if method is None or getattr(method, "channel_name", None) == self._name:
+                continue
+            if name.startswith("__"):
+                in_class[name] = self._traced(name, getattr(kind, name))
+            else:
+                setattr(obj, name, self._traced(name, method))
+        if in_class:
+            in_class["__reduce_ex__"] = _reduce_as_base
+            with suppress(TypeError):  # (objects of built-in types cannot change)
+                obj.__class__ = type(kind.__name__, (kind,), in_class)
+        return obj
+
+    def _traced(self, name: str, method: Any) -> Any:
+        @functools.wraps(method)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with self.tracepoint(name):
+                return method(*args, **kwargs)
+
+        traced.channel_name = self._name  # type: ignore[attr-defined]
+        return traced
+
+
+def _reduce_as_base(self: Any, protocol: Any) -> Any:
+    """Let copies and pickles be of the class that the object had before."""
+    derived = type(self)
+    base: Any = derived.__bases__[0]
+    reduced: Any = base.__reduce_ex__(self, protocol)
+    # (pickle insists on the object's own class with the usual function)
+    make = _new if reduced[0] is copyreg.__newobj__ else reduced[0]  # type: ignore[attr-defined]
+    return make, tuple(base if item is derived else item for item in reduced[1]), *reduced[2:]
+
+
+def _new(kind: Any, *arguments: Any) -> Any:
+    return kind.__new__(kind, *arguments)
+
+
+def _trace_library() -> Any:
+    if not os.environ.get("PVTI_OPTIONS"):
+        return None
+    try:
+        return importlib.import_module("libpvti")
+    except ImportError:
+        return None

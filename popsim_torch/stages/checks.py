@@ -1,0 +1,92 @@
+"""The checks of a model that was cut into stages. Package private."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from popsim_torch.errors import Error
+from popsim_torch.stages.strategies import ExecutionStrategy
+
+_logger = logging.getLogger("poptorch::python")
+
+MAX_IPUS = 64
+"""The most IPUs one process may use."""
+
+
+def check_pipeline(
+    num_stages: int,
+    ipu_ids: Sequence[int],
+    strategy: ExecutionStrategy,
+    training: bool,
+    gradient_accumulation: int,
+    device_iterations: int,
+    auto_round: bool,
+) -> int:
+    """Check that a model cut into stages can run, and return the number of IPUs it takes.
+
+    Args:
+        num_stages: The forward stages, see :func:`count_stages`.
+        ipu_ids: The IPU of each block; IPU 0 is always counted.
+        strategy: The strategy in use; only a pipeline needs enough micro-batches to fill.
+        training: Whether the backward stages run too.
+        gradient_accumulation: Micro-batches per weight update (count).
+        device_iterations: How often the device repeats the step per call (count).
+        auto_round: Whether to take more IPUs when their number is not a power of two.
+
+    Raises:
+        Error: More than 64 IPUs, a number of IPUs that is not a power of two while ``auto_round``
+            is off, or too few micro-batches to fill the pipeline.
+    """
+    num_ipus = _count_ipus(ipu_ids, auto_round)
+    if num_stages > 1 and strategy.is_pipelined:
+        _check_fills(num_stages, training, gradient_accumulation, device_iterations)
+    return num_ipus
+
+
+def _count_ipus(ipu_ids: Sequence[int], auto_round: bool) -> int:
+    num_ipus = 1 + max(ipu_ids, default=0)
+    rounded = 1 << (num_ipus - 1).bit_length()
+    if rounded > MAX_IPUS:
+        raise Error(
+            f"Too many IPUs requested ({num_ipus}): one process can use {MAX_IPUS}. "
+            f"Use IPU ids below {MAX_IPUS}."
+        )
+    if num_ipus != rounded:
+        if not auto_round:
+            raise Error(
+                f"The model specifies the use of {num_ipus} IPUs (highest IPU id {num_ipus - 1}), "
+                f"and only powers of two can be reserved: it has to reserve a minimum of {rounded}."
+                f" Place the blocks on {rounded // 2} or {rounded} IPUs, or call "
+                "poptorch.Options().autoRoundNumIPUs(True)."
+            )
+        _logger.warning(
+            "The model specifies the use of %d IPUs; %d are reserved, the next power of two "
+            "(Options.autoRoundNumIPUs is on).",
+            num_ipus,
+            rounded,
+        )
+    return rounded
+
+
+def _check_fills(
+    num_stages: int, training: bool, gradient_accumulation: int, device_iterations: int
+) -> None:
+    """Check that there is at least one micro-batch for every stage of the filled pipeline."""
+    if training:
+        needed, given = 2 * num_stages - 1, gradient_accumulation
+        setter = "poptorch.Options().Training.gradientAccumulation"
+        stages = (
+            f"{num_stages} stages of the model and the {num_stages - 1} that training adds for "
+            "their backward passes"
+        )
+    else:
+        needed, given = num_stages, device_iterations
+        setter = "poptorch.Options().deviceIterations"
+        stages = "those of the model"
+    if given < needed:
+        raise Error(
+            f"{setter}({given}) must be greater than or equal to the number of pipeline stages "
+            f"({needed}): {stages}. Call {setter}({needed}) or more, use fewer stages, or choose "
+            "poptorch.ShardedExecution, which has no minimum."
+        )

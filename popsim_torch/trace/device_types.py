@@ -1,0 +1,112 @@
+"""Element types as forward sees and asks for them: numbers of the device have 32 bits at most.
+
+What forward makes as float64 or bfloat16 is float32. Integers of 64 bits keep them inside, since
+PyTorch's kernels index with them, but forward sees a tensor of int32, and may use any integers as
+indices and put them where others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from popsim_torch.dtypes import held_dtype, returned_dtype
+
+_CASTS = frozenset({"double", "bfloat16"})
+# Reads memory as if it had another type.
+_REINTERPRETS = frozenset({"view"})
+
+# Where functions take indices that PyTorch wants to be 64 bits long.
+_INDICES = {
+    "cross_entropy_loss": (1, "target"),
+    "gather": (2, "index"),
+    "multi_margin_loss": (1, "target"),
+    "nll_loss": (1, "target"),
+    "nll_loss2d": (1, "target"),
+    "nll_loss_nd": (1, "target"),
+    "one_hot": (0, "tensor"),
+    "scatter": (2, "index"),
+    "scatter_add": (2, "index"),
+    "scatter_reduce": (2, "index"),
+    "take": (1, "index"),
+    "take_along_dim": (1, "indices"),
+}
+# Where functions take what is put into their first argument, which must have its type.
+_SOURCES = {
+    "__setitem__": (2, "value"),
+    "index_add": (3, "source"),
+    "index_copy": (3, "source"),
+    "index_put": (2, "values"),
+    "masked_scatter": (2, "source"),
+    "scatter": (3, "src"),
+    "scatter_add": (3, "src"),
+    "scatter_reduce": (3, "src"),
+}
+_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
+
+
+def seen_dtype(dtype: Any) -> Any:
+    """Return the element type that forward sees of a tensor of the device.
+
+    Args:
+        dtype: That of the traced tensor; anything else is returned as it is.
+    """
+    return returned_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+def as_device_types(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the call that has the element types of the device in the place of others.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    name = getattr(func, "__name__", "")
+    if name in _CASTS:
+        func = torch.Tensor.float
+    elif name not in _REINTERPRETS:
+        args, kwargs = tree_map(_held, (args, kwargs), is_leaf=lambda v: isinstance(v, torch.Size))
+    key = name if name in _SOURCES else name.removesuffix("_")
+    if key in _INDICES:
+        args, kwargs = _with(_long, _INDICES[key], args, kwargs)
+    if key in _SOURCES and args and _is_integer(args[0]):
+        dtype = args[0].dtype
+
+        def fitting(value: Any) -> Any:
+            return value.to(dtype) if _is_integer(value) else value
+
+        args, kwargs = _with(fitting, _SOURCES[key], args, kwargs)
+    return func, args, kwargs
+
+
+def _held(value: Any) -> Any:
+    return held_dtype(value) if isinstance(value, torch.dtype) else value
+
+
+def _long(value: Any) -> Any:
+    return value.long() if _is_integer(value) else value
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _INTEGERS
+
+
+def _with(
+    change: Callable[[Any], Any],
+    place: tuple[int, str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with one of them changed, by its position or its keyword."""
+    position, keyword = place
+    if len(args) > position:
+        args = (*args[:position], change(args[position]), *args[position + 1 :])
+    elif keyword in kwargs:
+        kwargs = {**kwargs, keyword: change(kwargs[keyword])}
+    return args, kwargs

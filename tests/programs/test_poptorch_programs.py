@@ -1,0 +1,84 @@
+"""Whole programs written against ``import poptorch`` run as they stand, by the runner."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def run(program, *arguments, cwd):
+    """Return what a program writes to stdout and to stderr."""
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("POPTORCH_", "POPART_"))
+    }
+    root = str(HERE.parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        part for part in (environment.get("PYTHONPATH", ""), root) if part
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "popsim_torch", "run", str(HERE / program), *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout, result.stderr
+
+
+def test_digits_with_checkpoints_and_a_scheduler(tmp_path):
+    out, _ = run("mnist_checkpoints.py", "--checkpoint", tmp_path / "c.pt", cwd=tmp_path)
+    losses = [float(value) for value in re.findall(r"epoch \d loss (\S+)", out)]
+    assert len(losses) == 3 and losses[-1] < 0.5 * losses[0]
+    assert float(re.search(r"accuracy (\S+)", out)[1]) > 80
+    assert float(re.search(r"resumed loss (\S+)", out)[1]) < losses[0]
+
+
+def test_phases(tmp_path):
+    out, _ = run("phased_model.py", cwd=tmp_path)
+    assert "improved True" in out
+
+
+def test_compiled_in_one_process_and_run_in_another(tmp_path):
+    out, _ = run("precompile.py", "export", tmp_path, cwd=tmp_path)
+    assert "attached False" in out
+    out, _ = run("precompile.py", "run", tmp_path, cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines["loaded"] == lines["direct"] == lines["executable"]
+    assert lines["inference"] == "ok"
+
+
+def test_half_precision(tmp_path):
+    out, _ = run("half_precision.py", cwd=tmp_path)
+    for kind in ("plain", "stochastic", "automatic"):
+        first, last = map(float, re.search(rf"{kind} (\S+) (\S+)", out).groups())
+        assert last < first
+    assert "stopped: " in out
+
+
+@pytest.mark.timeout(300)
+def test_data_loading(tmp_path):
+    out, _ = run("data_loading_benchmark.py", cwd=tmp_path)
+    counts = re.findall(r"(\w+): (\d+) samples", out)
+    assert counts == [(kind, "800") for kind in ("Sync", "Async", "AsyncRebatched", "synthetic")]
+
+
+def test_debugging(tmp_path):
+    out, err = run("debugging.py", cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines == {
+        "names": "Gradient___classifier.bias Gradient___classifier.weight",
+        "old": "name (2,)",
+        "latency": "3 True",
+        "counters": "['input', 'input_complete', 'output', 'output_complete']",
+        "backward": "True",
+        "mismatch": "True",
+        "cycles": "True",
+    }
+    assert "hidden: (" in err and "hidden_gradient: (" in err

@@ -1,0 +1,117 @@
+"""Programs come back from a file as they were, or not at all."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from popsim_torch.files.program import pack_program, program_digest, unpack_program
+from popsim_torch.ir import Graph, Phase, Program, Return, TensorKind, program_text
+from tests.mutants.programs import PROGRAMS, program
+
+
+def some_program():
+    program = Program()
+    graph = program.graph
+    x = graph.add_tensor(TensorKind.INPUT, torch.float32, (2,), name="x")
+    w = graph.add_tensor(TensorKind.VARIABLE, torch.float32, (2,), name="w")
+    c = graph.add_tensor(
+        TensorKind.CONSTANT, torch.float32, (2,), name="c", value=torch.tensor([1.0, 2.0])
+    )
+    y = graph.add_tensor(TensorKind.VALUE, torch.float32, (2,), name="y")
+    code = {"code": ["add 0 1"], "constants": [], "results": [2], "dtypes": ["float32"]}
+    graph.add_op("map", [x, c], [y], {**code, "shape": [2]}, phase=Phase.FORWARD, name="y")
+    keep = {"mode": "All", "period": 1, "buffer": 0, "per_update": False, "dtype": "float32"}
+    graph.add_op("anchor", [y], [], keep, phase=Phase.FORWARD, name="y")
+    program.parameters["w"] = w.id
+    program.outputs = [y.id]
+    program.returns = [Return((2,), torch.float32, False)]
+    return program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_with_every_op_come_back(name):
+    written = program(name).program
+    read = unpack_program(pack_program(written))
+    assert program_text(read) == program_text(written)
+    assert program_digest(read) == program_digest(written)
+    for field in dataclasses.fields(Program):
+        if field.name != "graph":
+            assert getattr(read, field.name) == getattr(written, field.name)
+    for mine, theirs in zip(read.graph.tensors, written.graph.tensors, strict=True):
+        assert dataclasses.replace(mine, value=None) == dataclasses.replace(theirs, value=None)
+        if theirs.value is not None:
+            assert torch.equal(mine.value, theirs.value)
+    assert read.graph.ops == written.graph.ops
+    assert read.graph.names == written.graph.names
+
+
+def test_every_part_of_a_graph_is_written():
+    assert set(vars(Graph())) == {"tensors", "ops", "names"}
+
+
+def change(path, value):
+    """Return the sections of a program in which one thing is another."""
+    sections = pack_program(some_program())
+    data = json.loads(sections["program"])
+    target = data
+    for step in path[:-1]:
+        target = target[step]
+    target[path[-1]] = value
+    return {**sections, "program": json.dumps(data).encode()}
+
+
+GRAPH = ("Program", "graph", "Graph")
+TENSOR = (*GRAPH, "tensors")
+OP = (*GRAPH, "ops", 0, "Op")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("Program", "parameters"), {"dict": [["w", 9]]}),
+        (("Program", "parameters"), {"dict": [["w", -1]]}),
+        (("Program", "parameters"), {"dict": [["w", 0]]}),
+        (("Program", "outputs"), [7]),
+        (("Program", "outputs"), [3, 3]),
+        (("Program", "changed_inputs"), {"dict": [[1, 3]]}),
+        (("Program", "changed_buffers"), ["b"]),
+        (("Program", "checkpoints"), {"set": [11]}),
+        (("Program", "graph"), None),
+        ((*OP, "kind"), "unknown"),
+        ((*OP, "inputs"), [0, 9]),
+        ((*OP, "phase"), {"enum": ["ir.Phase", "UPDATE"]}),
+        ((*OP, "attributes"), {"dict": []}),
+        ((*TENSOR, 0, "Tensor", "id"), 3),
+        ((*TENSOR, 0, "Tensor", "shape"), {"tuple": [-2]}),
+        ((*TENSOR, 2, "Tensor", "value"), None),
+        ((*TENSOR, 2, "Tensor", "shape"), {"tuple": [1]}),
+        ((*TENSOR, 1, "Tensor", "value"), {"tensor": 0}),
+        ((*TENSOR, 2, "Tensor", "dtype"), {"dtype": "int32"}),
+        ((*TENSOR, 3, "Tensor", "kind"), {"enum": ["TensorKind", "CONSTANT"]}),
+    ],
+    ids=str,
+)
+def test_programs_that_break_a_rule_are_refused(path, value):
+    with pytest.raises(ValueError, match=r"program|Tensor|Program|Graph|cannot"):
+        unpack_program(change(path, value))
+
+
+def test_what_is_no_program_is_refused():
+    sections = pack_program(some_program())
+    with pytest.raises(ValueError, match="is none"):
+        unpack_program({**sections, "program": b"[]"})
+    with pytest.raises(ValueError, match="missing"):
+        unpack_program({"program": sections["program"]})
+    with pytest.raises(ValueError, match="cannot be read"):
+        unpack_program({**sections, "program.tensors": b"\xff" * 20})
+
+
+def test_the_digest_forgets_lines_and_knows_constants():
+    one, other = some_program(), some_program()
+    origin = other.graph.ops[0].origin
+    other.graph.ops[0].origin = dataclasses.replace(origin, source="elsewhere.py:3")
+    assert program_digest(one) == program_digest(other)
+    other.graph.tensors[2].value[0] = 5
+    assert program_digest(one) != program_digest(other)

@@ -1,0 +1,110 @@
+"""``poptorch.load`` refuses whatever is no whole file of a compiled model."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+from popsim_torch.files import container
+from tests.options import make_options
+
+
+def batch(size=16):
+    return torch.randn(size, 4), torch.randint(0, 3, (size,))
+
+
+@pytest.fixture
+def whole(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LogSoftmax(1))
+    model = poptorch.trainingModel(
+        WithLoss(net), make_options(), poptorch.optim.Adam(net.parameters())
+    )
+    model(*batch())
+    model.save(tmp_path / "file")
+    return tmp_path / "file"
+
+
+class WithLoss(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, y):
+        out = self.body(x)
+        return out, nn.functional.nll_loss(out, y)
+
+
+def test_a_file_that_was_cut_off_is_refused(whole):
+    data = whole.read_bytes()
+    for part in range(50):
+        whole.write_bytes(data[: len(data) * part // 50])
+        with pytest.raises(poptorch.Error, match=r"file: "):
+            poptorch.load(whole)
+
+
+def test_a_bit_that_flips_in_any_section_is_noticed(whole):
+    data = whole.read_bytes()
+    sections = container.read_sections(whole, "a compiled model")
+    start = len(data) - sum(map(len, sections.values()))
+    for name, section in sections.items():
+        for position in {0, len(section) // 2, len(section) - 1}:
+            spoilt = bytearray(data)
+            spoilt[start + position] ^= 1
+            whole.write_bytes(spoilt)
+            with pytest.raises(poptorch.Error, match=f"the section '{name}'"):
+                poptorch.load(whole)
+        start += len(section)
+    assert start == len(data)
+
+
+def test_sections_that_are_wrong_behind_a_right_checksum_are_refused(whole):
+    """What a program of somebody else might write: never a crash, never another exception."""
+    sections = container.read_sections(whole, "a compiled model")
+    for name, section in sections.items():
+        for spoilt in (b"", b"null", b'{"tuple": [1]}', section[:-1]):
+            if (name, spoilt) == ("rng_state", b"null"):
+                continue  # is what save_rng_state=False leaves out
+            container.write_sections(whole, "a compiled model", {**sections, name: spoilt})
+            with pytest.raises(poptorch.Error):
+                poptorch.load(whole)
+        container.write_sections(
+            whole, "a compiled model", {n: s for n, s in sections.items() if n != name}
+        )
+        with pytest.raises(poptorch.Error):
+            poptorch.load(whole)
+
+
+def test_a_program_that_only_the_library_knows_to_be_wrong_is_refused(whole):
+    sections = container.read_sections(whole, "a compiled model")
+    text = sections["program"]
+    spoilt = text.replace(
+        b'"Return":{"shape":{"tuple":[16,3]}', b'"Return":{"shape":{"tuple":[16,9]}'
+    )
+    assert spoilt != text
+    container.write_sections(whole, "a compiled model", {**sections, "program": spoilt})
+    with pytest.raises(poptorch.Error, match="cannot run here"):
+        poptorch.load(whole)
+
+
+def test_another_version_is_refused(whole, monkeypatch):
+    monkeypatch.setattr(container, "__version__", "0.0.9")
+    with pytest.raises(AssertionError, match="written by version"):
+        poptorch.load(whole)
+
+
+def test_a_file_without_the_model_is_refused(tmp_path):
+    model = poptorch.inferenceModel(nn.Linear(4, 3), make_options())
+    model.compileAndExport(tmp_path / "file", torch.ones(2, 4), export_model=False)
+    with pytest.raises(AssertionError, match="export_model=False"):
+        poptorch.load(tmp_path / "file")
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "text").write_text("import os\n")
+    torch.save(nn.Linear(1, 1), tmp_path / "pickle")
+    for name in ("", "empty", "text", "pickle", "missing"):
+        with pytest.raises(poptorch.Error, match=os.path.join(tmp_path.name, name).rstrip("/")):
+            poptorch.load(tmp_path / name)
