@@ -70,7 +70,8 @@ def trainingModel(
     if host_weights.is_wrapped(module):
         raise UsageRuntimeError(
             "trainingModel: this model has already been wrapped for training. Call destroy() on "
-            "the executor or on the model first."
+            "the executor or on the model first; an executor that was never compiled has to be "
+            "dropped (del executor)."
         )
     for name, buffer in module.named_buffers():
         if type(buffer) is not torch.Tensor:

@@ -161,8 +161,9 @@ class DeviceState:
         assert self._plan is not None
         version = self.version()
         if self._state_copy is None or self._state_copy[0] != version:
-            logs.backend.info("Writing optimiser state tensors from IPU to host")
             names = self._plan.saved_states()
+            if names:
+                logs.backend.info("Writing optimiser state tensors from IPU to host")
             tensors = self._read({name: self._program.states[name] for name in names})
             self._state_copy = version, tensors
         return self._state_copy[1]

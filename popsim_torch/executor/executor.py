@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.random_state import MAX_SEED
+from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.options import Options
@@ -68,15 +70,23 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         self._last_complete_run = 0  # of the executable's runs, counted from 1
         self._weights = WeightSync(self._traced_model)
         self._warned: set[str] = set()
+        self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
+        self._wrapping: host_weights.Wrapping | None = None  # of the user's model, in training
 
     def _wrap_host_model(self) -> None:
         """Let reads of the user's model see the weights that the device has trained."""
-        host_weights.wrap(self._user_model, self.copyWeightsToHostIfNeeded, self.destroy)
+        self._wrapping = host_weights.wrap(
+            self._user_model, self.copyWeightsToHostIfNeeded, self.destroy
+        )
         self._weights.announce()
 
     def _wrap_again(self) -> None:
-        """Wrap the user's model if it was unwrapped since."""
-        if self._optimizer is not None and not host_weights.is_wrapped(self._user_model):
+        """Wrap the user's model if it was unwrapped since.
+
+        Raises:
+            UsageRuntimeError: Another executor trains it now.
+        """
+        if self._optimizer is not None and self._wrapping is None:
             self._wrap_host_model()
 
     # Properties
@@ -253,15 +263,17 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         self._weights.fetch(what_fits=True)
         if self._compiled is not None and isinstance(self._optimizer, optim.Optimizer):
             self._optimizer._unlink()
+        if self._report is not None:
+            self._report()
         self._ready = None
         self._compiled = None
         self._state = None
         self._last_complete_run = 0
         self._weights.detach()
         self._connection.detach()
-        if self._optimizer is not None:
-            host_weights.unwrap(self._user_model)
-            host_weights.unwrap(self._traced_model)
+        if self._wrapping is not None:
+            self._wrapping.undo()
+            self._wrapping = None
 
     # Looking inside
 
@@ -307,6 +319,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
     def _check_before_compilation(self) -> None:
         """Check what does not depend on the program, and wrap the user's model if it is not."""
         self._connection.check_settings(self._options)
+        self._warn_of_missing_cycles()
         self._check_updatable_buffers()
         self._wrap_again()
 
@@ -327,6 +340,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             raise
         # Nothing before this line leaves a trace if it fails.
         self._compiled, self._state = compiled, state
+        self._report = promise_report(self, compiled, self._options)
         self._weights.attach(state)
         if self._connection.attached:
             self._ready = compiled

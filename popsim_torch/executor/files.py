@@ -70,6 +70,7 @@ class Files(WeightCopies, RandomState):
         path = saving.target_file(filename)
         self._weights.let_trainers_catch_up()
         self.copyWeightsToHostIfNeeded()
+        self._log_random_state(leaving=True)
         state = self._state
         assert state is not None
         sections = pack_executable(

@@ -2,7 +2,7 @@
 
 While a model trains on the device, its host tensors fall behind. ``wrap`` gives the model and its
 tensors classes that fetch the weights just before anything reads them, so a program sees current
-values without asking, and a loop that only trains copies nothing. ``unwrap`` undoes it.
+values without asking, and a loop that only trains copies nothing. ``Wrapping.undo`` undoes it.
 
 The objects stay what they were: only ``__class__`` changes. So optimizers, hooks and tied tensors
 go on working, and nothing of ours sits in a ``__dict__``, from where it could reach a saved file.
@@ -10,6 +10,9 @@ The link to the executor is an attribute of the classes, which are made anew for
 nothing here keeps the executor, the model or a tensor alive.
 
 One thing torch refuses: ``nn.Parameter(wrapped)``. Write ``nn.Parameter(wrapped.detach())``.
+Code that reads tensors without asking their class sees what was copied last: what ``torch.jit`` has
+compiled, and transforms such as ``torch.func.grad`` and ``torch.vmap``. Call
+``copyWeightsToHostIfNeeded()`` before.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from torch.nn.parameter import is_lazy
 
 from popsim_torch.errors import UsageRuntimeError
 
-__all__ = ["adopt", "is_wrapped", "plain", "unwrap", "without_sync", "wrap"]
+__all__ = ["Wrapping", "adopt", "is_wrapped", "plain", "without_sync", "wrap"]
 
 _quiet: ContextVar[bool] = ContextVar("popsim_torch_host_weights_quiet", default=False)
 
@@ -57,7 +60,7 @@ _METADATA: frozenset[Any] = frozenset(
 _PLAIN_FUNCTION = nn.Parameter.__torch_function__  # "nothing to override", as torch marks it
 
 
-def wrap(model: nn.Module, sync: Callable[[], bool], destroy: Callable[[], None]) -> None:
+def wrap(model: nn.Module, sync: Callable[[], bool], destroy: Callable[[], None]) -> Wrapping:
     """Make every read of a model's weights fetch them from the device first, in place.
 
     The model gets the class ``Poptorch<ClassName>``, a subclass of its own, with the extra methods
@@ -69,8 +72,11 @@ def wrap(model: nn.Module, sync: Callable[[], bool], destroy: Callable[[], None]
         model: The user's model; the same object afterwards.
         sync: Copies device to host if the device is ahead; returns whether it did. Called often, so
             it must be cheap when there is nothing to do. Reads inside it do not call it again.
-        destroy: What ``model.destroy()`` calls; it is expected to call :func:`unwrap` if it
-            releases the device. Bound methods are held weakly, other callables strongly.
+        destroy: What ``model.destroy()`` calls; it is expected to undo the wrapping if it releases
+            the device. Bound methods are held weakly, other callables strongly.
+
+    Returns:
+        What undoes it.
 
     Raises:
         UsageRuntimeError: The model is wrapped already.
@@ -78,30 +84,19 @@ def wrap(model: nn.Module, sync: Callable[[], bool], destroy: Callable[[], None]
     if is_wrapped(model):
         raise UsageRuntimeError(
             f"The model {type(model).__name__} is already wrapped for training. Call destroy() on "
-            "it, or on the executor that wrapped it, before wrapping it again."
+            "it, or on the executor that wrapped it, before wrapping it again; an executor that "
+            "was never compiled has to be dropped (del executor)."
         )
-    link = _Link(sync, destroy)
+    link = Wrapping(sync, destroy)
     model_class = _model_class(type(model), link)
     try:
         _set_class(model, model_class)
         link.add_model(model)
         adopt(model)
     except BaseException:
-        _close(link)
+        link.undo()
         raise
-
-
-def unwrap(model: nn.Module) -> None:
-    """Give a wrapped model, its copies and all their tensors their own classes back.
-
-    Reads nothing from the device: fetch the weights first if they matter. Does nothing to a model
-    that is not wrapped. A tensor that left the model meanwhile is put right at its next use.
-
-    Args:
-        model: A model, wrapped or not.
-    """
-    if isinstance(model, _WrappedModel):
-        _close(model._popsim_link)
+    return link
 
 
 def is_wrapped(model: nn.Module) -> bool:
@@ -153,7 +148,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-class _Link:
+class Wrapping:
     """Ties the classes of one wrapped model to its executor, and keeps neither alive."""
 
     def __init__(self, sync: Callable[[], bool], destroy: Callable[[], None]) -> None:
@@ -177,9 +172,25 @@ class _Link:
         """Ask the executor to let the model go; if there is none any more, do so."""
         function = self._destroy()
         if function is None:
-            _close(self)
+            self.undo()
         else:
             function()
+
+    def undo(self) -> None:
+        """Give the model, its copies and all their tensors their own classes back.
+
+        Reads nothing from the device: fetch the weights first if they matter. Does nothing the
+        second time, nor to what was wrapped anew since. A tensor that left the model meanwhile is
+        put right at its next use.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        for model in self.models():
+            for tensor in _tensors(model):
+                _drop(tensor, self)
+            if isinstance(model, _WrappedModel):
+                _set_class(model, model._popsim_class)
 
     def add_model(self, model: nn.Module) -> None:
         """Remember a model that has this link's class."""
@@ -196,7 +207,7 @@ class _HostTensor(torch.Tensor):
 
     __slots__ = ()
     _popsim_class: ClassVar[type[torch.Tensor]]
-    _popsim_links: ClassVar[tuple[_Link, ...]]
+    _popsim_links: ClassVar[tuple[Wrapping, ...]]
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep hooks of a user's class from counting ours as one of the user's."""
@@ -246,7 +257,7 @@ class _WrappedModel(nn.Module):
 
     __slots__ = ()
     _popsim_class: ClassVar[type[nn.Module]]
-    _popsim_link: ClassVar[_Link]
+    _popsim_link: ClassVar[Wrapping]
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep hooks of a user's class from counting ours as one of the user's."""
@@ -288,7 +299,7 @@ _READING_METHODS = "__call__ buffers named_buffers named_parameters parameters s
 _REPLACING_METHODS = "_apply load_state_dict"
 
 
-def _model_class(own_class: type[nn.Module], link: _Link) -> type[nn.Module]:
+def _model_class(own_class: type[nn.Module], link: Wrapping) -> type[nn.Module]:
     body: dict[str, Any] = {"_popsim_class": own_class, "_popsim_link": link}
     for name in _READING_METHODS.split():
         body[name] = _synced(getattr(own_class, name), link, replaces=False)
@@ -297,7 +308,7 @@ def _model_class(own_class: type[nn.Module], link: _Link) -> type[nn.Module]:
     return cast(type[nn.Module], _subclass(_WrappedModel, own_class, body))
 
 
-def _synced(method: Callable[..., Any], link: _Link, *, replaces: bool) -> Callable[..., Any]:
+def _synced(method: Callable[..., Any], link: Wrapping, *, replaces: bool) -> Callable[..., Any]:
     """Return a method of the user's class that syncs before and, maybe, adopts after."""
 
     @functools.wraps(method)
@@ -312,7 +323,7 @@ def _synced(method: Callable[..., Any], link: _Link, *, replaces: bool) -> Calla
     return call
 
 
-def _tensor_class(own_class: type[torch.Tensor], links: tuple[_Link, ...]) -> type[torch.Tensor]:
+def _tensor_class(own_class: type[torch.Tensor], links: tuple[Wrapping, ...]) -> type[torch.Tensor]:
     classes = links[-1].tensor_classes
     key = (own_class, links)
     if key not in classes:
@@ -332,7 +343,7 @@ def _subclass(mixin: type[Any], own_class: type[Any], body: dict[str, Any]) -> A
     return types.new_class(name, (mixin, own_class), {}, lambda namespace: namespace.update(body))
 
 
-def _fetch(links: tuple[_Link, ...], args: Any, kwargs: dict[str, Any]) -> None:
+def _fetch(links: tuple[Wrapping, ...], args: Any, kwargs: dict[str, Any]) -> None:
     """Sync every link; free the arguments from those that were closed behind their back."""
     for link in links:
         if link.closed:
@@ -343,16 +354,7 @@ def _fetch(links: tuple[_Link, ...], args: Any, kwargs: dict[str, Any]) -> None:
             link.sync()
 
 
-def _close(link: _Link) -> None:
-    link.closed = True
-    for model in link.models():
-        for tensor in _tensors(model):
-            _drop(tensor, link)
-        if isinstance(model, _WrappedModel):
-            _set_class(model, model._popsim_class)
-
-
-def _drop(tensor: torch.Tensor, link: _Link) -> None:
+def _drop(tensor: torch.Tensor, link: Wrapping) -> None:
     links = _links(tensor)
     if link in links:
         others = tuple(other for other in links if other is not link)
@@ -368,8 +370,8 @@ def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
                 yield tensor
 
 
-def _links(tensor: torch.Tensor) -> tuple[_Link, ...]:
-    return cast("tuple[_Link, ...]", getattr(type(tensor), "_popsim_links", ()))
+def _links(tensor: torch.Tensor) -> tuple[Wrapping, ...]:
+    return cast("tuple[Wrapping, ...]", getattr(type(tensor), "_popsim_links", ()))
 
 
 def _own_class(tensor: torch.Tensor) -> type[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from popsim_torch import _native, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.base import ExecutorBase
@@ -31,7 +33,7 @@ class RandomState(ExecutorBase):
     def rng_state(self, state: list[int]) -> None:
         executable = self._require_compiled("rng_state").executable
         try:
-            numbers = [int(number) for number in state]
+            numbers = [operator.index(number) for number in state]
         except (TypeError, ValueError):
             numbers = []
         limits = (MAX_SEED, _MAX_STEP)
@@ -48,7 +50,8 @@ class RandomState(ExecutorBase):
     def _log_random_state(self, *, leaving: bool) -> None:
         """Say in the log what of it goes to the device, or comes from it."""
         assert self._compiled is not None
-        has_run = self._compiled.executable.num_runs > 0
+        with _native.translated_errors():  # refuses as well while another thread is in a call
+            has_run = self._compiled.executable.step > 0
         if leaving:
             if has_run:
                 logs.backend.debug("Reading random seed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from popsim_torch import _native
+from popsim_torch import _native, logs
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
 from popsim_torch.executor.base import ExecutorBase
@@ -58,6 +58,13 @@ class Timing(ExecutorBase):
             "cycleCount: this version of popsim_torch has no model of the machine's time yet. "
             "getLatency() has the time that calls take on this computer."
         )
+
+    def _warn_of_missing_cycles(self) -> None:
+        if self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+            logs.python.warning(
+                "Options.logCycleCount: no cycles are counted or logged: this version of "
+                "popsim_torch has no model of the machine's time yet."
+            )
 
     def getPerfCounters(self) -> PerfCounters:
         """Return when the last complete call read its inputs and wrote its outputs.

@@ -220,11 +220,16 @@ class HostOptions(OptionsGroup):
         return self
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Ask for profile reports; no value changes.
+        """Ask for a report of every model; no value changes.
+
+        It is written when the executor is destroyed or dropped, or the program ends, to
+        ``<profile_dir>/<model name>/profile.pop``, and is JSON: the ops of the program with their
+        tensors and lines of code, its memory, the number of calls. ``executor.profile()`` measures
+        how long each op takes. A setting ``autoReport.all`` of the variable
+        ``POPLAR_ENGINE_OPTIONS`` asks for it as well.
 
         Args:
-            profile_dir: The directory to write to, ``"."`` if None. The report of a model is
-                ``<profile_dir>/<model name>/profile.pop``.
+            profile_dir: The directory to write to, ``"."`` if None; made if it does not exist.
 
         Returns:
             The options.
@@ -269,6 +274,9 @@ class HostOptions(OptionsGroup):
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Count the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
+
+        This version has no model of the machine's time yet: compiling a model warns of that, and
+        ``cycleCount()`` raises.
 
         Args:
             log_cycle_count: Whether to do so; False by default.

@@ -12,7 +12,7 @@ from torch import nn
 
 from popsim_torch.errors import UsageRuntimeError
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.host_weights import plain, unwrap, without_sync, wrap
+from popsim_torch.executor.host_weights import plain, without_sync, wrap
 from tests.unit.wrapped_model import Device, Net, all_tensors
 
 
@@ -23,9 +23,7 @@ def model():
 
 @pytest.fixture
 def device(model):
-    device = Device(model)
-    wrap(model, device.sync, device.destroy)
-    return device
+    return Device(model)
 
 
 # --- Classes -----------------------------------------------------------------
@@ -49,8 +47,7 @@ def test_wrapped_buffers_are_tensors_of_another_class(model, device):
 def test_wrapping_keeps_every_tensor_object():
     model = Net()
     before = [id(t) for t in all_tensors(model)]
-    device = Device(model)
-    wrap(model, device.sync, device.destroy)
+    Device(model)
     assert [id(t) for t in all_tensors(model)] == before
 
 
@@ -65,29 +62,28 @@ def test_is_wrapped_tells(model, device):
     assert not host_weights.is_wrapped(model.layer)
 
 
-def test_unwrap_restores_every_class(model, device):
-    unwrap(model)
+def test_undoing_restores_every_class(model, device):
+    device.wrapping.undo()
     assert type(model) is Net
     assert all(type(p) is nn.Parameter for p in model.parameters())
     assert all(type(b) is torch.Tensor for b in model.buffers())
 
 
-def test_unwrap_twice_does_nothing(model, device):
-    unwrap(model)
-    unwrap(model)
+def test_undoing_twice_does_nothing(model, device):
+    device.wrapping.undo()
+    device.wrapping.undo()
     assert type(model) is Net
 
 
-def test_unwrap_copies_nothing(model, device):
+def test_undoing_copies_nothing(model, device):
     device.train(5.0)
-    unwrap(model)
+    device.wrapping.undo()
     assert device.num_copies == 0
 
 
 def test_unwrapped_model_can_be_wrapped_again(model, device):
-    unwrap(model)
+    device.wrapping.undo()
     other = Device(model)
-    wrap(model, other.sync, other.destroy)
     other.train(2.0)
     assert model.scale[0] == 2.0
 
@@ -99,9 +95,8 @@ def test_own_parameter_class_is_restored():
     model = nn.Linear(2, 2)
     model.weight = Marked(torch.zeros(2, 2))
     device = Device(model)
-    wrap(model, device.sync, device.destroy)
     assert isinstance(model.weight, Marked) and type(model.weight) is not Marked
-    unwrap(model)
+    device.wrapping.undo()
     assert type(model.weight) is Marked
 
 
@@ -116,8 +111,7 @@ def test_hooks_of_the_user_class_do_not_see_the_subclass():
         pass
 
     model = Child()
-    device = Device(model)
-    wrap(model, device.sync, device.destroy)
+    Device(model)
     assert seen == ["Child"]
 
 

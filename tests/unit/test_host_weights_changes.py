@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.host_weights import unwrap, wrap
+from popsim_torch.executor.host_weights import wrap
 from tests.unit.wrapped_model import Device, Net, all_tensors
 
 
@@ -18,9 +18,7 @@ def model():
 
 @pytest.fixture
 def device(model):
-    device = Device(model)
-    wrap(model, device.sync, device.destroy)
-    return device
+    return Device(model)
 
 
 # --- Optimizers, tied and shared tensors ----------------------------------------
@@ -30,8 +28,7 @@ def device(model):
 def test_optimizer_steps_wrapped_parameters(early):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0) if early else None
-    device = Device(model)
-    wrap(model, device.sync, device.destroy)
+    wrap(model, lambda: False, lambda: None)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
     model.scale.sum().backward()
     optimizer.step()
@@ -42,9 +39,8 @@ def test_tied_parameter_stays_one_object():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     device = Device(model)
-    wrap(model, device.sync, device.destroy)
     assert model[1].weight is model[0].weight
-    unwrap(model)
+    device.wrapping.undo()
     assert type(model[1].weight) is nn.Parameter
 
 
@@ -53,8 +49,7 @@ def test_buffer_shared_by_modules_is_restored():
     shared = torch.zeros(1)
     for part in model:
         part.register_buffer("shared", shared)
-    wrap(model, lambda: False, lambda: None)
-    unwrap(model)
+    wrap(model, lambda: False, lambda: None).undo()
     assert type(shared) is torch.Tensor
 
 
@@ -73,12 +68,14 @@ def test_two_wrapped_models_unwrap_in_any_order(first):
     shared = nn.Linear(2, 2)
     models = [nn.Sequential(shared), nn.Sequential(shared)]
     asked = []
-    for i, model in enumerate(models):
+    wrappings = [
         wrap(model, lambda i=i: bool(asked.append(i)), lambda: None)
-    unwrap(models[first])
+        for i, model in enumerate(models)
+    ]
+    wrappings[first].undo()
     shared.weight.sum()
     assert asked == [1 - first]
-    unwrap(models[1 - first])
+    wrappings[1 - first].undo()
     assert type(shared.weight) is nn.Parameter
 
 
@@ -94,7 +91,7 @@ def test_half_keeps_the_model_wrapped(model, device):
 def test_tensors_replaced_by_half_are_restored(model, device):
     old = model.offset
     model.half()
-    unwrap(model)
+    device.wrapping.undo()
     assert type(model.offset) is torch.Tensor
     old.sum()
     assert type(old) is torch.Tensor
@@ -107,14 +104,14 @@ def test_swapping_conversion_works(model, device):
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert model.scale.dtype is torch.float16
-    unwrap(model)
+    device.wrapping.undo()
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
-def test_assigned_parameter_is_plain_after_unwrap(model, device):
+def test_assigned_parameter_is_plain_afterwards(model, device):
     model.extra = nn.Parameter(torch.zeros(1))
     model.layer = nn.Linear(1, 1)
-    unwrap(model)
+    device.wrapping.undo()
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
@@ -142,5 +139,5 @@ def test_load_state_dict_wins_over_older_device_weights(model, device):
 def test_parameter_can_be_replaced_and_deleted(model, device):
     model.scale = nn.Parameter(torch.zeros(2))
     del model.offset
-    unwrap(model)
+    device.wrapping.undo()
     assert [name for name, _ in model.named_buffers(recurse=False)] == []

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.host_weights import plain, unwrap, wrap
+from popsim_torch.executor.host_weights import plain, wrap
 from tests.unit.wrapped_model import Device, Net, all_tensors
 
 
@@ -29,9 +29,7 @@ def model():
 
 @pytest.fixture
 def device(model):
-    device = Device(model)
-    wrap(model, device.sync, device.destroy)
-    return device
+    return Device(model)
 
 
 # --- Saving ------------------------------------------------------------------
@@ -103,7 +101,6 @@ def test_pickles_name_nothing_of_ours(model, device, protocol):
 def test_saved_model_loads_without_the_package(tmp_path):
     model = nn.Linear(2, 1)
     device = Device(model)
-    wrap(model, device.sync, device.destroy)
     device.train(3.0)
     torch.save(model, tmp_path / "model.pt")
     code = (
@@ -209,7 +206,7 @@ def test_shallow_copy_has_its_own_training_flag(model, device):
 
 def test_unwrap_reaches_shallow_copies(model, device):
     twin = copy.copy(model)
-    unwrap(model)
+    device.wrapping.undo()
     assert type(twin) is Net
 
 
@@ -258,7 +255,6 @@ def test_destroy_calls_the_executor(model, device):
 
 def test_executor_is_freed_with_its_last_reference(model):
     device = Device(model)
-    wrap(model, device.sync, device.destroy)
     ref = weakref.ref(device)
     del device
     assert ref() is None
@@ -266,7 +262,6 @@ def test_executor_is_freed_with_its_last_reference(model):
 
 def test_model_without_its_executor_reads_as_it_is(model):
     device = Device(model)
-    wrap(model, device.sync, device.destroy)
     del device
     assert model.scale.tolist() == [1.0, 1.0]
     assert model.copyWeightsToHostIfNeeded() is False
@@ -274,7 +269,6 @@ def test_model_without_its_executor_reads_as_it_is(model):
 
 def test_model_without_its_executor_can_be_destroyed(model):
     device = Device(model)
-    wrap(model, device.sync, device.destroy)
     del device
     model.destroy()
     assert type(model) is Net

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from popsim_torch.executor.host_weights import plain, unwrap
+from popsim_torch.executor.host_weights import plain, wrap
 
 
 class Net(nn.Module):
@@ -26,6 +26,7 @@ class Device:
         self.ahead = None
         self.num_copies = 0
         self.num_destroys = 0
+        self.wrapping = wrap(model, self.sync, self.destroy)
 
     def train(self, value):
         self.ahead = value
@@ -43,7 +44,7 @@ class Device:
     def destroy(self):
         self.num_destroys += 1
         self.sync()
-        unwrap(self.model)
+        self.wrapping.undo()
 
 
 def all_tensors(model):

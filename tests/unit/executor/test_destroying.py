@@ -22,6 +22,8 @@ from tests.unit.executor.nets import (
     train,
 )
 
+X, Y = torch.ones(4, 4), torch.zeros(4, dtype=torch.long)
+
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_an_executor_dropped_while_dirty_leaves_its_weights(optimizer):
@@ -133,6 +135,26 @@ def test_a_running_executor_refuses_another_thread():
     assert torch.equal(model(x), expected)
 
 
+def test_a_running_executor_keeps_its_device():
+    model = infer(nn.Sequential(*[nn.Linear(256, 256) for _ in range(20)]), make_options(2000))
+    x = torch.randn(2000, 256)
+    model.compile(x)
+    running = threading.Thread(target=lambda: model(x))
+    running.start()
+    refused = []
+    while running.is_alive() and not refused:
+        try:
+            model.detachFromDevice()
+            model.attachToDevice()
+        except poptorch.Error as error:  # the call may have begun between the two
+            refused.append(str(error))
+    running.join()
+    assert "running" in refused[0]
+    if model.isAttachedToDevice():
+        model.detachFromDevice()
+    model(x)
+
+
 def test_a_deep_copy_of_a_trained_model_is_plain_and_current():
     net = Net()
     model = train(net)
@@ -142,3 +164,53 @@ def test_a_deep_copy_of_a_trained_model_is_plain_and_current():
     assert torch.equal(twin.fc1.weight, net.fc1.weight)
     model(*batch())
     assert not torch.equal(twin.fc1.weight, net.fc1.weight)
+
+
+# --- Two executors of one model, one after the other --------------------------------
+
+
+def successor():
+    """Return a model, an executor that trained it and was destroyed, and one that trains it now."""
+    net = Net()
+    first = train(net)
+    first(X, Y)
+    first.destroy()
+    second = train(net)
+    second(X, Y)
+    return net, first, second
+
+
+@pytest.mark.parametrize("leave", ["drop", "destroy"])
+def test_a_destroyed_executor_leaves_the_next_one_its_model(leave):
+    net, first, second = successor()
+    if leave == "destroy":
+        first.destroy()
+    del first
+    gc.collect()
+    before = net.fc1.weight.detach().clone()
+    second(X, Y)
+    assert not torch.equal(net.state_dict()["fc1.weight"], before)
+    with pytest.raises(poptorch.Error, match="already been wrapped"):
+        train(net)
+
+
+def test_a_destroyed_executor_does_not_train_what_another_trains():
+    net, first, second = successor()
+    with pytest.raises(poptorch.Error, match="already wrapped"):
+        first(X, Y)
+    second.destroy()
+    before = net.fc1.weight.detach().clone()
+    first(X, Y)
+    assert not torch.equal(net.fc1.weight, before)
+    first.destroy()
+    assert type(net) is Net
+
+
+def test_an_executor_that_never_compiled_is_dropped_to_wrap_again():
+    net = Net()
+    first = train(net)
+    first.destroy()
+    with pytest.raises(poptorch.Error, match="del executor"):
+        train(net)
+    del first
+    train(net)(X, Y)

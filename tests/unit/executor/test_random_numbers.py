@@ -107,7 +107,9 @@ def test_large_and_negative_seeds(seed):
     assert not torch.equal(out, drops(seed // 2 + 1)(X)[0])
 
 
-@pytest.mark.parametrize("state", [[1], [1, 2, 3], [], [-1, 0], [2**64, 0], [0, -1], [0, 2**63]])
+@pytest.mark.parametrize(
+    "state", [[1], [1, 2, 3], [], [-1, 0], [2**64, 0], [0, -1], [0, 2**63], [1.5, 2]]
+)
 def test_a_state_that_is_none(state):
     model = drops(3)
     model.compile(X)

@@ -1,0 +1,116 @@
+"""``profile.pop``: the report of a compiled model that ``Options.enableProfiling`` asks for.
+
+It is a JSON object: what was compiled, how often it ran and how long the last call took, the bytes
+that the program needs, and its ops in the order in which they run, each with its stage, the line of
+code it comes from and the tensors that it writes. Tools for reports of real IPUs do not read it.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+from popsim_torch import environment, logs
+from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.ir import Graph, Op, Program
+from popsim_torch.options import Options
+from popsim_torch.version import __version__
+
+__all__ = ["promise_report"]
+
+_REPORTS = ("autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile")
+"""Engine options that ask for a report."""
+
+
+def promise_report(
+    executor: object, compiled: CompiledModel, options: Options
+) -> weakref.finalize[Any, Any] | None:
+    """See to it that a report is written when an executor goes away, at the latest at exit.
+
+    Args:
+        executor: It is not kept alive.
+        compiled: Its model.
+        options: Its options; they say where reports go.
+
+    Returns:
+        What writes the report when it is called, once; None if there are to be none.
+    """
+    target = _target(options, training=compiled.plan is not None)
+    return None if target is None else weakref.finalize(executor, _write, target, compiled)
+
+
+def _target(options: Options, *, training: bool) -> Path | None:
+    """Return where the report goes, None if none is wanted."""
+    settings = {
+        **environment.json_object("POPLAR_ENGINE_OPTIONS"),
+        **options._Popart.options.get("engineOptions", {}),
+    }
+    if not any(str(settings.get(name)).lower() == "true" for name in _REPORTS):
+        return None
+    name = options.model_name if options.exists("model_name") else None
+    directory = Path(str(settings.get("autoReport.directory", ".")))
+    # Where it is now: programs change their directory.
+    return (
+        directory.absolute() / (name or ("training" if training else "inference")) / "profile.pop"
+    )
+
+
+def _write(target: Path, compiled: CompiledModel) -> None:
+    """Write the report of a model; that it cannot be written is a warning."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(_report(target, compiled), indent=1) + "\n")
+    except OSError as error:
+        logs.python.warning("Options.enableProfiling: the report cannot be written: %s", error)
+
+
+def _report(target: Path, compiled: CompiledModel) -> dict[str, Any]:
+    executable, run = compiled.executable, compiled.run
+    num_runs = executable.num_runs
+    begin, end = executable.last_run if num_runs else (0.0, 0.0)
+    plan = executable.plan
+    return {
+        "format": "popsim_torch report 1",
+        "popsim_torch": __version__,
+        "model": target.parent.name,
+        "training": compiled.plan is not None,
+        "num_ipus": run.num_ipus,
+        "compilation_seconds": compiled.duration.total_seconds(),
+        "device_iterations": run.loop.device_iterations,
+        "gradient_accumulation": run.loop.gradient_accumulation,
+        "calls": num_runs,
+        "last_call_seconds": end - begin,
+        "memory": {
+            "weights_and_states_bytes": plan.persistent_bytes,
+            "activations_bytes": plan.arena_bytes,
+            "activations_in_use_bytes": plan.peak_live_bytes,
+        },
+        "ops": _ops(compiled.host_program),
+    }
+
+
+def _ops(program: Program) -> list[dict[str, Any]]:
+    graph = program.graph
+    names = {tensor_id: name for name, tensor_id in graph.names.items()}
+    return [_op(graph, names, op) for op in graph.ops]
+
+
+def _op(graph: Graph, names: dict[int, str], op: Op) -> dict[str, Any]:
+    return {
+        "name": op.name,
+        "kind": op.kind,
+        "phase": op.phase.name.lower(),
+        "stage": op.stage,
+        "scope": op.origin.scope,
+        "source": op.origin.source,
+        "outputs": [
+            {
+                "name": names.get(tensor_id, ""),
+                "dtype": str(graph.tensors[tensor_id].dtype).removeprefix("torch."),
+                "shape": list(graph.tensors[tensor_id].shape),
+            }
+            for tensor_id in op.outputs
+        ],
+    }
