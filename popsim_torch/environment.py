@@ -15,6 +15,7 @@ from popsim_torch.errors import UsageValueError
 
 __all__ = ["check", "flag", "ipu_model_version", "json_object"]
 
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "CRITICAL", "OFF")
 _VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 
 
@@ -68,12 +69,20 @@ def _count(variable: str) -> None:
         raise _wrong(variable, value, "a number")
 
 
+def _level(variable: str) -> None:
+    value = os.environ.get(variable, "")
+    if value and value not in _LEVELS:
+        raise _wrong(variable, value, ", ".join(_LEVELS))
+
+
 def _wrong(variable: str, value: str, allowed: str) -> UsageValueError:
     return UsageValueError(
         f"The environment variable {variable} is {value!r}. It has to be {allowed}, or unset."
     )
 
 
+# Of these, POPTORCH_EXPORT_PROTO_AS_BINARY, POPTORCH_MAX_GRAPH_LEN and POPART_LOG_LEVEL have no
+# effect: graphs are written as text, and neither they nor lines of PopART stand in the log.
 _CHECKS: dict[str, Callable[[str], object]] = {
     "POPTORCH_IPU_MODEL": flag,
     "POPTORCH_SMALL_IPU_MODEL": flag,
@@ -81,6 +90,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "POPTORCH_WAIT_FOR_IPU": flag,
     "POPTORCH_EXPORT_PROTO_AS_BINARY": flag,
     "POPTORCH_MAX_GRAPH_LEN": _count,
+    "POPART_LOG_LEVEL": _level,
     "POPLAR_ENGINE_OPTIONS": json_object,
     "PVTI_OPTIONS": json_object,
 }

@@ -12,6 +12,7 @@ from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
+from popsim_torch.profiling import Channel
 
 __all__ = ["ExecutorBase"]
 
@@ -28,6 +29,7 @@ class ExecutorBase:
     _state: DeviceState | None
     _connection: Connection
     _weights: WeightSync
+    _channel: Channel
     _last_complete_run: int
 
     def _require_compiled(self, what: str) -> CompiledModel:

@@ -42,6 +42,7 @@ from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_pr
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.passes.synthetic_data import SyntheticData
+from popsim_torch.profiling import Channel
 from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
@@ -164,6 +165,7 @@ def compile_model(
     *,
     optimizer: OptimizerSettings | None,
     warned: set[str],
+    channel: Channel,
 ) -> CompiledModel:
     """Trace, lower and build a model: every step, in order.
 
@@ -174,6 +176,7 @@ def compile_model(
         kwargs: Keyword arguments of the compiling call.
         optimizer: For training; None for inference.
         warned: Warnings already given for this executor.
+        channel: Shows the trace of the module.
 
     Raises:
         Error: The model cannot be compiled; nothing has changed, the call may be repeated.
@@ -200,18 +203,18 @@ def compile_model(
         step()
 
         # The module becomes a torch.fx graph.
-        traced = trace(
-            TraceRequest(
-                module,
-                inputs,
-                arguments.unflatten,
-                training,
-                stages,
-                module_scopes=bool(options.module_namescope_enabled),
-                location_excludes=tuple(options.source_location_excludes),
-                back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
-            )
+        trace_request = TraceRequest(
+            module,
+            inputs,
+            arguments.unflatten,
+            training,
+            stages,
+            module_scopes=bool(options.module_namescope_enabled),
+            location_excludes=tuple(options.source_location_excludes),
+            back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
         )
+        with channel.tracepoint("graphPreprocessing"):
+            traced = trace(trace_request)
         _write_trace(dump, "trace", traced)
         pipelined, num_ipus = _check_stages(options, stages, loop, training)
         plan = None

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from popsim_torch import _native, logs, optim
+from popsim_torch import _native, logs, optim, profiling
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel, compile_model
@@ -24,6 +24,7 @@ from popsim_torch.executor.no_backward import explain_backward
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
+from popsim_torch.executor.profile_report import write_report
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.timing import Timing
@@ -33,6 +34,7 @@ from popsim_torch.stages import module_repr
 
 __all__ = ["PoplarExecutor"]
 
+_SHOWN = ("copyWeightsToHost", "copyWeightsToDevice", "setOptimizer", "compile", "destroy")
 _COPIED = ("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_rng_start")
 
 
@@ -60,6 +62,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             self._settings = self._read_optimizer(optimizer)
             self._wrap_host_model()
         self._options.freeze()
+        self._show_calls()
 
     def _start_without_device(self) -> None:
         """Set the attributes that belong to the device, and that no copy takes along."""
@@ -72,6 +75,12 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         self._warned: set[str] = set()
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
         self._wrapping: host_weights.Wrapping | None = None  # of the user's model, in training
+
+    def _show_calls(self) -> None:
+        """Show calls of some methods in PopVision's trace, if one is written."""
+        kind = "inferenceModel" if self._optimizer is None else "trainingModel"
+        self._channel = profiling.Channel(f"poptorch.{kind}")
+        self._channel.instrument(self, *_SHOWN)
 
     def _wrap_host_model(self) -> None:
         """Let reads of the user's model see the weights that the device has trained."""
@@ -165,6 +174,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         self._start_without_device()
         if self._optimizer is not None:
             self._wrap_host_model()
+        self._show_calls()
 
     # Life cycle
 
@@ -306,7 +316,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
     def _compile_model(self, args: Any, kwargs: Any) -> CompiledModel:
         """Return the compiled model; nothing of it is on the device yet."""
         self._check_before_compilation()
-        with host_weights.without_sync():
+        with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
             return compile_model(
                 self._traced_model,
                 self._options,
@@ -314,6 +324,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
                 kwargs,
                 optimizer=self._settings,
                 warned=self._warned,
+                channel=self._channel,
             )
 
     def _check_before_compilation(self) -> None:
@@ -335,6 +346,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             state.initialise_optimizer()
             if isinstance(self._optimizer, optim.Optimizer):
                 self._optimizer._link(state)
+            write_report(compiled, self._options)
         except BaseException:
             self._connection.detach()
             raise
@@ -385,7 +397,8 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         program, optimizer = compiled.program, self._optimizer
         device_inputs = self._device_inputs(compiled, inputs)
         try:
-            results = compiled.executable.run(device_inputs)
+            with self._channel.tracepoint("modelExecution"):
+                results = compiled.executable.run(device_inputs)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
         self._last_complete_run = compiled.executable.num_runs

@@ -86,7 +86,8 @@ class Files(WeightCopies, RandomState):
             states = state.read_all_states()
             model, optimizer, settings = self._traced_model, self._optimizer, self._settings
             sections |= saving.pack_model(model, optimizer, settings, states)
-        write_executable(path, sections)
+        with self._channel.tracepoint("saveExecutableToFile"):
+            write_executable(path, sections)
 
     def compileAndExport(
         self,
@@ -106,8 +107,9 @@ class Files(WeightCopies, RandomState):
         Raises:
             Error: As for ``compile`` and ``save``.
         """
-        self.compile(*args, **kwargs)
-        self.save(filename, export_model=export_model)
+        with self._channel.tracepoint("compileAndExport"):
+            self.compile(*args, **kwargs)
+            self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
         """Compile the model as a file says, instead of with arguments.
@@ -129,7 +131,10 @@ class Files(WeightCopies, RandomState):
                 "loadExecutable: the model is compiled already. Call destroy() on the executor "
                 "first, or load the file instead of compiling."
             )
-        file = ExecutableFile(filename)
+        with self._channel.tracepoint("loadExecutable"):
+            self._load(ExecutableFile(filename))
+
+    def _load(self, file: ExecutableFile) -> None:
         model, settings = self._traced_model, self._settings
         if isinstance(model, LoadedModule):
             self._check_before_compilation()

@@ -228,6 +228,9 @@ class HostOptions(OptionsGroup):
         how long each op takes. A setting ``autoReport.all`` of the variable
         ``POPLAR_ENGINE_OPTIONS`` asks for it as well.
 
+        A report is written when a model has been compiled. It is a short text of popsim_torch's
+        own about the program, which PopVision does not read.
+
         Args:
             profile_dir: The directory to write to, ``"."`` if None; made if it does not exist.
 
@@ -273,7 +276,9 @@ class HostOptions(OptionsGroup):
         return self.createOrSet(model_name=name)
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Count the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
+        """Ask for the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
+
+        Nothing counts cycles in this version: ``cycleCount()`` says so, and no line is logged.
 
         This version has no model of the machine's time yet: compiling a model warns of that, and
         ``cycleCount()`` raises.

@@ -112,7 +112,11 @@ class _PopartOptions(FreezableOptions):
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
-        """Store options of the execution engine; they have no effect.
+        """Store options of the execution engine.
+
+        Those that ask for reports act, as ``Options.enableProfiling`` does: ``autoReport.all``,
+        ``autoReport.outputGraphProfile``, ``autoReport.outputExecutionProfile`` (``"true"``) and
+        ``autoReport.directory``. Others have no effect.
 
         Args:
             engine_options: Values by option name, replacing those stored before.

@@ -15,6 +15,7 @@ from popsim_torch import environment
         ("POPTORCH_WAIT_FOR_IPU", "true", "0 or 1"),
         ("POPTORCH_EXPORT_PROTO_AS_BINARY", "x", "0 or 1"),
         ("POPTORCH_MAX_GRAPH_LEN", "-3", "a number"),
+        ("POPART_LOG_LEVEL", "LOUD", "TRACE, DEBUG, INFO, WARN, ERR, CRITICAL, OFF"),
         ("POPLAR_ENGINE_OPTIONS", "{", "a JSON object"),
         ("POPLAR_ENGINE_OPTIONS", "[" * 100_000, "a JSON object"),
         ("PVTI_OPTIONS", "[1]", "a JSON object"),
@@ -32,6 +33,7 @@ def test_right_values_are_taken(monkeypatch):
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "0")
     monkeypatch.setenv("POPTORCH_MAX_GRAPH_LEN", "100")
+    monkeypatch.setenv("POPART_LOG_LEVEL", "DEBUG")
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
     monkeypatch.setenv("PVTI_OPTIONS", "")
     environment.check()

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
+import popsim_torch as poptorch
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
+from tests.options import make_options
 
 
 @pytest.fixture
@@ -138,3 +141,77 @@ def test_loaders_are_traced(trace):
         "<dataset> begins dataset.__getitem__",
         "<poptorch.DataLoader> begins poptorch.DataLoader.terminate",
     ]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.fc(x).square(), "mean")
+
+
+def shown(trace):
+    """Return what has begun since the last call, each with what it is a part of: ``a/b``."""
+    paths, around = [], []
+    for line in trace:
+        channel, what, label = line.split(" ")
+        name = label.removeprefix(f"{channel[1:-1]}.")
+        if what == "ends":
+            assert around.pop() == name
+            continue
+        around.append(name)
+        paths.append("/".join(around))
+    assert around == []
+    trace.clear()
+    return paths
+
+
+def test_executors_are_traced(trace):
+    net, x = Net(), torch.ones(2, 4)
+    model = poptorch.trainingModel(net, make_options())
+    model.compile(x)
+    compilation = ["compile/modelCompilation", "compile/modelCompilation/graphPreprocessing"]
+    assert shown(trace) == ["compile", *compilation]
+    model(x)
+    assert shown(trace) == ["modelExecution"]
+    model.setOptimizer(poptorch.optim.SGD(net.parameters(), lr=0.01))
+    model.copyWeightsToHost()
+    model.copyWeightsToDevice()
+    assert shown(trace) == ["setOptimizer", "copyWeightsToHost", "copyWeightsToDevice"]
+    model.destroy()
+    assert shown(trace) == ["destroy"]
+
+
+def test_files_are_traced(trace, tmp_path):
+    model = poptorch.inferenceModel(Net(), make_options())
+    model.compileAndExport(tmp_path / "net.poptorch", torch.ones(2, 4))
+    around = "compileAndExport"
+    assert shown(trace) == [
+        around,
+        f"{around}/compile",
+        f"{around}/compile/modelCompilation",
+        f"{around}/compile/modelCompilation/graphPreprocessing",
+        f"{around}/saveExecutableToFile",
+    ]
+    model.destroy()
+    model.loadExecutable(tmp_path / "net.poptorch")
+    assert shown(trace)[:3] == ["destroy", "loadExecutable", "loadExecutable/modelCompilation"]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "channel"),
+    [
+        (poptorch.trainingModel, "poptorch.trainingModel"),
+        (poptorch.inferenceModel, "poptorch.inferenceModel"),
+    ],
+)
+def test_executors_have_a_channel_of_their_kind(trace, wrap, channel):
+    wrap(Net(), make_options())(torch.ones(2, 4))
+    assert {line.split(" ")[0] for line in trace} == {f"<{channel}>"}
+
+
+def test_executors_that_are_not_traced_stay_as_they_are():
+    model = poptorch.inferenceModel(Net(), make_options())
+    assert not {"compile", "destroy", "copyWeightsToHost"} & set(vars(model))
