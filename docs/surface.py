@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,38 @@ except ModuleNotFoundError:  # Python 3.10
 
 FILE = Path(__file__).with_name("surface.toml")
 STATES = ("acts", "accepted", "refused")
+_LIST = re.compile(r"(?P<holder>[^({\[]*)(?P<open>[({\[])(?P<items>.*)[)}\]]")
+# How one item of a list is spelt: an argument, an attribute, an entry of a mapping.
+_ONE_OF = {"(": "{}({})", "{": "{}{}", "[": '{}["{}"]'}
 
 
 @dataclass(frozen=True)
 class Name:
-    """A public name of PopTorch."""
+    """A public name of PopTorch.
 
-    path: str  # from the package on
+    Attributes:
+        path: From the package on: ``optim.SGD.accum_type`` is an attribute, ``optim.SGD(lr)`` an
+            argument, ``os.environ["POPTORCH_CACHE_DIR"]`` an entry of a mapping.
+        state: One of ``STATES``.
+        reason: Why it does not simply act.
+    """
+
+    path: str
     state: str
     reason: str
+
+
+def expanded(entry: str) -> list[str]:
+    """Return the names that an entry of the file stands for.
+
+    ``SGD(lr, momentum)`` stands for two arguments, ``Enum.{A, B}`` for two attributes and
+    ``options[a, b]`` for two entries of a mapping.
+    """
+    listed = _LIST.fullmatch(entry)
+    if listed is None:
+        return [entry]
+    form = _ONE_OF[listed["open"]]
+    return [form.format(listed["holder"], item.strip()) for item in listed["items"].split(",")]
 
 
 def groups() -> Iterator[tuple[str, list[Name]]]:
@@ -34,33 +59,48 @@ def groups() -> Iterator[tuple[str, list[Name]]]:
         yield (
             group["title"],
             [
-                Name(prefix + name, state, dict(group[state])[name] if state != "acts" else "")
+                Name(prefix + name, state, "" if state == "acts" else _reason(group, state, entry))
                 for state in STATES
-                for name in group.get(state, ())
+                for entry in group.get(state, ())
+                for name in expanded(entry)
             ],
         )
+
+
+def _reason(group: Any, state: str, entry: str) -> Any:
+    names = group[state]
+    return names[entry] if isinstance(names, dict) else group["reason"]
+
+
+def counted(names: list[Name]) -> str:
+    """Return how many of some names are in each state, in words."""
+    states = [name.state for name in names]
+    return ", ".join(f"{states.count(state)} {state}" for state in STATES)
 
 
 def as_markdown() -> str:
     """Return the tables, and how many names each state has."""
     listed = list(groups())
-    lines: list[str] = []
+    every = [name for _, names in listed for name in names]
+    lines = [f"Of {len(every)} names: {counted(every)}.", ""]
     for title, names in listed:
         acting = sorted(name.path for name in names if name.state == "acts")
-        others = sorted(
-            (name for name in names if name.state != "acts"),
-            key=lambda name: (STATES.index(name.state), name.path),
-        )
-        lines += [f"## {title}", ""]
+        others = [name for name in names if name.state != "acts"]
+        lines += [f"## {title}", "", f"{counted(names).capitalize()}.", ""]
         if acting:
-            lines += ["Act: " + ", ".join(f"`{path}`" for path in acting) + ".", ""]
+            lines += [f"Act: {_shown(acting)}.", ""]
         if others:
             lines += ["| Name | | Why |", "|---|---|---|"]
-            lines += [f"| `{name.path}` | {name.state} | {name.reason} |" for name in others]
+            lines += [
+                f"| {_shown([name.path for name in alike])} | {state} | {reason} |"
+                for (state, reason), alike in groupby(others, lambda one: (one.state, one.reason))
+            ]
             lines.append("")
-    states = [name.state for _, names in listed for name in names]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in STATES)
-    return "\n".join([f"Of {len(states)} names: {counts}.", "", *lines])
+    return "\n".join(lines)
+
+
+def _shown(paths: list[str]) -> str:
+    return ", ".join(f"`{path}`" for path in paths)
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -1,0 +1,134 @@
+"""Each name that the table calls refused is an error with its reason when it is used."""
+
+import re
+
+import pytest
+import torch
+
+import popsim_torch as poptorch
+from popsim_torch import refused
+from popsim_torch.options.back_end import validate_options
+from popsim_torch.options.back_end_keys import KEYS, LIMITS, NUM_MEMBERS
+from tests.options import make_options
+from tests.unit.surface_table import Net, entries, paths
+
+X = torch.ones(2, 4)
+
+
+def compiled(options):
+    model = poptorch.trainingModel(Net(), options)
+    model.compile(X)
+    return model
+
+
+def set_back_end(key, value):
+    options = make_options(1, 2)
+    options._Popart.set(key, value)
+    compiled(options)
+
+
+def ask_for_cycles():
+    model = compiled(make_options(1).logCycleCount(True))
+    model(X)
+    model.cycleCount()
+
+
+def group_replicas():
+    poptorch.trainingModel(Net(), make_options()).weight.replicaGrouping(
+        poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup
+    )
+
+
+def distribute():
+    options = make_options()
+    options.Distributed.configureProcessId(0, 2)
+    poptorch.trainingModel(Net(), options)
+
+
+OTHER_VALUES = {
+    "accumulationFactor": 7,
+    "accumulationAndReplicationReductionType": 0,
+    "automaticLossScalingSettings.toTrackTensors": ["a"],
+    "ensureFp32LossScaleTensor": True,
+}
+# How to use it, and what the error says.
+USES = {
+    "Options.replicationFactor": (
+        lambda: poptorch.trainingModel(Net(), make_options().replicationFactor(2)),
+        r"replicationFactor\(2\): replication is not supported .* one replica",
+    ),
+    "options._DistributedOptions.configureProcessId(num_processes)": (
+        distribute,
+        r"configureProcessId\(0, 2\): .* several processes is not supported",
+    ),
+    "PoplarExecutor.cycleCount": (ask_for_cycles, "no model of the machine's time yet"),
+    "PoplarExecutor.<parameter>.replicaGrouping": (group_replicas, "group of replicas is not"),
+    **{
+        f'Options._Popart.options["{key}"]': (
+            lambda key=key, value=value: set_back_end(key, value),
+            re.escape(LIMITS[key].reason),
+        )
+        for key, value in OTHER_VALUES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("path", USES)
+def test_a_refused_name_is_an_error_with_its_reason(path):
+    use, message = USES[path]
+    with pytest.raises(poptorch.Error, match=message):
+        use()
+
+
+@pytest.mark.parametrize("name", refused.__all__)
+def test_a_refused_function_says_so_and_what_to_do(name):
+    with pytest.raises(poptorch.Error, match=rf"poptorch\.{name}: .* is not supported .*\. [A-Z]"):
+        getattr(poptorch, name)(1, key=2)
+
+
+def test_every_refused_name_has_a_test():
+    tested_elsewhere = {
+        path
+        for path in paths("refused")
+        if path.startswith(("optim.", "PoplarExecutor.getTensorNames"))
+    }
+    assert {*USES, *refused.__all__} | tested_elsewhere == set(paths("refused"))
+
+
+# Settings of the back end
+
+SAMPLES = {"bool": True, "int": 1, "float": 0.5, "str": "float", "list": ["a"], "dict": {"a": "b"}}
+SETTINGS = "Options._Popart.options"
+
+
+@pytest.mark.parametrize("key", entries(SETTINGS))
+def test_a_setting_of_the_back_end_takes_values_of_its_kind_and_no_others(key):
+    kinds = [kind for kind, keys in KEYS.items() if key in keys]
+    assert kinds
+    for kind in kinds:
+        assert validate_options({key: SAMPLES[kind]}) is None
+    other = next(kind for kind in KEYS if kind not in kinds)
+    with pytest.raises(poptorch.Error, match=f"Unknown {other} option {re.escape(key)}"):
+        validate_options({key: SAMPLES[other]})
+
+
+def test_accepted_settings_of_the_back_end_change_no_value():
+    """All at once: weights behind two updates have the same bits as without."""
+    options = make_options(2, 2)
+    for key in entries(SETTINGS, "accepted"):
+        kind = next(kind for kind, keys in KEYS.items() if key in keys)
+        value = SAMPLES[kind]
+        if key in NUM_MEMBERS:
+            value = NUM_MEMBERS[key] - 1
+        options._Popart.set(key, value)
+    weights = []
+    for chosen in (options, make_options(2, 2)):
+        net = Net()
+        poptorch.trainingModel(net, chosen)(torch.linspace(-1, 1, 32).reshape(8, 4))
+        weights.append(net.weight.detach().clone())
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], torch.ones(4, 3))
+
+
+def test_settings_that_are_refused_with_another_value_are_those_with_limits():
+    assert set(OTHER_VALUES) == set(LIMITS)
