@@ -62,14 +62,15 @@ def entries(owner, *states):
 
 
 class Net(nn.Module):
-    """A layer and its loss."""
+    """A layer with a buffer, and its loss."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4, 3))
+        self.register_buffer("offset", torch.ones(3))
 
     def forward(self, x):
-        return poptorch.identity_loss((x @ self.weight).square(), "mean")
+        return poptorch.identity_loss((x @ self.weight + self.offset).square(), "mean")
 
 
 def _options():

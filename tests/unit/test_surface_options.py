@@ -1,0 +1,121 @@
+"""Stored options and settings of the back end that act are read where models and loaders are made.
+
+The others are only stored: what nobody reads cannot act.
+"""
+
+import copy
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import popsim_torch as poptorch
+from popsim_torch.options.base import OptionsGroup
+from tests.options import make_options
+from tests.unit.surface_table import Net, entries, parts, paths
+
+SETTINGS = "Options._Popart.options"
+X = torch.ones(4, 4)
+# All settings that are on go to the trace together, which looks for these (test_options_back_end.py
+# has their values).
+LOOKED_FOR_IN_THE_TRACE = {"enableNonStableSoftmax", "groupNormStridedChannelGrouping"}
+
+
+class Recording(dict):
+    """Settings of the back end; ``read`` are the keys that anybody asked any of them for."""
+
+    read: ClassVar[set[str]] = set()
+
+    def get(self, key, default=None):
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __deepcopy__(self, memo):
+        return Recording(copy.deepcopy(dict(self), memo))
+
+
+@pytest.fixture
+def read(monkeypatch, tmp_path):
+    """Return which stored values and which settings of the back end a program's life reads."""
+    stored = set()
+    original = OptionsGroup.__call__
+
+    def recorded(group, option):
+        stored.add(option)
+        return original(group, option)
+
+    monkeypatch.setattr(OptionsGroup, "__call__", recorded)
+    monkeypatch.setattr(Recording, "read", set())
+
+    options = make_options(2).randomSeed(1).useIpuId(0).modelName("m").useIpuModel(True)
+    options.outputMode(poptorch.OutputMode.EveryN, 2).anchorTensor("w", "weight")
+    options.enableProfiling(tmp_path).enableExecutableCaching(tmp_path).updatableNamedBuffers(
+        ["offset"]
+    )
+    options.Training.setAutomaticLossScaling(True)
+    options._Popart.__dict__["_options"] = Recording(options._Popart.options)
+    stored.clear()  # what setters have read
+    list(poptorch.DataLoader(options, TensorDataset(X)))
+    model = poptorch.trainingModel(Net(), options)
+    model(X)
+    model.setOptimizer(poptorch.optim.SGD(model.model.parameters(), lr=0.01))
+    model.copyNamedBuffersToDevice()
+    assert model.getLatency()[0] >= 0
+    model.destroy()
+    offline = options.clone().useOfflineIpuTarget()
+    offline.deleteIfExists("ipu_id")
+    poptorch.inferenceModel(Net(), offline).compile(X)
+    distributed = make_options().randomSeed(1)
+    distributed.Distributed.configureProcessId(1, 2)
+    shared = poptorch.DataLoader(distributed, TensorDataset(X))
+    assert len(shared) == 2
+    list(shared)
+    return stored, Recording.read
+
+
+def stored_values(state):
+    """Return the keys of the stored values in a state: names in small letters."""
+    listed = {parts(path).owner.rpartition(".")[2] for path in paths(state) if "_" in path}
+    return {
+        key
+        for key in listed
+        if any(key in group._settings() for group in (Options, *map(type, GROUPS)))
+    }
+
+
+Options = poptorch.Options
+GROUPS = [
+    getattr(poptorch.Options(), name) for name in ("Training", "Distributed", "TensorLocations")
+]
+
+
+def test_stored_values_that_act_are_read(read):
+    acting = stored_values("acts") | stored_values("refused")
+    assert {"device_iterations", "gradient_accumulation", "output_mode"} <= acting
+    assert acting - read[0] == set()
+
+
+def test_accepted_stored_values_are_not_read(read):
+    accepted = stored_values("accepted")
+    assert {"sync_pattern", "location_weight", "available_memory_proportion"} <= accepted
+    # A loader divides by it; it can only be 1.
+    assert accepted & read[0] == {"input_group_size"}
+
+
+def test_settings_of_the_back_end_that_act_are_read(read):
+    acting = set(entries(SETTINGS, "acts"))
+    assert acting - read[1] == LOOKED_FOR_IN_THE_TRACE
+
+
+def test_accepted_settings_of_the_back_end_are_not_read(read):
+    # What follows from the model is said to be overridden; of the other depends which error of
+    # cycleCount one meets, and it excludes offline targets.
+    assert set(entries(SETTINGS, "accepted")) & read[1] == {
+        "enablePipelining",
+        "instrumentWithHardwareCycleCounter",
+    }
