@@ -27,7 +27,7 @@ class TensorLocationSettings:
         self._settings: dict[str, int] = {}
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Keep smaller tensors on the chip in any case.
+        """Keep smaller tensors on the chip in any case; no effect on values.
 
         Args:
             min_elements: The least number of elements of a tensor kept off the chip (count).
@@ -41,7 +41,7 @@ class TensorLocationSettings:
         return self._set_int("minElementsForOffChip", min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Keep smaller tensors whole on every replica.
+        """Keep smaller tensors whole on every replica; no effect on values.
 
         Args:
             min_elements: The least number of elements of a tensor divided among replicas (count).
@@ -55,7 +55,7 @@ class TensorLocationSettings:
         return self._set_int("minElementsForReplicatedTensorSharding", min_elements)
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """Choose between the memory on the chip and the one beside it.
+        """Choose the memory on the chip or the one beside it; no effect on values.
 
         Args:
             use: Whether to stay on the chip; None removes the choice.
@@ -72,7 +72,7 @@ class TensorLocationSettings:
         return self._set_bool("onChip", use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Divide the tensor among the replicas.
+        """Divide the tensor among the replicas; no effect on values.
 
         Args:
             use: Whether to do so.
@@ -86,7 +86,7 @@ class TensorLocationSettings:
         return self._set_bool("useReplicatedTensorSharding", use)
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load the tensor through the tiles set aside for input and output.
+        """Load the tensor through tiles set aside for that; no effect on values.
 
         Args:
             use: Whether to do so.
@@ -100,7 +100,7 @@ class TensorLocationSettings:
         return self._set_bool("useIOTilesToLoad", use)
 
     def useIOTilesToStore(self, use: bool = True) -> Self:
-        """Store the tensor through the tiles set aside for input and output.
+        """Store the tensor through tiles set aside for that; no effect on values.
 
         Args:
             use: Whether to do so.

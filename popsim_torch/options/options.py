@@ -144,6 +144,8 @@ class Options(OutputOptions, HostOptions):
     ) -> Self:
         """Give the replicas of one group the same input; call it after ``replicationFactor``.
 
+        It has no effect on one replica, the only number this version runs.
+
         Args:
             input_group_size: Replicas per group (count); 1 by default.
             input_group_type: How replicas are grouped. ``NoGrouping`` stands for groups of one.

@@ -6,6 +6,7 @@ tensors, tracepoints, and everything that is refused.
 """
 
 import inspect
+import re
 from collections import Counter
 from enum import Enum
 
@@ -15,7 +16,7 @@ import torch
 import popsim_torch as poptorch
 from popsim_torch.options.back_end_keys import KEYS
 from tests.unit.option_rows import ROWS
-from tests.unit.surface_table import LISTED, NAMES, TABLE, find, parts
+from tests.unit.surface_table import LISTED, NAMES, TABLE, find, parts, paths
 
 # Names that only a test of their own can look for.
 ELSEWHERE = (
@@ -25,6 +26,7 @@ ELSEWHERE = (
     "profiling.Channel.tracepoint",
     "Options._Popart.options",
 )
+STATES = {name.path: name.state for name in NAMES}
 ATTRIBUTES = [
     name.path
     for name in NAMES
@@ -186,6 +188,25 @@ def test_every_setter_is_listed_and_called_by_the_contract_of_options():
     assert missing <= beside_rows
 
 
+def state_of_stored(key):
+    """Return the state of a stored value or of a setting of the back end, None if not listed."""
+    group, _, name = key.partition(".")
+    path = f'Options._Popart.options["{name}"]' if group == "_Popart" else f"Options.{key}"
+    return STATES.get(path)
+
+
+@pytest.mark.parametrize("path", sorted({row.path for row in ROWS}))
+def test_a_setter_acts_if_something_that_it_stores_does(path):
+    group, _, setter = path.rpartition(".")
+    stored = {state_of_stored(key) for row in ROWS if row.path == path for key in row.stored}
+    stored.discard(None)
+    if path == "Training.setConvolutionDithering":  # An entry of convolutionOptions, not all of it.
+        assert stored == {"acts"}
+    elif stored:
+        state = STATES[f"{GROUPS[group]}.{setter}"]
+        assert (state == "accepted") == (stored == {"accepted"})
+
+
 def test_settings_of_locations_are_stored():
     settings = poptorch.TensorLocationSettings()
     listed = {path.rpartition(".")[2] for path in LISTED if path.startswith("TensorLocationSet")}
@@ -194,6 +215,14 @@ def test_settings_of_locations_are_stored():
         value = 4 if setter.startswith("minElements") else True
         assert getattr(settings, setter)(value) is settings
     assert len(settings.toDict()) == len(listed) == 6
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in paths("accepted") if path in ATTRIBUTES and inspect.isroutine(find(path))],
+)
+def test_what_is_only_accepted_says_so(path):
+    assert re.search("no effect|nothing|no value", inspect.getdoc(find(path)))
 
 
 def test_an_accepted_operation_changes_nothing():
