@@ -114,11 +114,6 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         """The frozen options in use."""
         return self._options
 
-    @property
-    def training_mode(self) -> bool:
-        """Whether this executor trains."""
-        return self._optimizer is not None
-
     def __getattr__(self, name: str) -> Any:
         # What Python asks of an object by itself, such as to copy it, is not the model's to answer.
         is_pythons = name.startswith("__") and name.endswith("__")
@@ -211,14 +206,6 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             logs.python.warning("compile: the model is compiled already; the call is ignored.")
             return
         self._compile(args, kwargs)
-
-    def isCompiled(self) -> bool:
-        """Return whether there is a program for the model."""
-        return self._compiled is not None
-
-    def isAttachedToDevice(self) -> bool:
-        """Return whether the model is on its device."""
-        return self._connection.attached
 
     def attachToDevice(self) -> None:
         """Take a device again, and upload weights, optimizer state and random numbers.

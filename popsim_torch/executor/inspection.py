@@ -1,4 +1,4 @@
-"""What a compiled model shows of itself: names, anchored tensors, programs."""
+"""What an executor shows of itself: its state, tensor names, anchored tensors, programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ __all__ = ["Inspection"]
 
 
 class Inspection(ExecutorBase):
-    """The part of an executor that looks at the compiled model and changes nothing."""
+    """The part of an executor that looks at it and changes nothing."""
+
+    @property
+    def training_mode(self) -> bool:
+        """Whether this executor trains."""
+        return self._optimizer is not None
+
+    def isCompiled(self) -> bool:
+        """Return whether there is a program for the model."""
+        return self._compiled is not None
+
+    def isAttachedToDevice(self) -> bool:
+        """Return whether the model is on its device."""
+        return self._connection.attached
 
     def getTensorNames(self) -> list[str]:
         """Return the names of all tensors of the compiled graph.
