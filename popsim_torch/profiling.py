@@ -17,6 +17,8 @@ __all__ = ["Channel"]
 
 T = TypeVar("T")
 
+_NOTHING = nullcontext()
+
 
 class Channel:
     """A row of the trace.
@@ -37,7 +39,7 @@ class Channel:
             name: What is being done.
         """
         if self._library is None:
-            return nullcontext()
+            return _NOTHING
         point: AbstractContextManager[Any] = self._library.Tracepoint(
             self._channel, f"{self._name}.{name}"
         )

@@ -24,7 +24,6 @@ from popsim_torch.executor.no_backward import explain_backward
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
-from popsim_torch.executor.profile_report import write_report
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.timing import Timing
@@ -333,7 +332,6 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             state.initialise_optimizer()
             if isinstance(self._optimizer, optim.Optimizer):
                 self._optimizer._link(state)
-            write_report(compiled, self._options)
         except BaseException:
             self._connection.detach()
             raise

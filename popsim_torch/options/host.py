@@ -226,10 +226,7 @@ class HostOptions(OptionsGroup):
         ``<profile_dir>/<model name>/profile.pop``, and is JSON: the ops of the program with their
         tensors and lines of code, its memory, the number of calls. ``executor.profile()`` measures
         how long each op takes. A setting ``autoReport.all`` of the variable
-        ``POPLAR_ENGINE_OPTIONS`` asks for it as well.
-
-        A report is written when a model has been compiled. It is a short text of popsim_torch's
-        own about the program, which PopVision does not read.
+        ``POPLAR_ENGINE_OPTIONS`` asks for it as well. PopVision does not read such reports.
 
         Args:
             profile_dir: The directory to write to, ``"."`` if None; made if it does not exist.
@@ -277,8 +274,6 @@ class HostOptions(OptionsGroup):
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Ask for the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
-
-        Nothing counts cycles in this version: ``cycleCount()`` says so, and no line is logged.
 
         This version has no model of the machine's time yet: compiling a model warns of that, and
         ``cycleCount()`` raises.

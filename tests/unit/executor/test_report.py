@@ -78,6 +78,14 @@ def _environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
+def test_a_loaded_model_leaves_a_report(tmp_path):
+    poptorch.inferenceModel(Net()).compileAndExport(tmp_path / "net.poptorch", X)
+    model = poptorch.inferenceModel(Net(), poptorch.Options().enableProfiling(tmp_path))
+    model.loadExecutable(tmp_path / "net.poptorch")
+    model.destroy()
+    assert report(tmp_path, "inference")["calls"] == 0
+
+
 def test_a_model_that_was_never_compiled_leaves_none(tmp_path):
     train(Net(), make_options().enableProfiling(tmp_path)).destroy()
     assert not list(tmp_path.iterdir())
