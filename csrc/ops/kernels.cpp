@@ -25,6 +25,8 @@ const std::array kOps{
     [] { extern const OpDef kConvolutionGradWeight; return &kConvolutionGradWeight; }(),
     [] { extern const OpDef kCopy; return &kCopy; }(),
     [] { extern const OpDef kCrossEntropyGrad; return &kCrossEntropyGrad; }(),
+    [] { extern const OpDef kCtcLoss; return &kCtcLoss; }(),
+    [] { extern const OpDef kCtcLossGrad; return &kCtcLossGrad; }(),
     [] { extern const OpDef kCumsum; return &kCumsum; }(),
     [] { extern const OpDef kEmbedding; return &kEmbedding; }(),
     [] { extern const OpDef kEmbeddingGrad; return &kEmbeddingGrad; }(),

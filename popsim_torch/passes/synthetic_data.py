@@ -29,7 +29,8 @@ def make_inputs(program: Program, data: SyntheticData) -> None:
 
     Floating-point inputs get numbers of the normal distribution, new ones for every micro-batch
     and keyed like other random numbers; or zeros. Others are 0 and False, which every table of an
-    embedding and every loss accepts.
+    embedding and every loss accepts, but for ``ctc_loss`` with concatenated targets: their lengths
+    have to add up.
 
     Args:
         program: Its inputs become values and constants; what forward changes of them is not

@@ -42,6 +42,7 @@ _TYPES = {
     "clamp_min": "Clip",
     "clone": "Identity",
     "convolution": "Conv",
+    "ctc_loss": "Ctc",
     "dot": "MatMul",
     "embedding": "Gather",
     "eq": "Equal",

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from popsim_torch.trace.ctc import ctc_call
+
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """Compute what ``F.one_hot`` does on the host, where a class outside of the range is an error.
@@ -69,6 +71,8 @@ def traceable_call(
         num_classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
         if num_classes == -1 or num_classes > 0:
             return functools.partial(_one_hot, *args, **kwargs)
+    if func is torch.ctc_loss:
+        return ctc_call(args, kwargs)
     if func in (torch.bincount, torch.Tensor.bincount):
         # Without a number of bins it depends on values, which may be known all the same.
         num_bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)

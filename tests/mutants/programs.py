@@ -240,6 +240,25 @@ def words() -> Compiled:
     return _training(module, optimizer, torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,)))
 
 
+def speech() -> Compiled:
+    """Labels of sequences whose alignment is not known."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 5)
+            self.loss = nn.CTCLoss(zero_infinity=True)
+
+        def forward(self, x, targets, input_lengths, target_lengths):
+            y = self.last(x).log_softmax(2)
+            return y, self.loss(y.transpose(0, 1), targets, input_lengths, target_lengths)
+
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    lengths = torch.tensor([6, 4, 5]), torch.tensor([2, 0, 3])
+    targets = torch.randint(1, 5, (3, 3))
+    return _training(Model(), optimizer, torch.randn(3, 6, 4), targets, *lengths)
+
+
 def inference() -> Compiled:
     """The long tail, a buffer that forward changes, and half-precision products."""
 
@@ -272,7 +291,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, inference),
+        *(pipeline, rounded, words, speech, inference),
     )
 }
 

@@ -17,6 +17,11 @@ _ATTENTION = {
 _MASKED = {"reduction": "mean", "ignore_index": -100}
 _GRAD_MASKED = {**_MASKED, "classes": 300, "dtype": "dtype"}
 _LABELS = whole(300, 700)
+_CTC = {"blank": 0, "zero_infinity": False}
+_CTC_BATCH = [
+    *((120, 9, 50), 1 + whole(49, 9, 30)),
+    *(120 - whole(40, 9), whole(31, 9)),
+]
 _POOL = {
     "kernel": [3, 3],
     "stride": [2, 2],
@@ -133,6 +138,14 @@ OTHERS = [
     Sample("copy", "transposed", [columns(500, 700)], [(500, 700)]),
     Sample("copy", "converted", [(500, 700)], [(F64, (500, 700))], {"dtype": "float64"}),
     Sample("copy", "plain", [(500, 700)], [(500, 700)]),
+    Sample("ctc_loss", "padded", _CTC_BATCH, [(9,), (F32, (120, 549))], _CTC),
+    Sample(
+        "ctc_loss_grad",
+        "padded",
+        [(9,), *_CTC_BATCH, float32(120, 549)],
+        [(120, 9, 50)],
+        _CTC,
+    ),
     Sample(
         "into_zeros",
         "columns",

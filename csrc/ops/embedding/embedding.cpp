@@ -4,6 +4,7 @@
 #include "base/numbers.h"
 #include "ops/math/vec_math.h"
 #include "ops/op_def.h"
+#include "ops/operands/indices.h"
 #include "ops/operands/rows.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
@@ -11,48 +12,25 @@
 namespace popsim::ops {
 namespace {
 
-// Row numbers of any strides, 32 or 64 bits.
+// Numbers of a table's rows.
 class RowNumbers {
  public:
   RowNumbers(const OpView& op, size_t input, int64_t num_rows)
-      : id_(op.input_id(input)),
-        is_32_bit_(op.input(input).dtype == DType::kInt32),
-        num_rows_(num_rows),
-        walk_(op.input(input).shape, op.input(input).strides),
-        rows_(static_cast<size_t>(op.input(input).numel())) {}
+      : numbers_(op, input), num_rows_(num_rows) {}
 
   // Throws UserError for a number that is no row.
   [[nodiscard]] const std::vector<int64_t>& read(const RunContext& context) {
-    if (is_32_bit_) {
-      read_as<int32_t>(context);
-    } else {
-      read_as<int64_t>(context);
-    }
-    for (const int64_t row : rows_) {
+    const std::vector<int64_t>& rows = numbers_.read(context);
+    for (const int64_t row : rows) {
       check_user(row >= 0 && row < num_rows_, "index ", row,
                  " is out of range: the table has ", num_rows_, " rows");
     }
-    return rows_;
+    return rows;
   }
 
  private:
-  template <typename T>
-  void read_as(const RunContext& context) {
-    const T* source = context.data<const T>(id_);
-    auto out = rows_.begin();
-    walk_.for_each_run(0, static_cast<int64_t>(rows_.size()),
-                       [&](int64_t offset, int64_t stride, int64_t count) {
-                         for (int64_t i = 0; i < count; ++i) {
-                           *out++ = source[offset + i * stride];
-                         }
-                       });
-  }
-
-  graph::TensorId id_;
-  bool is_32_bit_;
+  IndexInput numbers_;
   int64_t num_rows_;
-  StridedWalk walk_;
-  std::vector<int64_t> rows_;
 };
 
 class Embedding final : public Kernel {

@@ -12,6 +12,7 @@ from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
+from popsim_torch.trace.ctc import CTC_LOSS, CTC_LOSS_GRAD
 
 aten = torch.ops.aten
 
@@ -174,6 +175,29 @@ def _nll_loss_backward_supported(node: torch.fx.Node) -> bool:
     return _has_rows_of_classes(x, labels, [gradient, weights, total])
 
 
+def _ctc_loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    inputs, attributes = _ctc_operands(builder, node)
+    outputs = _read_results(builder, node)
+    builder.op("ctc_loss", inputs, outputs, attributes, place=place)
+    return outputs
+
+
+def _ctc_loss_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    inputs, attributes = _ctc_operands(builder, node)
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    builder.op("ctc_loss_grad", inputs, [out], attributes, place=place)
+    return out
+
+
+def _ctc_operands(
+    builder: Builder, node: torch.fx.Node
+) -> tuple[list[Tensor], dict[str, Attribute]]:
+    *tensors, blank, zero_infinity = node.args
+    inputs = [builder.tensor(tensor) for tensor in tensors]
+    return inputs, {"blank": int(blank), "zero_infinity": bool(zero_infinity)}  # type: ignore[arg-type]
+
+
 def _embedding(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     table, indices = (builder.tensor(argument) for argument in node.args[:2])
     value = node.meta["val"]
@@ -207,6 +231,8 @@ def _embedding_backward_supported(node: torch.fx.Node) -> bool:
 
 
 RULES: dict[Any, Rule] = {
+    CTC_LOSS: Rule(_ctc_loss),
+    CTC_LOSS_GRAD: Rule(_ctc_loss_backward),
     aten._log_softmax.default: Rule(_softmax, _has_axes),
     aten._log_softmax_backward_data.default: Rule(_softmax_backward, _has_axes),
     aten._safe_softmax.default: Rule(_softmax, _has_axes),

@@ -1,0 +1,181 @@
+"""``torch.ctc_loss`` as an operator of ours: PyTorch's reads the lengths to tell a shape.
+
+The loss of each item is ``popsim::ctc_loss``, and its backward another; how they are reduced are
+calls of PyTorch's own functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.markers import NAMESPACE
+
+_SCHEMAS = (
+    "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
+    "int blank, bool zero_infinity) -> (Tensor loss, Tensor alpha)",
+    "ctc_loss_grad(Tensor gradient, Tensor log_probs, Tensor targets, Tensor input_lengths, "
+    "Tensor target_lengths, Tensor alpha, int blank, bool zero_infinity) -> Tensor",
+)
+_INDICES = (torch.int32, torch.int64)
+_NONE, _MEAN, _SUM = range(3)  # numbers of torch's enum of reductions
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return empty results: a loss per item, and what the gradient needs of each step."""
+    steps, items, _classes = log_probs.shape
+    alpha = log_probs.new_empty((steps, 2 * targets.numel() + items), dtype=torch.float32)
+    return log_probs.new_empty((items,)), alpha
+
+
+def _ctc_loss_grad(_gradient: torch.Tensor, log_probs: torch.Tensor, *_: object) -> torch.Tensor:
+    return log_probs.new_empty(log_probs.shape)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *tensors, ctx.blank, ctx.zero_infinity = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _backward(ctx: Any, gradient: Any, _alpha: object) -> tuple[Any, ...]:
+    if gradient is not None:
+        gradient = torch.ops.popsim.ctc_loss_grad(
+            gradient, *ctx.saved_tensors, ctx.blank, ctx.zero_infinity
+        )
+    return (gradient, None, None, None, None, None)
+
+
+def _refuse_second_gradient(ctx: Any, *_: object) -> tuple[Any, ...]:
+    raise Error(
+        "The gradient of a gradient is not supported for ctc_loss: "
+        "torch.autograd.grad(..., create_graph=True) through torch.nn.CTCLoss."
+    )
+
+
+def _register() -> Any:
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in _SCHEMAS:
+        library.define(schema)
+    torch.library.register_fake(f"{NAMESPACE}::ctc_loss", _ctc_loss, lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::ctc_loss_grad", _ctc_loss_grad, lib=library)
+    torch.library.register_autograd(
+        f"{NAMESPACE}::ctc_loss", _backward, setup_context=_keep_for_backward, lib=library
+    )
+    torch.library.register_autograd(
+        f"{NAMESPACE}::ctc_loss_grad", _refuse_second_gradient, lib=library
+    )
+    return library
+
+
+_library = _register()  # the operators exist as long as it does
+
+CTC_LOSS = torch.ops.popsim.ctc_loss.default
+CTC_LOSS_GRAD = torch.ops.popsim.ctc_loss_grad.default
+
+
+def _traced(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor | Sequence[int],
+    target_lengths: torch.Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int = _NONE,  # in Python, whatever the operator's schema says
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Compute ``torch.ctc_loss``."""
+    is_batch = log_probs.dim() == 3
+    if not is_batch:
+        log_probs = log_probs.unsqueeze(1)
+    _check(log_probs, targets, blank)
+    steps, items, _classes = log_probs.shape
+    if targets.dtype not in _INDICES:
+        targets = targets.long()
+    of_inputs = _lengths("input_lengths", input_lengths, items, steps)
+    of_targets = _lengths("target_lengths", target_lengths, items, targets.shape[-1])
+    if targets.dim() == 1 and not isinstance(target_lengths, torch.Tensor):
+        _check_sum(targets, sum(map(int, target_lengths)))
+    loss: torch.Tensor
+    loss, _ = torch.ops.popsim.ctc_loss(
+        log_probs, targets, of_inputs, of_targets, blank, zero_infinity
+    )
+    if reduction == _MEAN:
+        return torch.mean(loss / of_targets.to(loss.dtype).clamp(min=1))
+    if reduction == _SUM:
+        return torch.sum(loss)
+    return loss if is_batch else loss.squeeze(0)
+
+
+def _check(log_probs: torch.Tensor, targets: torch.Tensor, blank: int) -> None:
+    """Refuse what PyTorch refuses, in its words where they say what is wrong."""
+    if log_probs.dim() != 3:
+        raise RuntimeError(
+            "ctc_loss: log_probs must have 3 dimensions (steps, batch, classes), or 2 without a "
+            f"batch; got shape {tuple(log_probs.squeeze(1).shape)}."
+        )
+    if not log_probs.is_floating_point():
+        raise RuntimeError(f"ctc_loss: log_probs must be floating-point, got {log_probs.dtype}.")
+    if log_probs.numel() == 0:
+        raise RuntimeError("log_probs tensor must not be empty")
+    if not 0 <= blank < log_probs.shape[2]:
+        raise RuntimeError("blank must be in label range")
+    items = log_probs.shape[1]
+    if targets.dim() != 1 and (targets.dim() != 2 or targets.shape[0] != items):
+        raise RuntimeError(
+            f"ctc_loss: targets must have shape (batch, labels) with a batch of {items}, or one "
+            f"dimension with the labels of all items; got shape {tuple(targets.shape)}."
+        )
+
+
+def _check_sum(targets: torch.Tensor, total: int) -> None:
+    """Refuse concatenated targets of another length than the targets have together."""
+    if targets.shape[0] != total:
+        raise RuntimeError(
+            f"ctc_loss: the target lengths add up to {total}, but the concatenated targets have "
+            f"{targets.shape[0]} labels."
+        )
+
+
+def _lengths(
+    name: str, lengths: torch.Tensor | Sequence[int], items: int, most: int
+) -> torch.Tensor:
+    """Return one length per item as a tensor; check those that are known."""
+    if isinstance(lengths, torch.Tensor):
+        if lengths.is_floating_point() or lengths.dtype == torch.bool:
+            raise RuntimeError(f"{name} must be integral")
+        tensor = lengths if lengths.dim() == 1 else lengths.reshape(-1)
+    else:
+        known = [int(length) for length in lengths]
+        for length in known:
+            if not 0 <= length <= most:
+                raise RuntimeError(
+                    f"Expected {name} to have values from 0 to {most}, but got value {length}"
+                )
+        tensor = torch.tensor(known, dtype=torch.int64)
+    if tensor.shape[0] != items:
+        raise RuntimeError(f"{name} must be of size batch_size")
+    return tensor if tensor.dtype in _INDICES else tensor.long()
+
+
+def ctc_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], torch.Tensor] | None:
+    """Return what computes a call of ``torch.ctc_loss``; None for one that PyTorch refuses.
+
+    Args:
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    names = ("input_lengths", "target_lengths")
+    lengths = [
+        args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(names, start=2)
+    ]
+    of_one_kind = any(
+        all(isinstance(value, kind) for value in lengths) for kind in (torch.Tensor, (tuple, list))
+    )
+    return functools.partial(_traced, *args, **kwargs) if of_one_kind else None
