@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
+from popsim_torch.errors import Error
 
 _CASTS = frozenset({"double", "bfloat16"})
 # Reads memory as if it had another type.
@@ -70,7 +71,9 @@ def as_device_types(
     name = getattr(func, "__name__", "")
     if name in _CASTS:
         func = torch.Tensor.float
-    elif name not in _REINTERPRETS:
+    elif name in _REINTERPRETS:
+        args = _reinterpretable(args, kwargs)
+    else:
         args, kwargs = tree_map(_held, (args, kwargs), is_leaf=lambda v: isinstance(v, torch.Size))
     key = name if name in _SOURCES else name.removesuffix("_")
     if key in _INDICES:
@@ -83,6 +86,20 @@ def as_device_types(
 
         args, kwargs = _with(fitting, _SOURCES[key], args, kwargs)
     return func, args, kwargs
+
+
+def _reinterpretable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of ``view`` with a tensor that has the type that forward sees."""
+    for dtype in (*args[1:], *kwargs.values()):
+        if not isinstance(dtype, torch.dtype):
+            continue
+        if held_dtype(dtype) != dtype or returned_dtype(dtype) != dtype:
+            raise Error(
+                f"view({dtype}): the device has no elements of this type to read memory as. Use "
+                "one that it has, such as torch.int32, or convert the values: to(dtype)."
+            )
+        return args[0].to(seen_dtype(args[0].dtype)), *args[1:]
+    return args
 
 
 def _held(value: Any) -> Any:

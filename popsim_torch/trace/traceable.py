@@ -27,14 +27,29 @@ def _bincount(
     input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
     """Compute ``torch.bincount`` with as many bins as it is told; others are not counted."""
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if input.dim() != 1:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != input.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    if input.is_floating_point() or input.dtype == torch.bool:
+        name = torch.empty(0, dtype=input.dtype, device="cpu").type()  # torch.FloatTensor
+        name = name.removeprefix("torch.").removesuffix("Tensor")
+        raise NotImplementedError(f"\"bincount_cpu\" not implemented for '{name}'")
     outside = (input < 0) | (input >= minlength)
     bins = torch.where(outside, minlength, input)
     if weights is None:
         weights = torch.ones(input.shape, dtype=torch.int64)
-    elif not weights.is_floating_point():
-        weights = weights.float()
+    elif weights.dtype != torch.float32:
+        weights = weights.float()  # eager adds up in float64, which is float32 here
     counts = torch.zeros(minlength + 1, dtype=weights.dtype)
     return counts.scatter_add(0, bins, weights)[:minlength]
+
+
+def _isfinite(input: torch.Tensor) -> torch.Tensor:
+    """Compute ``torch.isfinite`` without comparing a NaN, which floating-point checks report."""
+    return torch.isnan(input).logical_or(torch.isinf(input)).logical_not()
 
 
 def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
@@ -76,7 +91,9 @@ def traceable_call(
     if func in (torch.bincount, torch.Tensor.bincount):
         # Without a number of bins it depends on values, which may be known all the same.
         num_bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-        return functools.partial(_bincount, *args, **kwargs) if num_bins > 0 else None
+        return functools.partial(_bincount, *args, **kwargs) if num_bins else None
+    if func in (torch.isfinite, torch.Tensor.isfinite):
+        return functools.partial(_isfinite, *args, **kwargs)
     if func is torch.Tensor.random_:
         settings = dict(kwargs)
         bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))

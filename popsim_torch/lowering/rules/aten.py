@@ -59,6 +59,8 @@ _MOVES_DATA = frozenset(
         torch.ops.aten.select_backward.default,
         torch.ops.aten.select_scatter.default,
         torch.ops.aten.slice_backward.default,
+        torch.ops.aten.view.dtype,
+        torch.ops.aten.view_copy.dtype,
         torch.ops.aten.slice_scatter.default,
     }
 )

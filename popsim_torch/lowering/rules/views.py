@@ -32,6 +32,8 @@ _AS_VIEW = {
     aten._unsafe_view.default: aten.view.default,
     aten._reshape_copy.default: aten.view.default,
 }
+# Reads the memory as if it had another element type: views of the program have their tensor's.
+_REINTERPRETING = frozenset({aten.view.dtype, aten.view_copy.dtype})
 _COPY = "_copy"
 
 
@@ -49,6 +51,8 @@ def _viewing(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 
 def _is_view_operator(target: torch._ops.OpOverload) -> bool:
+    if target in _REINTERPRETING:
+        return False
     if target in _SAME_TENSOR or _viewing(target) is not None:
         return True
     schema = target._schema

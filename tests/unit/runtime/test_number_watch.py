@@ -66,6 +66,11 @@ SOUND = {
     "NaN from outside": (lambda x: x * 2, torch.tensor([NAN, 1.0])),
     "x != x": (lambda x: x != x, torch.tensor([NAN, 1.0])),
     "isnan": (torch.isnan, torch.tensor([NAN, 1.0])),
+    "isfinite": (torch.isfinite, torch.tensor([NAN, 1.0, INF])),
+    "isfinite of tensors": (
+        lambda x: torch.where(x.isfinite(), x, torch.zeros_like(x)),
+        torch.tensor([NAN, 1.0, -INF]),
+    ),
     "a mask": (lambda x: x.masked_fill(x < 0, -INF).softmax(0), X),
     "an added mask": (lambda x: x + torch.tensor([0.0, 0.0, -INF]), X),
     "a mask made of numbers": (lambda x: x + torch.full((3, 3), -INF).triu(1), torch.zeros(3, 3)),

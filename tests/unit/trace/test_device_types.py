@@ -151,3 +151,55 @@ def test_bincount_of_values_of_a_run_needs_a_number_of_bins():
 def test_bincount_of_known_values_needs_none():
     found = run(lambda x: torch.bincount(torch.tensor([1, 2, 2]).to(x.device)) + x.sum(), VALUES)
     assert found.shape == (3,)
+
+
+EAGERS_WORDS = {
+    "images": lambda i: torch.bincount(i.view(1, 3), minlength=2),
+    "one number": lambda i: torch.bincount(i[0], minlength=2),
+    "truth values": lambda i: torch.bincount(i > 0, minlength=2),
+    "floats": lambda i: torch.bincount(i.float(), minlength=2),
+    "another length": lambda i: torch.bincount(i, torch.ones(2), minlength=2),
+    "a negative length": lambda i: torch.bincount(i, minlength=-1),
+}
+
+
+@pytest.mark.parametrize("case", EAGERS_WORDS)
+def test_bincount_refuses_in_eagers_words(case):
+    with pytest.raises(RuntimeError) as expected:
+        EAGERS_WORDS[case](INDICES)
+    with pytest.raises(RuntimeError) as found:
+        run(EAGERS_WORDS[case], INDICES)
+    assert str(expected.value) in str(found.value)
+
+
+def test_bincount_adds_half_weights_up_as_floats():
+    counts = run(lambda i, w: torch.bincount(i, w, minlength=1), INDICES * 0, VALUES[0].half())
+    assert counts.dtype == torch.float32 and counts.tolist() == [-0.25]
+
+
+REINTERPRETED = {
+    "float as int": lambda x, i: x.view(torch.int32),
+    "by name": lambda x, i: x.view(dtype=torch.int32) & 0x7FFFFFFF,
+    "computed": lambda x, i: (2 * x).view(torch.int32) >> 23,
+    "there and back": lambda x, i: (x.view(torch.int32) & 0x7FFFFFFF).view(torch.float32),
+    "float as half": lambda x, i: x.view(torch.float16),
+    "half as short": lambda x, i: x.half().view(torch.int16),
+    "float as bytes": lambda x, i: x.view(torch.uint8),
+    "what is seen as int32": lambda x, i: i.view(torch.float32),
+    "same type": lambda x, i: x.view(torch.float32) + 1,
+    "transposed": lambda x, i: x.t().view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("case", REINTERPRETED)
+def test_memory_read_as_another_type(case):
+    expected = REINTERPRETED[case](VALUES, INDICES.int())
+    found = run(REINTERPRETED[case], VALUES, INDICES)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16])
+def test_memory_is_not_read_as_what_the_device_does_not_have(dtype):
+    with pytest.raises(poptorch.Error, match="no elements of this type"):
+        run(lambda x: x.view(dtype), VALUES[:2, :2].contiguous())
