@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, overload
 
 import torch
 
-from popsim_torch.errors import UsageAssertionError, UsageRuntimeError, UsageValueError
+from popsim_torch.errors import Error, UsageAssertionError, UsageRuntimeError, UsageValueError
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -229,7 +229,8 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: It is empty, or from a torch optimizer.
             ValueError: Its groups are not those of this optimizer.
-            Error: A tensor does not have the shape of the device's.
+            Error: ``ipu_state`` or ``ipu_param`` does not hold tensors by name, or a tensor does
+                not have the shape of the device's.
         """
         if not state_dict:
             raise UsageRuntimeError(
@@ -241,6 +242,7 @@ class Optimizer(torch.optim.Optimizer):
                 "Only IPU optimizer states can be loaded onto the IPU: the keys 'ipu_state' and "
                 "'ipu_param' are missing. Pass what state_dict() of a poptorch optimizer returned."
             )
+        _check_tensors(state_dict)
         state, scalars = _copied(state_dict["ipu_state"]), _copied(state_dict["ipu_param"])
         tensors = {**(state or {}), **(scalars or {})}
         if self._device is not None:
@@ -262,6 +264,22 @@ class Optimizer(torch.optim.Optimizer):
         if self._device is not None and self._pending is None:
             own["_pending"] = self._ipu_state or None
         return {**own, **super().__getstate__()}
+
+
+def _check_tensors(state_dict: Mapping[str, Any]) -> None:
+    """Check that the entries of the device hold tensors by name, or are None."""
+    for key in ("ipu_state", "ipu_param"):
+        tensors = state_dict[key]
+        if tensors is None:
+            continue
+        given = {key: tensors} if not isinstance(tensors, Mapping) else tensors
+        for name, value in given.items():
+            if not isinstance(value, torch.Tensor):
+                raise Error(
+                    f"load_state_dict: '{key}' has to hold tensors by name, got a "
+                    f"{type(value).__name__} for {name!r}. Pass what state_dict() of a poptorch "
+                    "optimizer returned."
+                )
 
 
 def _copied(tensors: Mapping[str, torch.Tensor] | None) -> Tensors | None:

@@ -274,6 +274,18 @@ def test_load_state_dict_errors(fc):
         optimizer.load_state_dict(torchs)
 
 
+@pytest.mark.parametrize("state", ["all", ["a list"], {"Accl___weight": "no tensor"}])
+@pytest.mark.parametrize("key", ["ipu_state", "ipu_param"])
+def test_a_state_that_holds_no_tensors_changes_nothing(fc, key, state):
+    optimizer, _ = linked_sgd(fc)
+    before = optimizer.state_dict()
+    broken = {**before, key: state, "param_groups": [{**before["param_groups"][0], "lr": 7.0}]}
+    with pytest.raises(Error, match=f"'{key}' has to hold tensors by name"):
+        optimizer.load_state_dict(broken)
+    assert optimizer.state_dict().keys() == before.keys()
+    assert optimizer.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
+
+
 @pytest.mark.parametrize(
     "duplicate",
     [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
