@@ -207,11 +207,12 @@ def _difference(stored: Program, program: Program) -> str:
         [line.strip() for line in program_text(p, origins=False).splitlines()]
         for p in (stored, program)
     ]
-    for old, new in itertools.zip_longest(*lines):
-        if old is None:
-            return f"The file's program ends where this model goes on with '{new}'."
-        if new is None:
-            return f"The file goes on with '{old}' where this model's program ends."
-        if old != new:
-            return f"The file has '{old}' where this model has '{new}'."
+    for old, new in itertools.zip_longest(*lines, fillvalue=""):
+        if old == new:
+            continue
+        if not old:  # a blank line ends a part of the program
+            return f"The lines of the file end where this model goes on with '{new}'."
+        if not new:
+            return f"The file goes on with '{old}' where the lines of this model end."
+        return f"The file has '{old}' where this model has '{new}'."
     return "The data of a constant, such as a buffer of integers, is another."
