@@ -45,12 +45,12 @@ def main() -> int:
 def _run(rest: list[str]) -> int:
     replace = rest[:1] == ["--replace"]
     rest = rest[1:] if replace else rest
-    is_module = rest[:1] == ["-m"]
-    rest = rest[1:] if is_module or rest[:1] == ["--"] else rest
+    is_module, is_script = rest[:1] == ["-m"], rest[:1] == ["--"]
+    rest = rest[1:] if is_module or is_script else rest
     if not rest:
         return _refuse("a module is needed behind -m" if is_module else "a script is needed")
     target, *arguments = rest
-    if target.startswith("-"):
+    if target.startswith("-") and not is_script:
         return _refuse(f"unknown option of run: {target}")
     try:
         (run_module if is_module else run_script)(target, arguments, replace=replace)

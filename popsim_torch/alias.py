@@ -7,10 +7,10 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from popsim_torch.errors import Error
 
@@ -23,7 +23,7 @@ _PACKAGE = "popsim_torch"
 _ALIAS = "poptorch"
 
 
-class _Alias(Loader):
+class _Alias(InspectLoader):
     """Loads a module of this package, as it is, under the other name."""
 
     def __init__(self, real_name: str, before: Callable[[], None] | None) -> None:
@@ -50,6 +50,23 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import system has marked it as the other module; it has run already.
         module.__spec__ = self._spec
+
+    # What `python -m` asks for.
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self._real_loader().get_code(self._real_name)
+
+    def get_source(self, fullname: str) -> str | None:
+        return self._real_loader().get_source(self._real_name)
+
+    def is_package(self, fullname: str) -> bool:
+        return self._real_loader().is_package(self._real_name)
+
+    def _real_loader(self) -> InspectLoader:
+        spec = importlib.util.find_spec(self._real_name)
+        if spec is None or not isinstance(spec.loader, InspectLoader):
+            raise ImportError(f"there is no code of {self._real_name}", name=self._real_name)
+        return spec.loader
 
 
 class _Finder(MetaPathFinder):

@@ -59,10 +59,11 @@ class DataLoader(BatchLoader[T_co]):
         **kwargs: Passed on to ``torch.utils.data.DataLoader``.
 
     Raises:
-        UsageAssertionError: ``options`` or ``mode`` is of the wrong type; ``async_options`` sets
-            ``rebatched_size``; ``rebatched_worker_size`` is not from 1 to the combined batch size;
-            ``AsyncRebatched`` with a combined batch size of 1 or none; or the data is to be divided
-            among processes and is iterable, not batched, or shuffled without a ``randomSeed``.
+        UsageAssertionError: ``options``, ``mode`` or ``async_options`` is of the wrong type, or
+            ``async_options`` sets ``rebatched_size``; ``rebatched_worker_size`` is not from 1 to
+            the combined batch size; ``AsyncRebatched`` with a combined batch size of 1 or none; or
+            the data is to be divided among processes and is iterable, not batched, or shuffled
+            without a ``randomSeed``.
         UsageValueError: The options make the combined batch size less than 1.
         Error: ``batch_sampler`` is given together with ``batch_size`` or ``shuffle``; it or a
             ``sampler`` is given, and the data is to be divided among processes; or the process of
@@ -143,18 +144,27 @@ class DataLoader(BatchLoader[T_co]):
         return {**super().__getstate__(), "_accessor": None}
 
 
-def _check_types(options: object, mode: object, async_options: dict[str, Any] | None) -> None:
+def _check_types(options: object, mode: object, async_options: Any) -> None:
     if not isinstance(options, Options):
         raise UsageAssertionError(
             f"DataLoader: options is a {type(options).__name__}. Pass a poptorch.Options first."
         )
     if not isinstance(mode, DataLoaderMode):
         raise UsageAssertionError(f"DataLoader: mode={mode!r} is not a poptorch.DataLoaderMode.")
+    if async_options is not None and not _are_keywords(async_options):
+        raise UsageAssertionError(
+            f"DataLoader: async_options={async_options!r:.100} is not a dict of arguments for "
+            "AsynchronousDataAccessor by their names, such as {'buffer_size': 5}."
+        )
     if "rebatched_size" in (async_options or {}):
         raise UsageAssertionError(
             "DataLoader: async_options may not set rebatched_size. Use rebatched_worker_size and "
             "DataLoaderMode.AsyncRebatched."
         )
+
+
+def _are_keywords(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
 def _check_rebatched_size(size: int | None, combined_batch_size: int | None) -> None:
@@ -173,6 +183,8 @@ def _is_rebatched(
     mode: DataLoaderMode, combined: int | None, drop_last: bool, batch_sampler: object
 ) -> bool:
     """Return whether another process cuts the batches to size."""
+    if combined is not None and combined < 1:
+        return False  # which PyTorch refuses, whatever the mode
     has_parts = combined is not None and combined > 1
     if mode == DataLoaderMode.AsyncRebatched and not has_parts:
         raise UsageAssertionError(

@@ -42,7 +42,8 @@ def load(
     Raises:
         UsageAssertionError: Another version of the package wrote the file, or it was written with
             ``export_model=False``.
-        Error: It is damaged, or no such file; or calls take or return what a file cannot hold.
+        Error: It is damaged, or no such file; calls take or return what a file cannot hold; or its
+            program calls an operator that no file may call by itself, such as one of your own.
     """
     file = ExecutableFile(filename)
     model = file.model()

@@ -53,9 +53,9 @@ class AsynchronousDataAccessor:
             many samples (count), more than 1. What is left over is dropped.
 
     Raises:
-        UsageAssertionError: ``rebatched_size`` is below 2, or missing for a poptorch ``DataLoader``
-            that does not drop its last batch; ``sharing_strategy`` is no ``SharingStrategy``; or
-            this is not the main process.
+        UsageAssertionError: ``rebatched_size`` is no int or below 2, or missing for a poptorch
+            ``DataLoader`` that does not drop its last batch; ``sharing_strategy`` is no
+            ``SharingStrategy``; or this is not the main process.
         UsageValueError: ``buffer_size`` is below 1.
         Error: The dataset is a ``DataLoader`` in an asynchronous mode; the worker could not load
             the first element, for the reason that it has printed; or the dataset cannot be pickled.
@@ -245,7 +245,7 @@ class AsynchronousDataAccessor:
             )
 
 
-def _check(buffer_size: object, sharing_strategy: object, rebatched_size: int | None) -> None:
+def _check(buffer_size: object, sharing_strategy: object, rebatched_size: object) -> None:
     if multiprocessing.parent_process() is not None:
         raise UsageAssertionError(
             "AsynchronousDataAccessor must be made in the main process. If this is a script, a "
@@ -260,9 +260,10 @@ def _check(buffer_size: object, sharing_strategy: object, rebatched_size: int | 
             f"AsynchronousDataAccessor: sharing_strategy={sharing_strategy!r} is not a "
             "poptorch.SharingStrategy."
         )
-    if rebatched_size is not None and rebatched_size <= 1:
+    if rebatched_size is not None and (type(rebatched_size) is not int or rebatched_size <= 1):
         raise UsageAssertionError(
-            f"AsynchronousDataAccessor: rebatched_size={rebatched_size} must be None or exceed 1."
+            f"AsynchronousDataAccessor: rebatched_size={rebatched_size!r} must be None or an int "
+            "that exceeds 1."
         )
 
 

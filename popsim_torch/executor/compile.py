@@ -29,6 +29,7 @@ from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.files.cache import cached_program
+from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import LoopCounts, Program, RunSettings, names, program_text
 from popsim_torch.logs import limit_repeats
@@ -232,24 +233,32 @@ def compile_model(
         )
         half = half_partials(options)
         depends_on = (None if plan is None else plan.without_values(), half, request)
-        program = cached_program(
+        cached = cached_program(
             options,
             lambda: trace_key(traced, depends_on),
             lambda: _state_program(traced, plan, half, request, dump),
         )
-        log_program(program, options, request.returns.anchors, stages.ipu_of_stage)
-        write_graph_file(program)
         step()
 
         # The program is fitted to this host, and becomes an executable.
-        run = RunSettings(
-            loop,
-            "pipelined" if pipelined else "sequential",
-            num_ipus if program.graph.ops else 0,
-            numerics.floating_point_checks,
-            numerics.synthetic_data == SyntheticData.NONE,
-        )
-        compiled = fit_to_host(program, run, arguments, traced.outputs, plan, dump)
+        def fit(program: Program) -> CompiledModel:
+            log_program(program, options, request.returns.anchors, stages.ipu_of_stage)
+            write_graph_file(program)
+            run = RunSettings(
+                loop,
+                "pipelined" if pipelined else "sequential",
+                num_ipus if program.graph.ops else 0,
+                numerics.floating_point_checks,
+                numerics.synthetic_data == SyntheticData.NONE,
+            )
+            return fit_to_host(program, run, arguments, traced.outputs, plan, dump)
+
+        try:
+            if cached.file is not None:
+                check_interface(cached.program, inputs, traced)
+            compiled = fit(cached.program)
+        except Exception as error:  # of a program that was read: no check looks at everything
+            compiled = fit(cached.anew(error))
         step()
     duration = datetime.timedelta(seconds=time.perf_counter() - start)
     return dataclasses.replace(compiled, duration=duration)

@@ -59,7 +59,9 @@ class Files(WeightCopies, RandomState):
         Args:
             filename: The file; folders on the way to it are made. One that is a folder gets the
                 file ``model.poptorch``, with a warning.
-            export_model: Whether ``poptorch.load`` is to read it.
+            export_model: Whether ``poptorch.load`` is to read it. It refuses programs that call an
+                operator that is not PyTorch's, or one that PyTorch gives no protection from wrong
+                numbers; a warning says which. ``loadExecutable`` reads them.
             save_rng_state: Whether the loaded model goes on with this one's random numbers.
 
         Raises:
@@ -83,6 +85,7 @@ class Files(WeightCopies, RandomState):
             self.rng_state if save_rng_state else None,
         )
         if export_model:
+            saving.warn_of_operators(compiled.program)
             states = state.read_all_states()
             model, optimizer, settings = self._traced_model, self._optimizer, self._settings
             sections |= saving.pack_model(model, optimizer, settings, states)

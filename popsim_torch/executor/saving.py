@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from popsim_torch.executor.host_tensors import named_tensors
 from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile, StoredProgram
 from popsim_torch.files.module import pack_module
+from popsim_torch.files.operators import foreign_operators
 from popsim_torch.files.optimizer import pack_optimizer
 from popsim_torch.files.parts import pack
 from popsim_torch.files.program import program_digest
@@ -26,7 +28,14 @@ from popsim_torch.ir import Program, program_text
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
 
-__all__ = ["build_stored", "check_same_program", "pack_model", "program_of_file", "target_file"]
+__all__ = [
+    "build_stored",
+    "check_same_program",
+    "pack_model",
+    "program_of_file",
+    "target_file",
+    "warn_of_operators",
+]
 
 
 _DEFAULT_NAME = "model.poptorch"
@@ -49,9 +58,21 @@ def target_file(filename: str | os.PathLike[str]) -> Path:
         logs.python.warning("save: %s is a folder; the model is saved to %s.", filename, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no system has
         raise Error(f"save: the folder {path.parent} cannot be made ({error}).") from error
     return path
+
+
+def warn_of_operators(program: Program) -> None:
+    """Say what keeps ``poptorch.load`` from a program that is saved, if anything does."""
+    foreign = foreign_operators(program.graph)
+    if foreign:
+        logs.python.warning(
+            "save: the program calls %s, which no file may do by itself: poptorch.load will refuse "
+            "it. loadExecutable reads it into the wrapped model. Save weights with torch.save, and "
+            "pass export_model=False to leave them out of this file.",
+            ", ".join(foreign),
+        )
 
 
 def pack_model(
@@ -186,7 +207,12 @@ def _difference(stored: Program, program: Program) -> str:
         [line.strip() for line in program_text(p, origins=False).splitlines()]
         for p in (stored, program)
     ]
-    for old, new in zip(*lines, strict=False):
-        if old != new:
-            return f"The file has '{old}' where this model has '{new}'."
+    for old, new in itertools.zip_longest(*lines, fillvalue=""):
+        if old == new:
+            continue
+        if not old:  # a blank line ends a part of the program
+            return f"The lines of the file end where this model goes on with '{new}'."
+        if not new:
+            return f"The file goes on with '{old}' where the lines of this model end."
+        return f"The file has '{old}' where this model has '{new}'."
     return "The data of a constant, such as a buffer of integers, is another."

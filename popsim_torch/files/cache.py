@@ -6,7 +6,8 @@ and the others wait. The lock belongs to the open directory: nothing of it stays
 its holder is killed.
 
 A cache saves time and has no say in results: whatever is wrong with it is a warning, and the
-program is made as if there were none.
+program is made as if there were none. That goes for a program that only turns out to be wrong when
+it is fitted to this machine. Programs with operators that no file may name are not kept.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
-from popsim_torch.files.container import TEMPORARY, read_sections, write_sections
+from popsim_torch.files.container import read_sections, remove_leftovers, write_sections
+from popsim_torch.files.operators import foreign_operators
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.files.program import pack_program, unpack_program
 from popsim_torch.ir import Program
@@ -31,15 +34,49 @@ try:
 except ImportError:  # not on Windows: programs are then made more often than needed
     fcntl = None
 
-__all__ = ["cached_program"]
+__all__ = ["CachedProgram", "cached_program"]
 
 _CONTENT = "a cached program"
 _NAME = "{key}.popsim"
 
 
+@dataclass(frozen=True)
+class CachedProgram:
+    """A program, and what to do if it turns out to be wrong.
+
+    Attributes:
+        program: Made, or read from a file.
+        make: Makes it.
+        file: The file that it was read from, and its key; None if it was made.
+    """
+
+    program: Program
+    make: Callable[[], Program]
+    file: tuple[Path, str] | None = None
+
+    def anew(self, error: Exception) -> Program:
+        """Return the program as it is made, and keep that.
+
+        Args:
+            error: What went wrong with the one that was read; raised if none was.
+        """
+        if self.file is None:
+            raise error
+        path, key = self.file
+        logs.python.warning(
+            "A program of the executable cache, %s, cannot be used and is made anew: %s",
+            path,
+            str(error) or repr(error),
+        )
+        program = self.make()
+        with contextlib.suppress(OSError), _locked(path.parent):
+            _write(path, key, program)
+        return program
+
+
 def cached_program(
     options: Options, key_of: Callable[[], str | None], make: Callable[[], Program]
-) -> Program:
+) -> CachedProgram:
     """Return a program, from the directory that the options name if it is there.
 
     Args:
@@ -50,35 +87,43 @@ def cached_program(
     settings = options._Popart.options
     folder = settings.get("cachePath")
     if not settings.get("enableEngineCaching") or not folder:
-        return make()
+        return CachedProgram(make(), make)
     key = key_of()
     if key is None:
         logs.backend.debug("The model is not cached: it cannot be told what it depends on.")
-        return make()
+        return CachedProgram(make(), make)
     path = Path(folder) / _NAME.format(key=key)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        program = _read(path, key, warn=False)
-        if program is None:
-            with _locked(path.parent):
+    with contextlib.ExitStack() as lock:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            program = _read(path, key, warn=False)
+            if program is None:
+                lock.enter_context(_locked(path.parent))
                 program = _read(path, key, warn=True)
-                if program is None:
-                    return _make_and_write(path, key, make)
-    except OSError as error:
-        logs.python.warning("The executable cache %s cannot be used (%s).", folder, error)
-        return make()
+        except (OSError, ValueError) as error:  # ValueError: a path that no system has
+            logs.python.warning("The executable cache %r cannot be used (%s).", folder, error)
+            return CachedProgram(make(), make)
+        if program is None:
+            program = make()
+            _write(path, key, program)
+            return CachedProgram(program, make)
     logs.backend.debug("The program was found in the executable cache: %s", path)
-    return program
+    return CachedProgram(program, make, (path, key))
 
 
-def _make_and_write(path: Path, key: str, make: Callable[[], Program]) -> Program:
-    program = make()
+def _write(path: Path, key: str, program: Program) -> None:
+    """Keep a program, under the lock."""
+    foreign = foreign_operators(program.graph)
+    if foreign:
+        logs.backend.debug(
+            "The program is not kept: it calls %s, which no file may do.", ", ".join(foreign)
+        )
+        return
     try:
-        _remove_leftovers(path.parent)
+        remove_leftovers(path.parent, _CONTENT)
         write_sections(path, _CONTENT, {**pack("key", key, "key"), **pack_program(program)})
     except (Error, OSError) as error:
         logs.python.warning("The program is not kept in the executable cache: %s", error)
-    return program
 
 
 def _read(path: Path, key: str, *, warn: bool) -> Program | None:
@@ -123,10 +168,3 @@ def _lock(descriptor: int, folder: Path) -> None:
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     logs.backend.debug("The other process released the cache lock of %s.", folder)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left behind; nobody else writes under the lock."""
-    pattern = TEMPORARY.format(name=_NAME.format(key="*"), token="*")
-    for path in folder.glob(pattern):
-        path.unlink(missing_ok=True)

@@ -14,22 +14,26 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import struct
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.version import __version__
 
-__all__ = ["TEMPORARY", "BadFileError", "read_sections", "write_sections"]
+__all__ = ["BadFileError", "read_sections", "remove_leftovers", "write_sections"]
 
 _MAGIC = b"\x89POPSIM-1\r\n\x1a\n"
 _SIZE = struct.Struct("<Q")
+_USUAL_PERMISSIONS = 0o666  # less the umask
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-TEMPORARY = ".{name}.{token}.writing"
-"""The name of a file that is not complete yet, beside the one that it is to replace."""
+# The name of a file that is not complete yet, beside the one that it is to replace. It has the
+# kind of that one and not the name, since file systems limit the length.
+_TEMPORARY = ".{kind}.{token}.writing"
 
 
 class BadFileError(Error):
@@ -49,20 +53,27 @@ def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> N
     disk. What is killed meanwhile leaves that file behind, and the old one intact.
 
     Args:
-        path: The file. One that a symbolic link leads to is replaced there.
+        path: The file. One that a symbolic link leads to is replaced there. Who may read and write
+            a file stays as it was.
         content: What kind of file it is.
         sections: Data by name.
 
     Raises:
-        Error: It cannot be written.
+        Error: It cannot be written, or is there and no regular file.
     """
     table = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in sections.items()]
     head = json.dumps({"version": __version__, "content": content, "sections": table}).encode()
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(TEMPORARY.format(name=target.name, token=secrets.token_hex(4)))
     try:
+        target = Path(os.path.realpath(path))
+        permissions = _permissions(target)
+        temporary = target.with_name(_temporary_name(content, secrets.token_hex(8)))
         try:
-            with open(temporary, "xb") as file:
+            # Nobody may read what nobody could read before, at no time.
+            mode = _USUAL_PERMISSIONS if permissions is None else permissions
+            with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
+                if permissions is not None:
+                    with contextlib.suppress(OSError):  # not every file system has them
+                        os.chmod(temporary, permissions)
                 file.write(_MAGIC + _SIZE.pack(len(head)) + hashlib.sha256(head).digest() + head)
                 for data in sections.values():
                     file.write(data)
@@ -74,10 +85,40 @@ def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> N
                 os.unlink(temporary)
             raise
         _make_durable(target.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no system has
         raise Error(
             f"{path}: the file cannot be written ({error}). What was there before is unchanged."
         ) from error
+
+
+def _permissions(target: Path) -> int | None:
+    """Return who may do what with the file that is to be replaced; None if there is none.
+
+    Raises:
+        OSError: It is there and no regular file, which a rename would remove.
+    """
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise OSError("it is no regular file, but a folder, device, pipe or socket")
+    return stat.S_IMODE(mode)
+
+
+def _temporary_name(content: str, token: str) -> str:
+    return _TEMPORARY.format(kind=content.replace(" ", "-"), token=token)
+
+
+def remove_leftovers(folder: Path, content: str) -> None:
+    """Remove what writers that were killed left behind.
+
+    Args:
+        folder: Nobody else is writing files of this kind there.
+        content: The kind.
+    """
+    for path in folder.glob(_temporary_name(content, "*")):
+        path.unlink(missing_ok=True)
 
 
 def _make_durable(folder: Path) -> None:
@@ -101,18 +142,8 @@ def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes
         BadFileError: It cannot be read, is damaged, or is another kind of file.
         UsageAssertionError: Another version of the package wrote it.
     """
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise BadFileError(path, f"the file cannot be read ({error.strerror or error}).") from error
+    data = _read_whole(path)
     start = len(_MAGIC) + _SIZE.size + _DIGEST_BYTES
-    if not data.startswith(_MAGIC):
-        raise BadFileError(
-            path,
-            "this is no file of popsim_torch, or its beginning is damaged. Pass what "
-            "PoplarExecutor.save or compileAndExport wrote.",
-        )
     (head_size,) = _SIZE.unpack_from(data.ljust(start), len(_MAGIC))
     head_bytes = data[start : start + head_size]
     if hashlib.sha256(head_bytes).digest() != data[start - _DIGEST_BYTES : start]:
@@ -134,6 +165,33 @@ def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes
         return _split(path, memoryview(data)[start + head_size :], table)
     except (TypeError, ValueError) as error:
         raise _damaged(path, "its table of sections") from error
+
+
+def _read_whole(path: str | os.PathLike[str]) -> bytes:
+    """Return what a file holds, if it is a regular file that begins as ours do."""
+    try:
+        # Opening a pipe would wait for a writer.
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadFileError(
+                    path, "this is no regular file, but a folder, device, pipe or socket."
+                )
+            data = file.read(len(_MAGIC))
+            if data == _MAGIC:
+                return data + file.read()
+    except OSError as error:
+        raise BadFileError(path, f"the file cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise BadFileError(repr(path), f"no file has that name ({error}).") from error
+    raise BadFileError(
+        path,
+        "this is no file of popsim_torch, or its beginning is damaged. Pass what "
+        "PoplarExecutor.save or compileAndExport wrote.",
+    )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _split(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,11 +127,16 @@ class ExecutableFile:
         path: The file.
 
     Raises:
-        Error: It is none, or damaged.
+        Error: It is none, or damaged; or ``path`` is no path.
         UsageAssertionError: Another version of the package wrote it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise Error(
+                f"Got a {type(path).__name__}, {path!r:.100}, as the name of the file; pass the "
+                "path that was given to save or compileAndExport."
+            )
         self.path = path
         self._sections = read_sections(path, _CONTENT)
 
@@ -159,12 +165,12 @@ class ExecutableFile:
         return self._read(read)
 
     def bare_program(self) -> Program:
-        """Return the program alone.
+        """Return the program alone, to compare it with another one: it may call any operator.
 
         Raises:
             Error: There is none.
         """
-        return self._read(unpack_program)
+        return self._read(partial(unpack_program, runs=False))
 
     def model(self) -> StoredModel:
         """Return everything but the program.
@@ -198,7 +204,8 @@ class ExecutableFile:
         except Error as error:
             raise Error(f"{os.fspath(self.path)}: {error.message}") from error
         except Exception as error:  # what a right checksum stands for is anybody's
-            raise BadFileError(self.path, f"{error}. Export the model anew.") from error
+            problem = str(error) or repr(error)
+            raise BadFileError(self.path, f"{problem}. Export the model anew.") from error
 
 
 def _check_run(program: Program, run: object, plan: object) -> None:

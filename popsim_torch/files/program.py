@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import InternalError
+from popsim_torch.files.operators import check_operators
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.ir import Op, Program, TensorKind, verify
 from popsim_torch.passes.op_table import op_table
+from popsim_torch.trace import TraceResult
 
-__all__ = ["pack_program", "program_digest", "unpack_program"]
+__all__ = ["check_interface", "pack_program", "program_digest", "unpack_program"]
 
 _PART = "program"
 
@@ -25,11 +30,13 @@ def pack_program(program: Program) -> dict[str, bytes]:
     return pack(_PART, program, "The program")
 
 
-def unpack_program(sections: Mapping[str, bytes]) -> Program:
+def unpack_program(sections: Mapping[str, bytes], *, runs: bool = True) -> Program:
     """Return the program of a file, which keeps all rules of programs.
 
     Args:
         sections: Of the file.
+        runs: Whether the program is to run, or only to be compared with one. What runs calls no
+            operator of PyTorch but those of ``files/operators.py``.
 
     Raises:
         ValueError: It is none, or breaks a rule.
@@ -37,12 +44,39 @@ def unpack_program(sections: Mapping[str, bytes]) -> Program:
     program = unpack(sections, _PART)
     if not isinstance(program, Program):
         raise ValueError("its program is none")
+    if runs:
+        check_operators(program.graph)
     try:
         verify(program.graph, op_table())
     except InternalError as error:
         raise ValueError(f"its program breaks a rule ({error.message})") from error
     _check_tables(program)
     return program
+
+
+def check_interface(
+    program: Program, inputs: Sequence[tuple[Sequence[int], torch.dtype]], traced: TraceResult
+) -> None:
+    """Check that a program takes, returns and holds what a traced model does.
+
+    Args:
+        program: Of a file.
+        inputs: Shape and element type of each input of a micro-batch.
+        traced: The trace.
+
+    Raises:
+        ValueError: It does not.
+    """
+    tensors = program.graph.tensors
+    taken = [(t.shape, t.dtype) for t in tensors if t.kind == TensorKind.INPUT]
+    if taken != [(tuple(shape), held_dtype(dtype)) for shape, dtype in inputs]:
+        raise ValueError("its program takes other inputs than the model")
+    if len(program.outputs) != len(traced.outputs.names):
+        raise ValueError("its program returns other outputs than the model")
+    held = {**traced.parameters, **traced.buffers}
+    for name, variable in {**program.parameters, **program.buffers}.items():
+        if name not in held or tuple(held[name].shape) != tensors[variable].shape:
+            raise ValueError(f"its program uses '{name}' in a way that the model does not")
 
 
 def program_digest(program: Program) -> str:

@@ -64,13 +64,24 @@ ENUMS: dict[str, type[enum.Enum]] = {
 }
 _ENUM_NAMES: dict[type[Any], str] = {kind: name for name, kind in ENUMS.items()}
 
+MOST_NUMBERS = 2**20
+"""How long a range may be: a few characters of a file must not stand for any amount of memory."""
+
+
+def _range(parts: list[Any]) -> range:
+    value = range(*parts)
+    if len(value) > MOST_NUMBERS:
+        raise ValueError(f"{value} has more than {MOST_NUMBERS} numbers")
+    return value
+
+
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "size": torch.Size,
     "set": set,
     "frozenset": frozenset,
     "slice": lambda parts: slice(*parts),
-    "range": lambda parts: range(*parts),
+    "range": _range,
     "complex": lambda parts: complex(*parts),
 }
 _LIST_NAMES: dict[type[Any], str] = {
@@ -164,6 +175,11 @@ class Encoder:
         if isinstance(value, slice):
             return {"slice": [self(p, where) for p in (value.start, value.stop, value.step)]}
         if isinstance(value, range):
+            if len(value) > MOST_NUMBERS:
+                raise Error(
+                    f"{where} holds {value}, and a file holds ranges of at most {MOST_NUMBERS} "
+                    "numbers."
+                )
             return {"range": [value.start, value.stop, value.step]}
         if isinstance(value, complex) and type(value) is complex:
             return {"complex": [self(value.real, where), self(value.imag, where)]}
@@ -248,12 +264,32 @@ def decode(
         if tag in RECORDS or tag in OBJECTS:
             fields = {k: decode(v, tensors, placeholders) for k, v in content.items()}
             return _record(tag, fields) if tag in RECORDS else _object(tag, fields)
+        _check_plain(tag, content)
         value = decode(content, tensors, placeholders)
         return _LISTS[tag](value) if tag in _LISTS else _DECODERS[tag](value)
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"'{tag}' cannot be that: {error!r}") from error
 
 
+def _check_plain(tag: str, content: Any) -> None:
+    """Check that what is put together from items lists each of them.
+
+    Else a range in the place of a list would become all its numbers.
+    """
+    if tag in _LISTS or tag in _PAIRS or tag == "enum":
+        lists = [content, *(content if tag in _PAIRS and type(content) is list else ())]
+    elif tag == "namedtuple":
+        lists = [content, *content[2:]]
+    elif type(content) in (str, int, float):
+        lists = []
+    else:
+        raise ValueError(f"'{tag}' cannot be made of a {type(content).__name__}")
+    for value in lists:
+        if type(value) is not list:
+            raise ValueError(f"'{tag}' needs a list, not a {type(value).__name__}")
+
+
+_PAIRS = ("dict", "ordered")
 _NUMBERED: dict[str, Callable[[torch.Tensor], Any]] = {
     "placeholder": lambda tensor: tensor,
     "tensor": lambda tensor: tensor,
@@ -264,7 +300,7 @@ _NUMBERED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
+    found = vars(torch)[name]
     if not isinstance(found, torch.dtype):
         raise ValueError(f"'{name}' is no element type")
     return found

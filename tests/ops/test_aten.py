@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from popsim_torch import ir
-from popsim_torch.errors import InternalError
+from popsim_torch.errors import Error, InternalError
 from popsim_torch.ir import TensorArgument, TensorListArgument
-from tests.ops.one_op import Type, infer_types
+from tests.ops.one_op import Type, infer_types, run_op
 
 
 def results_of(operator: str, inputs: Sequence[torch.Tensor], *arguments) -> list[Type]:
@@ -81,3 +81,32 @@ def test_the_numbers_among_its_arguments_count():
 
 def test_what_only_a_run_tells():
     assert results_of("nonzero", [X], FIRST) == [None]
+
+
+LOSS = ("nll_loss2d_backward", [(), (1, 3, 2, 2), (1, 2, 2)], [None, 1, -100, TensorArgument(3)])
+POOL = ("adaptive_max_pool2d_backward", [(1, 1, 2, 2), (1, 1, 1, 3), (1, 1, 2, 2)], [])
+
+
+def run_gradient(case, position):
+    """Return the gradient of a loss or of max pooling whose last position is this one."""
+    operator, (gradient, x, positions), arguments = case
+    values = [torch.ones(gradient), torch.ones(x), torch.zeros(positions).long(), torch.tensor(1.0)]
+    values[2].view(-1)[-1] = position
+    arguments = [FIRST, SECOND, TensorArgument(2), *arguments]
+    names = {"operator": f"aten::{operator}", "overload": "", "arguments": arguments}
+    (result,) = run_op("aten", values, [(torch.float32, x)], **names)
+    return result
+
+
+@pytest.mark.parametrize("position", [-1, 3, 2**40, -(2**40)])
+@pytest.mark.parametrize("case", [LOSS, POOL], ids=lambda case: case[0])
+def test_positions_outside_of_the_tensor_are_an_error(case, position):
+    """PyTorch leaves them to the forward, and writes wherever they point."""
+    with pytest.raises(Error, match=f"aten::{case[0]}: a position is out of range: there are 3"):
+        run_gradient(case, position)
+
+
+def test_positions_inside_of_the_tensor_are_followed():
+    assert run_gradient(POOL, 2).flatten().tolist() == [3, 0, 1]
+    assert run_gradient(LOSS, 2)[0, :, 1, 1].tolist() == [0, 0, -1]
+    assert run_gradient(LOSS, -100)[0, :, 1, 1].tolist() == [0, 0, 0]

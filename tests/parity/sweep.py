@@ -28,11 +28,23 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 import popsim_torch as poptorch
 from popsim_torch.errors import InternalError
+from popsim_torch.files.operators import check_operators, foreign_operators
 from tests.parity.tolerances import SWEEP
 
 SAMPLES = 4
 # Their results are whatever the memory holds; bfloat16 is float32 on the device.
 _OTHER_VALUES = ("bfloat16", "empty", "new_empty")
+
+# Follow numbers out of their tensors, or return memory as it was.
+_FOREIGN = {
+    f"aten::{name}"
+    for name in (
+        *("_embedding_bag", "_embedding_bag_backward", "_embedding_bag_forward_only"),
+        *("_embedding_bag_per_sample_weights_backward", "_segment_reduce_backward"),
+        *("embedding_renorm", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack", "resize_as"),
+        "segment_reduce",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -185,6 +197,19 @@ def _compare(what: str, ours: torch.Tensor, expected: torch.Tensor, values: bool
         raise Wrong(f"{what}: {' '.join(str(error).split())}") from error
 
 
+def _check_file(device: poptorch.PoplarExecutor) -> None:
+    """Check that a file may call what the program calls, as it calls it."""
+    graph = device._compiled.program.graph
+    foreign = set(foreign_operators(graph))
+    if not foreign <= _FOREIGN:
+        raise Wrong(f"no file may call {sorted(foreign - _FOREIGN)}")
+    if not foreign:
+        try:
+            check_operators(graph)
+        except ValueError as error:
+            raise Wrong(f"in a file: {error}") from error
+
+
 def _options(gradients: dict[str, Any]) -> poptorch.Options:
     options = poptorch.Options()
     options.showCompilationProgressBar(False)
@@ -210,6 +235,7 @@ def run_probe(probe: Probe) -> None:
     else:
         device = poptorch.inferenceModel(model, _options({}))
         ours = device(*model.inputs)
+    _check_file(device)
     for i, (result, expected) in enumerate(zip(ours, results, strict=True)):
         _compare(f"result {i}", result, expected, values)
     for name, expected in gradients.items():

@@ -15,6 +15,7 @@ from torch.utils.data import (
 
 from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
 from popsim_torch.dataloader import DataLoader
+from popsim_torch.enums import DataLoaderMode
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
 from popsim_torch.options import Options
 
@@ -397,6 +398,20 @@ def test_mode_must_be_the_enum():
 def test_async_options_may_not_set_the_rebatched_size():
     with pytest.raises(UsageAssertionError, match="rebatched_size"):
         DataLoader(Options(), Numbers(4), async_options={"rebatched_size": 2})
+
+
+@pytest.mark.parametrize("mode", list(DataLoaderMode))
+@pytest.mark.parametrize("value", [[1], "buffer_size", 3, {1: 2}], ids=repr)
+def test_async_options_are_arguments_by_name(mode, value):
+    with pytest.raises(UsageAssertionError, match=r"async_options=.* is not a dict of arguments"):
+        DataLoader(Options(), Numbers(4), mode=mode, async_options=value)
+
+
+@pytest.mark.parametrize("mode", list(DataLoaderMode))
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_have_samples_in_all_modes(mode, size):
+    with pytest.raises(ValueError, match="batch_size should be a positive integer"):
+        DataLoader(Options(), Numbers(4), size, mode=mode)
 
 
 def test_rebatched_worker_size_is_at_most_the_combined_size():

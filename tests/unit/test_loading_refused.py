@@ -108,3 +108,40 @@ def test_other_files_are_refused(tmp_path):
     for name in ("", "empty", "text", "pickle", "missing"):
         with pytest.raises(poptorch.Error, match=os.path.join(tmp_path.name, name).rstrip("/")):
             poptorch.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", [0, 7, None, True, b"file", ["file"]], ids=repr)
+def test_what_is_no_path_is_refused(name):
+    with pytest.raises(poptorch.Error, match=rf"Got a {type(name).__name__}, .*pass the path"):
+        poptorch.load(name)
+    with pytest.raises(poptorch.Error, match="pass the path"):
+        poptorch.inferenceModel(nn.Linear(4, 3), make_options()).loadExecutable(name)
+    os.fstat(0)  # is open still
+
+
+def test_names_that_no_system_has_are_refused(whole):
+    fresh = poptorch.inferenceModel(nn.Linear(4, 3), make_options())
+    for call in (poptorch.load, poptorch.load(whole).save, fresh.loadExecutable):
+        for name in ("a\0b", "a\0b/c"):
+            with pytest.raises(poptorch.Error, match="null"):
+                call(name)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_refused_at_once(whole):
+    pipe = whole.with_name("pipe")
+    os.mkfifo(pipe)
+    with pytest.raises(poptorch.Error, match="no regular file"):
+        poptorch.load(pipe)
+    with pytest.raises(poptorch.Error, match="no regular file"):
+        poptorch.load(whole).save(pipe)
+    assert pipe.is_fifo()
+
+
+def test_memory_that_is_not_there_is_named(whole, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("popsim_torch.files.executable.unpack_options", fail)
+    with pytest.raises(poptorch.Error, match=r"file: MemoryError\(\)\. Export"):
+        poptorch.load(whole)

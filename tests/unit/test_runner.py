@@ -1,6 +1,7 @@
 """Programs that import ``poptorch`` run as they stand."""
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -157,6 +158,17 @@ def test_a_module_runs_with_its_exit_code(tmp_path):
     assert done.stderr == ""
 
 
+def test_the_command_runs_under_the_name_of_poptorch(tmp_path):
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'poptorch', 'info']).returncode)\n"
+    )
+    for command in (["-m", "poptorch", "info"], ["parent.py"]):
+        done = run(["-m", "popsim_torch", "run", *command], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("popsim_torch 0."), done.stdout
+
+
 # Without a process of its own
 
 
@@ -192,6 +204,14 @@ def test_a_wrong_command_line_is_answered_with_the_usage(arguments, problem, arg
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"popsim: {problem}\n\nusage: popsim run")
+
+
+def test_behind_two_dashes_stands_a_script_of_any_name(argv, monkeypatch):
+    calls = []
+    monkeypatch.setattr(commands, "run_script", lambda *given, **more: calls.append((*given, more)))
+    argv("run", "--replace", "--", "-x.py", "-m")
+    assert commands.main() == 0
+    assert calls == [("-x.py", ["-m"], {"replace": True})]
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("run", "--help")])
@@ -237,6 +257,22 @@ def test_install_lets_poptorch_be_this_package():
     # The modules do not take note of it.
     assert popsim_torch.__name__ == "popsim_torch"
     assert popsim_torch.optim.__spec__ is before
+
+
+@pytest.mark.usefixtures("installed_nothing")
+def test_the_code_of_modules_is_found_under_both_names():
+    popsim_torch.install()
+    for name in ("__main__", "optim", "enums"):
+        found = importlib.util.find_spec(f"poptorch.{name}")
+        real = importlib.util.find_spec(f"popsim_torch.{name}")
+        full_names = f"poptorch.{name}", f"popsim_torch.{name}"
+        alias_code, code = (
+            spec.loader.get_code(n) for spec, n in zip((found, real), full_names, strict=True)
+        )
+        assert alias_code.co_filename == code.co_filename
+        assert found.loader.get_source(found.name) == real.loader.get_source(real.name)
+        is_package = real.submodule_search_locations is not None
+        assert (found.submodule_search_locations is not None) == is_package
 
 
 @pytest.mark.usefixtures("installed_nothing")

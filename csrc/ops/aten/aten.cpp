@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "ops/aten/call.h"
+#include "ops/aten/positions.h"
 #include "ops/aten/seed.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
@@ -66,6 +67,9 @@ class AtenKernel final : public Kernel {
         writes_outputs_(op.has_attribute("out")),
         generator_(call_.generator()),
         shares_work_(may_share_work(op)),
+        followed_(follows_positions(op.attribute<std::string>("operator"))
+                      ? op.attribute<std::string>("operator")
+                      : ""),
         stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
     op.require(
         !writes_outputs_ || call_.out_positions().size() == outputs_.size(),
@@ -99,6 +103,9 @@ class AtenKernel final : public Kernel {
           mix_seed(context.seed, static_cast<uint64_t>(stream_),
                    static_cast<uint64_t>(context.cursor.step)));
     }
+    if (!followed_.empty()) {
+      threads::run_alone([&] { check_positions(followed_, stack_); });
+    }
     if (shares_work_) {
       call_.handle().callBoxed(stack_);
     } else {
@@ -127,7 +134,8 @@ class AtenKernel final : public Kernel {
   bool writes_outputs_;
   std::optional<at::Generator> generator_;
   bool shares_work_;
-  int64_t stream_;  // of random numbers, one per random op of the model
+  std::string followed_;  // the operator, if it does not check positions
+  int64_t stream_;        // of random numbers, one per random op of the model
   std::vector<c10::IValue> stack_;
 };
 

@@ -15,7 +15,7 @@ from popsim_torch.lowering.maps import cast
 from popsim_torch.trace.device import on_cpu_zeros
 
 # Numbers of torch's enums, as operator schemas take them.
-_SCALAR_TYPES = {
+SCALAR_TYPES = {
     torch.uint8: 0,
     torch.int8: 1,
     torch.int16: 2,
@@ -27,7 +27,7 @@ _SCALAR_TYPES = {
     torch.bool: 11,
     torch.bfloat16: 15,
 }
-_MEMORY_FORMATS = {
+MEMORY_FORMATS = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
     torch.channels_last: 2,
@@ -123,7 +123,7 @@ def check_results(node: torch.fx.Node, place: Place) -> None:
     results = node.meta.get("val")
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if result is not None and (
-            not isinstance(result, torch.Tensor) or result.dtype not in _SCALAR_TYPES
+            not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
             operator: Any = node.target
             raise Error(
@@ -170,14 +170,14 @@ class _Boxer:
         return len(self.inputs) - 1
 
     def _plain(self, value: Any) -> Any:
-        if isinstance(value, torch.dtype) and value in _SCALAR_TYPES:
-            return _SCALAR_TYPES[self.computed(value)]
+        if isinstance(value, torch.dtype) and value in SCALAR_TYPES:
+            return SCALAR_TYPES[self.computed(value)]
         if isinstance(value, torch.device):
             return "cpu"
         if isinstance(value, torch.layout):
             return _STRIDED
         if isinstance(value, torch.memory_format):
-            return _MEMORY_FORMATS[value]
+            return MEMORY_FORMATS[value]
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         raise Error(

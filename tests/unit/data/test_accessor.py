@@ -361,9 +361,9 @@ def test_length_when_rebatched():
         len(make([torch.ones(4)], rebatched_size=4))
 
 
-@pytest.mark.parametrize("size", [1, 0, -3])
+@pytest.mark.parametrize("size", [1, 0, -3, "a", 2.0, True, [4]])
 def test_rebatched_size_exceeds_one(size):
-    with pytest.raises(UsageAssertionError, match="must be None or exceed 1"):
+    with pytest.raises(UsageAssertionError, match="must be None or an int that exceeds 1"):
         make([torch.ones(4)], rebatched_size=size)
 
 

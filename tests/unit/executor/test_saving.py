@@ -11,6 +11,8 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import _C
+from popsim_torch.executor import saving
+from popsim_torch.files.executable import ExecutableFile
 from tests.options import make_options
 from tests.unit.executor.nets import Function, Net, batch, infer, train
 
@@ -163,6 +165,22 @@ def test_a_file_for_other_options_is_refused(tmp_path):
         train(momentum, None, optimizer).loadExecutable(path)
     with pytest.raises(poptorch.Error):
         infer(Net()).loadExecutable(path)
+
+
+def test_a_program_that_is_longer_is_told_as_such(tmp_path):
+    path, model = exported(tmp_path)
+    longer = model._compiled.program
+    for count in (1, 2):
+        shorter = longer.copy()
+        del shorter.graph.ops[-count:]
+        with pytest.raises(poptorch.Error, match=r"file goes on with '.+' where the lines of this"):
+            saving.check_same_program(ExecutableFile(path), shorter)
+    model.destroy()
+    train(Net()).compileAndExport(path, *batch())
+    file = ExecutableFile(path)
+    longer.graph.ops.append(longer.graph.ops[-1])
+    with pytest.raises(poptorch.Error, match=r"of the file end where this model goes on with '.+'"):
+        saving.check_same_program(file, longer)
 
 
 def test_the_mode_has_to_be_the_one_of_the_export(tmp_path):

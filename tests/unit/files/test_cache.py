@@ -1,6 +1,7 @@
 """Programs of earlier compilations: found again, never believed, never in the way."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.executor import compile as compile_path
+from popsim_torch.files.container import read_sections, write_sections
 from tests.golden.test_programs import CASES, WithLoss
 from tests.options import make_options
-from tests.unit.executor.nets import Net, batch
+from tests.unit.executor.nets import Function, Net, batch
 
 
 @pytest.fixture
@@ -207,6 +209,105 @@ def test_a_damaged_file_is_ignored_and_written_anew(tmp_path, made, caplog, dama
     assert len(made) == 2
 
 
+def poison(path, change):
+    """Change the program of a file, as somebody would who knows how files are written."""
+    sections = read_sections(path, "a cached program")
+    data = json.loads(sections["program"])
+    change(data["Program"])
+    sections["program"] = json.dumps(data).encode()
+    write_sections(path, "a cached program", sections)
+
+
+def other_shapes(program):
+    for tensor in program["graph"]["Graph"]["tensors"]:
+        if tensor["Tensor"]["shape"] == {"tuple": [4, 2]}:
+            tensor["Tensor"]["shape"] = {"tuple": [2, 4]}
+
+
+def other_input(program):
+    tensors = (tensor["Tensor"] for tensor in program["graph"]["Graph"]["tensors"])
+    next(t for t in tensors if t["kind"] == {"enum": ["TensorKind", "INPUT"]})["name"] = "y"
+    program["graph"]["Graph"]["names"] = {"dict": []}
+    program["graph"]["Graph"]["tensors"].append(
+        {"Tensor": {"id": len(program["graph"]["Graph"]["tensors"]), "kind": INPUT, **FLOAT_4}}
+    )
+
+
+INPUT = {"enum": ["TensorKind", "INPUT"]}
+FLOAT_4 = {"dtype": {"dtype": "float32"}, "shape": {"tuple": [4]}, "strides": {"tuple": [1]}}
+
+
+def no_outputs(program):
+    program["outputs"] = []
+
+
+def other_operator(program):
+    for op in program["graph"]["Graph"]["ops"]:
+        op["Op"]["attributes"]["dict"] = [
+            [k, "aten::from_file" if k == "operator" else v]
+            for k, v in op["Op"]["attributes"]["dict"]
+        ]
+
+
+def no_ops(program):
+    program["graph"]["Graph"]["ops"] = []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_shapes, other_input, no_outputs, other_operator, no_ops],
+    ids=lambda f: f.__name__,
+)
+def test_a_program_that_cannot_be_used_is_made_anew(tmp_path, made, caplog, change):
+    def run():
+        model = poptorch.inferenceModel(Function(torch.erfinv), cached(tmp_path))
+        return model(torch.tensor([[0.0, 0.5]] * 4))
+
+    expected = run()
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes()
+    poison(path, change)
+    assert torch.equal(run(), expected)
+    assert len(made) == 2
+    assert "anew: " in caplog.text
+    assert path.read_bytes() == good
+    assert torch.equal(run(), expected)
+    assert len(made) == 2
+
+
+def test_errors_of_the_model_are_not_those_of_the_cache(tmp_path, made, caplog, monkeypatch):
+    def fail(*_):
+        raise OSError("no more memory")
+
+    monkeypatch.setattr(compile_path, "_state_program", fail)
+    with pytest.raises(OSError, match="no more memory"):
+        trained(fresh(), tmp_path)
+    monkeypatch.undo()
+    trained(fresh(), tmp_path)
+    monkeypatch.setattr(compile_path, "fit_to_host", fail)
+    with pytest.raises(OSError, match="no more memory"):
+        trained(fresh(), tmp_path)
+    assert "cannot be used" in caplog.text
+    assert "The executable cache" not in caplog.text
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_file_is_a_warning(tmp_path, made, caplog):
+    trained(fresh(), tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    trained(fresh(), tmp_path)
+    assert len(made) == 2
+    assert "no regular file" in caplog.text
+    assert path.is_fifo()
+
+
+def test_a_folder_that_no_system_has_is_a_warning(caplog):
+    trained(fresh(), "a\0b")
+    assert "cannot be used" in caplog.text
+
+
 def test_the_file_of_another_program_is_not_believed(tmp_path, made):
     infer_with(tmp_path, Wider())
     (one,) = tmp_path.iterdir()
@@ -235,7 +336,7 @@ def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog):
 
 
 def test_what_killed_writers_left_is_removed(tmp_path):
-    (tmp_path / ".abc.popsim.1234.writing").write_bytes(b"half")
+    (tmp_path / ".a-cached-program.1234.writing").write_bytes(b"half")
     (tmp_path / "of_the_user.txt").write_bytes(b"whole")
     trained(fresh(), tmp_path)
     names = set(os.listdir(tmp_path))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,19 @@ def test_a_link_leads_to_the_file_that_is_replaced(path):
     write_sections(link, CONTENT, {"new": b"data"})
     assert link.is_symlink()
     assert read_sections(path, CONTENT) == {"new": b"data"}
+
+
+def test_names_of_any_length_that_the_system_has(tmp_path):
+    path = tmp_path / ("a" * 255)
+    write_sections(path, CONTENT, SECTIONS)
+    assert read_sections(path, CONTENT) == SECTIONS
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_who_may_read_a_file_stays_as_it_was(path, mode):
+    path.chmod(mode)
+    write_sections(path, CONTENT, {"new": b"data"})
+    assert path.stat().st_mode & 0o777 == mode
 
 
 def test_every_length_but_the_whole_is_refused(path):
@@ -104,6 +118,32 @@ def test_folders_and_missing_files_are_refused(tmp_path):
             read_sections(file, CONTENT)
 
 
+@pytest.mark.timeout(10)
+def test_a_pipe_is_refused_at_once_and_stays(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(poptorch.Error, match="pipe: this is no regular file"):
+        read_sections(pipe, CONTENT)
+    with pytest.raises(poptorch.Error, match=r"cannot be written .*no regular file"):
+        write_sections(pipe, CONTENT, SECTIONS)
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_device_is_refused():
+    with pytest.raises(poptorch.Error, match="no regular file"):
+        read_sections("/dev/zero", CONTENT)
+    with pytest.raises(poptorch.Error, match="no regular file"):
+        write_sections(Path("/dev/null"), CONTENT, SECTIONS)
+
+
+def test_names_that_no_system_has_are_refused(tmp_path):
+    with pytest.raises(poptorch.Error, match="null"):
+        read_sections("a\0b", CONTENT)
+    with pytest.raises(poptorch.Error, match="null"):
+        write_sections(tmp_path / "a\0b", CONTENT, SECTIONS)
+
+
 def test_a_size_of_the_head_that_no_file_has_is_refused(path):
     data = bytearray(path.read_bytes())
     data[13:21] = b"\xff" * 8
@@ -144,8 +184,8 @@ def test_a_full_disk_leaves_the_old_file(path, monkeypatch, writes):
     monkeypatch.setattr(
         container,
         "open",
-        lambda name, mode: (
-            _FullDisk(real(name, mode), writes) if mode == "xb" else real(name, mode)
+        lambda name, mode, **more: (
+            _FullDisk(real(name, mode), writes) if mode == "xb" else real(name, mode, **more)
         ),
         raising=False,
     )

@@ -192,6 +192,17 @@ def test_a_list_that_holds_itself_is_refused():
         {"Graph": {}},
         {"Graph": {"tensors": [1], "ops": [], "names": {"dict": []}}},
         {"namedtuple": ["os", "system", [], []]},
+        {"namedtuple": {"range": [0, 4]}},
+        {"namedtuple": [__name__, "Point", ["x", "y"], {"range": [0, 2]}]},
+        {"namedtuple": [__name__, "Point", {"range": [0, 2]}, [1, 2]]},
+        {"enum": {"tuple": ["OutputMode", "All"]}},
+        {"dict": [{"range": [0, 2]}]},
+        {"dict": {"tuple": []}},
+        {"ordered": [{"tuple": [0, 2]}]},
+        {"slice": {"range": [0, 2]}},
+        {"float": {"tensor": 0}},
+        {"dtype": ["float32"]},
+        {"bytes": []},
     ],
     ids=json.dumps,
 )
@@ -248,3 +259,17 @@ def test_fields_that_have_their_defaults_are_left_out():
     assert "base" not in text
     assert "origin" not in text
     assert there_and_back(Op("relu", [0], [1])).origin == NOWHERE
+
+
+@pytest.mark.parametrize("kind", ["tuple", "size", "set", "frozenset", "range", "dict", "ordered"])
+def test_a_few_characters_stand_for_little_memory(kind):
+    endless = {"range": [0, 2**40]}
+    for content in (endless, [endless], [endless, endless]):
+        with pytest.raises(ValueError, match=r"needs a list|more than 1048576 numbers"):
+            decode({kind: content}, [])
+
+
+def test_a_range_that_would_not_be_read_is_not_written():
+    assert there_and_back(range(0, 2**40, 2**20)) == range(0, 2**40, 2**20)
+    with pytest.raises(Error, match=r"The thing holds range.*at most 1048576 numbers"):
+        pack("value", range(2**20 + 1), "The thing")

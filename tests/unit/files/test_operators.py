@@ -1,0 +1,273 @@
+"""A program out of a file calls operators that compute, in the forms that lowering writes."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+from popsim_torch.errors import Error
+from popsim_torch.files import container
+from popsim_torch.files.operators import OPERATORS, check_operators, foreign_operators
+from popsim_torch.ir import Graph, Phase, TensorArgument, TensorKind
+from popsim_torch.lowering.rules.aten import out_overload
+from tests.options import make_options
+from tests.unit.executor.nets import Function
+
+X = {"TensorArgument": {"input": 0}}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function that saves a model and lets its file call another operator."""
+
+    def save(operator, overload, arguments, **more):
+        model = poptorch.inferenceModel(Function(torch.erfinv), make_options())
+        path = tmp_path / "file"
+        model.compileAndExport(path, torch.zeros(4))
+        sections = container.read_sections(path, "a compiled model")
+        data = json.loads(sections["program"])
+        ops = [op["Op"] for op in data["Program"]["graph"]["Graph"]["ops"]]
+        (op,) = (op for op in ops if op["kind"] == "aten")
+        found = {"operator": operator, "overload": overload, "arguments": arguments, **more}
+        op["attributes"] = {"dict": [list(item) for item in found.items()]}
+        sections["program"] = json.dumps(data).encode()
+        container.write_sections(path, "a compiled model", sections)
+        return path
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("operator", "overload", "arguments"),
+    [
+        ("aten::_print", "", ["hello"]),
+        ("aten::empty", "memory_format", [[4], 6, None, None, None, None]),
+        ("aten::as_strided", "", [X, [4], [1], 100]),
+        ("aten::_convert_indices_from_coo_to_csr", "", [X, 3, True]),
+        ("aten::resize_as", "", [X, X, None]),
+        ("aten::set_data", "", [X, X]),
+        ("prims::cos", "", [X]),
+        ("aten::nothing", "", [X]),
+        (["aten::cos"], "", [X]),
+        (None, "", [X]),
+    ],
+    ids=str,
+)
+def test_operators_outside_of_the_list_are_refused(saved, operator, overload, arguments, capfd):
+    with pytest.raises(Error):
+        poptorch.load(saved(operator, overload, arguments))
+    assert "hello" not in capfd.readouterr().out
+
+
+def test_loading_touches_no_file(saved, tmp_path):
+    path, target = saved("aten::from_file", "", [str(tmp_path / "new"), True, 4, 6]), "new"
+    with pytest.raises(Error, match=r"calls aten::from_file, .*loadExecutable on the executor\.$"):
+        poptorch.load(path)
+    assert target not in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overload", "arguments", "more"),
+    [
+        ("no such overload", [X, 2], {}),
+        ("out", [X, 2], {}),
+        ("", [X], {}),
+        ("", [X, 2], {"out": "out"}),
+        ("", [X, X], {}),
+        ("", [{"TensorArgument": {"input": 7}}, 2], {}),
+        ("", [{"TensorArgument": {"input": -1}}, 2], {}),
+    ],
+    ids=str,
+)
+def test_other_forms_of_an_operator_are_refused(saved, overload, arguments, more):
+    with pytest.raises(Error, match=r"calls aten::mvlgamma\."):
+        poptorch.load(saved("aten::mvlgamma", overload, arguments, **more))
+
+
+def graph_of(operator, shapes, arguments, dtype=torch.float32):
+    graph = Graph()
+    inputs = [graph.add_tensor(TensorKind.VARIABLE, dtype, shape) for shape in shapes]
+    attributes = {"operator": f"aten::{operator}", "overload": "", "arguments": arguments}
+    graph.add_op("aten", inputs, [], attributes, phase=Phase.FORWARD, name="it")
+    return graph
+
+
+A, B, C = map(TensorArgument, range(3))
+
+
+@pytest.mark.parametrize(
+    ("operator", "right", "wrong", "arguments"),
+    [
+        ("_log_softmax_backward_data", [(2, 3), (2, 3)], [(2, 3), (2, 2)], [A, B, 1, 6]),
+        (
+            "reflection_pad2d_backward",
+            [(1, 4, 4), (1, 2, 2)],
+            [(1, 4, 4), (9, 2, 2)],
+            [A, B, [1] * 4],
+        ),
+        (
+            "avg_pool2d_backward",
+            [(1, 2, 2, 2), (1, 2, 4, 4)],
+            [(1, 2, 4, 4), (1, 2, 4, 4)],
+            [A, B, [2, 2], [], [0, 0], False, True, None],
+        ),
+        (
+            "_adaptive_avg_pool2d_backward",
+            [(1, 2, 2, 2), (1, 2, 4, 4)],
+            [(1, 2, 2, 2), (1, 2, 4, 0)],
+            [A, B],
+        ),
+        (
+            "adaptive_max_pool2d_backward",
+            [(1, 2, 2, 2), (1, 2, 4, 4), (1, 2, 2, 2)],
+            [(1, 2, 2, 2), (1, 2, 4, 4), (1, 2, 1, 1)],
+            [A, B, C],
+        ),
+        ("unfold_backward", [(3, 2)], [(4, 2)], [A, [4], 0, 2, 1]),
+        (
+            "nll_loss_backward",
+            [(), (3, 2), (3,)],
+            [(), (3, 2), (2,)],
+            [A, B, C, None, 1, -100, A],
+        ),
+        (
+            "grid_sampler_2d_backward",
+            [(1, 2, 3, 3), (1, 2, 4, 4), (1, 3, 3, 2)],
+            [(1, 2, 3, 3), (1, 9, 4, 4), (1, 3, 3, 2)],
+            [A, B, C, 0, 0, False, [True, True]],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gradients_have_the_shapes_of_their_forward(operator, right, wrong, arguments):
+    check_operators(graph_of(operator, right, arguments))
+    with pytest.raises(ValueError, match=f"calls aten::{operator}.*, but with"):
+        check_operators(graph_of(operator, wrong, arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([4, 6, 0, "cpu", None], None),
+        ([4, None, None, None, False], None),
+        ([4, 6, 0, "meta", None], "device"),
+        ([4, 6, 0, "cuda:0", None], "device"),
+        ([4, 6, 1, "cpu", None], "layout"),
+        ([4, 13, 0, "cpu", None], "dtype"),
+        ([4, 9, 0, "cpu", None], "dtype"),
+        ([4, 6, 0, "cpu", True], "pin_memory"),
+    ],
+    ids=str,
+)
+def test_tensors_are_made_as_the_device_has_them(arguments, problem):
+    graph = graph_of("eye", [], arguments)
+    if problem is None:
+        check_operators(graph)
+        return
+    with pytest.raises(ValueError, match=f"its argument '{problem}' cannot be"):
+        check_operators(graph)
+
+
+def test_every_operator_of_the_list_is_there():
+    for name in OPERATORS:
+        packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+        found = [getattr(packet, overload) for overload in packet.overloads()]
+        assert any(not overload._schema.is_mutable for overload in found)
+
+
+# --- Models that run what a file may not name ---------------------------------
+
+
+@torch.library.custom_op("popsim_tests::tripled", mutates_args=())
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+tripled.register_fake(torch.empty_like)
+
+
+class Tripled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return tripled(self.fc(x))
+
+
+def test_a_models_own_operator_is_loaded_into_the_model_alone(tmp_path, caplog):
+    net, x, path = Tripled(), torch.randn(4, 3), tmp_path / "file"
+    model = poptorch.inferenceModel(net, make_options())
+    model.compileAndExport(path, x)
+    assert "calls popsim_tests::tripled" in caplog.text
+    assert "poptorch.load will refuse it" in caplog.text
+    with pytest.raises(
+        Error, match=r"file: Its program calls popsim_tests::tripled, .*executor\.$"
+    ):
+        poptorch.load(path)
+    again = poptorch.inferenceModel(net, make_options())
+    again.loadExecutable(path)
+    torch.testing.assert_close(again(x), net(x))
+
+
+def test_without_the_model_there_is_no_warning(tmp_path, caplog):
+    model = poptorch.inferenceModel(Tripled(), make_options())
+    model.compileAndExport(tmp_path / "file", torch.randn(4, 3), export_model=False)
+    assert "popsim_tests" not in caplog.text
+
+
+def test_a_models_own_operator_is_not_cached(tmp_path):
+    net, x = Tripled(), torch.randn(4, 3)
+    for _ in range(2):
+        options = make_options().enableExecutableCaching(tmp_path)
+        torch.testing.assert_close(poptorch.inferenceModel(net, options)(x), net(x))
+    assert os.listdir(tmp_path) == []
+
+
+class Layers(nn.Module):
+    """Layers whose forward and backward are not ops of the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReflectionPad2d(1),
+            nn.Conv2d(2, 3, 3),
+            nn.ReplicationPad2d(1),
+            nn.PReLU(),
+            nn.AdaptiveMaxPool2d(4),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.ELU(),
+            nn.AdaptiveAvgPool2d((3, 5)),
+            nn.Mish(),
+        )
+
+    def forward(self, x, y):
+        out = self.layers(x)
+        return out, nn.functional.cross_entropy(out, y)
+
+
+def test_training_with_the_long_tail_goes_on(tmp_path):
+    torch.manual_seed(0)
+    net = Layers()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+    model = poptorch.trainingModel(net, make_options(), optimizer)
+    batch = torch.randn(2, 2, 8, 8), torch.randint(0, 3, (2, 3, 5))
+    model(*batch)
+    graph = model._compiled.program.graph
+    assert {"aten::nll_loss2d_backward", "aten::adaptive_max_pool2d_backward"} <= {
+        op.attributes["operator"] for op in graph.ops if op.kind == "aten"
+    }
+    assert foreign_operators(graph) == []
+    model.save(tmp_path / "file")
+    loaded = poptorch.load(tmp_path / "file")
+    assert all(torch.equal(a, b) for a, b in zip(loaded(*batch), model(*batch), strict=True))
+
+
+def test_operators_that_write_in_place_are_in_the_list():
+    for name in ("cat", "cumsum", "amax", "mean"):
+        packet = getattr(torch.ops.aten, name)
+        assert f"aten::{name}" in OPERATORS
+        assert any(out_overload(getattr(packet, o)) for o in packet.overloads())
