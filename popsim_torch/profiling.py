@@ -25,11 +25,15 @@ class Channel:
 
     Args:
         name: What it is called.
+
+    Attributes:
+        is_shown: Whether there is a trace to show in.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._library = _trace_library()
+        self.is_shown = self._library is not None
         self._channel = None if self._library is None else self._library.createTraceChannel(name)
 
     def tracepoint(self, name: str) -> AbstractContextManager[Any]:

@@ -69,7 +69,7 @@ class CompiledModel:
         arguments: What calls must look like.
         outputs: What calls return.
         input_dtypes: Element type on the device, per input.
-        converts_inputs: Whether any of them is not the caller's type.
+        converts_inputs: Whether any of them is not the caller's type, or none is taken.
         plan: The optimizer's updates; None for inference.
         duration: How long compilation took.
     """
@@ -327,7 +327,7 @@ def fit_to_host(
         arguments,
         outputs,
         input_dtypes,
-        input_dtypes != arguments.dtypes,
+        input_dtypes != arguments.dtypes or not run.reads_inputs,
         plan,
         datetime.timedelta(seconds=time.perf_counter() - start),
     )

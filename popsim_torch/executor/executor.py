@@ -380,10 +380,13 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
         # What a call costs beyond the native program: nothing here may depend on the model's size.
         program, optimizer = compiled.program, self._optimizer
-        device_inputs = self._device_inputs(compiled, inputs)
+        given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
         try:
-            with self._channel.tracepoint("modelExecution"):
-                results = compiled.executable.run(device_inputs)
+            if self._channel.is_shown:
+                with self._channel.tracepoint("modelExecution"):
+                    results = compiled.executable.run(given)
+            else:
+                results = compiled.executable.run(given)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
         self._last_complete_run = compiled.executable.num_runs
@@ -400,10 +403,10 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
     @staticmethod
     def _device_inputs(compiled: CompiledModel, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the inputs in the types that the device takes; none if it makes them itself."""
-        if not compiled.run.reads_inputs:
-            return []
         if not compiled.converts_inputs:
             return inputs
+        if not compiled.run.reads_inputs:
+            return []
         return [
             tensor.to(dtype) for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
         ]

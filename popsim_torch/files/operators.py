@@ -36,6 +36,7 @@ def _names(text: str) -> frozenset[str]:
 
 # One element of each operand gives one element of the result.
 _ELEMENTWISE = _names("""
+    __and__ __lshift__ __or__ __rshift__ __xor__
     _prelu_kernel _prelu_kernel_backward abs acos acosh add addcdiv addcmul angle asin asinh atan
     atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
     bitwise_xor bucketize ceil celu clamp clamp_max clamp_min copysign cos cosh deg2rad digamma div
@@ -80,7 +81,8 @@ _LAYOUTS = _names("""
     reflection_pad3d reflection_pad3d_backward repeat replication_pad1d replication_pad1d_backward
     replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward roll
     rot90 scatter scatter_add scatter_reduce select_backward select_scatter slice_backward
-    slice_scatter stack take tril tril_indices triu triu_indices unfold_backward unsafe_split zero
+    slice_scatter stack take tril tril_indices triu triu_indices unfold_backward unsafe_split view
+    view_copy zero
 """)
 
 # Layers of neural networks and their gradients.

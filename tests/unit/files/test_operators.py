@@ -271,3 +271,10 @@ def test_operators_that_write_in_place_are_in_the_list():
         packet = getattr(torch.ops.aten, name)
         assert f"aten::{name}" in OPERATORS
         assert any(out_overload(getattr(packet, o)) for o in packet.overloads())
+
+
+def test_memory_read_as_another_type_is_saved(tmp_path):
+    model = poptorch.inferenceModel(Function(lambda x: x.view(torch.int32) >> 23), make_options())
+    x = torch.tensor([1.0, -2.0, 0.5])
+    model.compileAndExport(tmp_path / "file", x)
+    assert torch.equal(poptorch.load(tmp_path / "file")(x), x.view(torch.int32) >> 23)
