@@ -14,11 +14,11 @@ from popsim_torch import _C
 TRAINING = (Path(__file__).parent / "trains_like_eager.py").read_text()
 
 
-def run_python(code, target):
+def run_python(code, target, *arguments):
     environment = {k: v for k, v in os.environ.items() if k not in HELD}
     environment["POPSIM_CPU"] = target
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         cwd=Path(poptorch.__file__).parents[1],  # Python looks there first: it is this package
         env=environment,
         capture_output=True,
@@ -38,6 +38,49 @@ def test_training_like_eager_under_each_target(target):
     assert f"target {target} of" in result.stdout
     if target in ATEN:
         assert f"({ATEN[target]})" in result.stdout
+
+
+SAVING = """
+import sys, torch
+import popsim_torch as poptorch
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 8))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.net(x).square(), "mean")
+
+model = poptorch.trainingModel(Net(), poptorch.Options(), torch.optim.SGD(net.parameters(), lr=0.1))
+x = torch.linspace(-1, 1, 128 * 64).reshape(128, 64)
+model(x)
+model.save(sys.argv[1])
+print(model(x).item())
+"""
+LOADING = """
+import sys, torch
+import popsim_torch as poptorch
+
+print(poptorch.load(sys.argv[1])(torch.linspace(-1, 1, 128 * 64).reshape(128, 64)).item())
+"""
+
+
+@pytest.mark.skipif(len(_C.usable_targets()) < 2, reason="the processor has one target")
+def test_a_file_of_one_target_runs_on_another(tmp_path):
+    lowest, *_, highest = _C.usable_targets()
+    file = tmp_path / "model.poptorch"
+    losses = {}
+    for writer, reader in ((highest, lowest), (lowest, highest)):
+        saved = run_python(SAVING, writer, file)
+        loaded = run_python(LOADING, reader, file)
+        assert saved.returncode == loaded.returncode == 0, saved.stderr + loaded.stderr
+        losses |= {f"saved by {writer}": saved.stdout, f"loaded by {reader}": loaded.stdout}
+    first, *others = (float(loss) for loss in losses.values())
+    assert others == pytest.approx([first] * 3, rel=1e-4), losses
 
 
 def test_an_unknown_target_is_refused():
