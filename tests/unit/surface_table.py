@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import popsim_torch as poptorch
 from tests.options import make_options
 
-DOCS = Path(poptorch.__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 _PARTS = re.compile(r'(?P<owner>[^(\[]*?)(\((?P<argument>\w+)\)|\["(?P<entry>.*)"\])?')
 
 
