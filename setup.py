@@ -218,10 +218,10 @@ def extension() -> CppExtension:
     # Two kernels that compute the same must round alike. Which products are added without being
     # rounded is written in the source (std::fma, at::vec::fmadd), not left to how a loop compiles.
     compile_args.append("-ffp-contract=off")
-    # GCC 12 sees uninitialised values in its own AVX-512 headers; torch's have pragmas for clang,
-    # and compare numbers with and without a sign.
+    # GCC 12 sees uninitialised values in its own AVX-512 headers, and notes that 4.6 passed vectors
+    # otherwise; torch's headers have pragmas for clang, and compare signed and unsigned numbers.
     compile_args += ["-Wall", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"]
-    compile_args.append("-Wno-sign-compare")
+    compile_args += ["-Wno-sign-compare", "-Wno-psabi"]
     link_args = []
     if platform.system() == "Linux" and not is_set("POPSIM_WITHOUT_OPENMP"):
         compile_args.append("-fopenmp")

@@ -34,6 +34,8 @@ def worker_pid(accessor):
 
 _PROLOGUE = """
 import itertools, os, signal, sys, time
+# (shells have it ignored by what they run in the background)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
 from popsim_torch import AsynchronousDataAccessor, DataLoader, DataLoaderMode, Options
 from popsim_torch import SharingStrategy
