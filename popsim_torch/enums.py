@@ -100,7 +100,7 @@ class ConnectionType(IntEnum):
 
 
 class SyncPattern(IntEnum):
-    """Which IPUs of a machine wait for each other before they exchange data."""
+    """Which IPUs of a machine wait for each other before they exchange data; no effect here."""
 
     Full = 0
     """All of them."""
@@ -111,7 +111,7 @@ class SyncPattern(IntEnum):
 
 
 class HalfFloatCastingBehavior(IntEnum):
-    """Deprecated: operations on float16 and float32 follow PyTorch's promotion rules."""
+    """No effect: operations on float16 and float32 follow PyTorch's promotion rules."""
 
     FloatDowncastToHalf = 0
     """The float32 operand is narrowed."""
@@ -131,7 +131,7 @@ class AutoStage(IntEnum):
 
 
 class Liveness(IntEnum):
-    """How long the tensors of a phase stay on the chip in a phased execution."""
+    """How long the tensors of a phase stay on the chip in a phased execution; no effect here."""
 
     AlwaysLive = 0
     """For the whole program."""
@@ -177,7 +177,7 @@ class MultiConvPlanType(IntEnum):
 
 
 class CommGroupType(IntEnum):
-    """How replicas are divided into groups."""
+    """How replicas are divided into groups; no effect on one replica."""
 
     All = 0
     """One group of all replicas."""
@@ -190,7 +190,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which replicas' values of a weight are read back to the host."""
+    """Which replicas' values of a weight are read back to the host; no effect on one replica."""
 
     OnePerGroup = 0
     """Those of the first replica of each group."""

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch.errors import Error
-from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.own_operators import define_with_gradient
 
 _SCHEMAS = (
     "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
@@ -53,29 +52,15 @@ def _backward(ctx: Any, gradient: Any, _alpha: object) -> tuple[Any, ...]:
     return (gradient, None, None, None, None, None)
 
 
-def _refuse_second_gradient(ctx: Any, *_: object) -> tuple[Any, ...]:
-    raise Error(
-        "The gradient of a gradient is not supported for ctc_loss: "
-        "torch.autograd.grad(..., create_graph=True) through torch.nn.CTCLoss."
-    )
-
-
-def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-    for schema in _SCHEMAS:
-        library.define(schema)
-    torch.library.register_fake(f"{NAMESPACE}::ctc_loss", _ctc_loss, lib=library)
-    torch.library.register_fake(f"{NAMESPACE}::ctc_loss_grad", _ctc_loss_grad, lib=library)
-    torch.library.register_autograd(
-        f"{NAMESPACE}::ctc_loss", _backward, setup_context=_keep_for_backward, lib=library
-    )
-    torch.library.register_autograd(
-        f"{NAMESPACE}::ctc_loss_grad", _refuse_second_gradient, lib=library
-    )
-    return library
-
-
-_library = _register()  # the operators exist as long as it does
+# The operators exist as long as it does.
+_library = define_with_gradient(
+    "ctc_loss",
+    _SCHEMAS,
+    (_ctc_loss, _ctc_loss_grad),
+    _backward,
+    _keep_for_backward,
+    "ctc_loss: torch.autograd.grad(..., create_graph=True) through torch.nn.CTCLoss.",
+)
 
 CTC_LOSS = torch.ops.popsim.ctc_loss.default
 CTC_LOSS_GRAD = torch.ops.popsim.ctc_loss_grad.default

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from popsim_torch.errors import Error
-from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.own_operators import define_with_gradient
 
 RECURRENT_FUNCTIONS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Names of the functions of ``torch`` that run a recurrent network over a sequence."""
@@ -103,30 +102,16 @@ def _backward(ctx: Any, grad_y: Any, grad_h: Any, grad_c: Any, *_: object) -> tu
     return (*results, None, None)
 
 
-def _refuse_second_gradient(ctx: Any, *_: object) -> tuple[Any, ...]:
-    raise Error(
-        "The gradient of a gradient is not supported for torch.nn.LSTM, GRU and RNN: "
-        "torch.autograd.grad(..., create_graph=True) through a recurrent layer. Use the cells "
-        "(torch.nn.LSTMCell, GRUCell, RNNCell) in a loop over the steps."
-    )
-
-
-def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-    for schema in _SCHEMAS:
-        library.define(schema)
-    torch.library.register_fake(f"{NAMESPACE}::recurrent", _recurrent, lib=library)
-    torch.library.register_fake(f"{NAMESPACE}::recurrent_grad", _recurrent_grad, lib=library)
-    torch.library.register_autograd(
-        f"{NAMESPACE}::recurrent", _backward, setup_context=_keep_for_backward, lib=library
-    )
-    torch.library.register_autograd(
-        f"{NAMESPACE}::recurrent_grad", _refuse_second_gradient, lib=library
-    )
-    return library
-
-
-_library = _register()  # the operators exist as long as it does
+# The operators exist as long as it does.
+_library = define_with_gradient(
+    "recurrent",
+    _SCHEMAS,
+    (_recurrent, _recurrent_grad),
+    _backward,
+    _keep_for_backward,
+    "torch.nn.LSTM, GRU and RNN: torch.autograd.grad(..., create_graph=True) through a recurrent "
+    "layer. Use the cells (torch.nn.LSTMCell, GRUCell, RNNCell) in a loop over the steps.",
+)
 
 RECURRENT = torch.ops.popsim.recurrent.default
 RECURRENT_GRAD = torch.ops.popsim.recurrent_grad.default

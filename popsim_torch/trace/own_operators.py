@@ -1,0 +1,50 @@
+"""Operators of ours that stand in a trace for a whole function of PyTorch, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.markers import NAMESPACE
+
+__all__ = ["define_with_gradient"]
+
+
+def define_with_gradient(
+    name: str,
+    schemas: tuple[str, str],
+    shapes: tuple[Callable[..., Any], Callable[..., Any]],
+    backward: Callable[..., Any],
+    keep_for_backward: Callable[..., None],
+    no_second_gradient: str,
+) -> Any:
+    """Define ``popsim::<name>`` and ``popsim::<name>_grad``, which computes its gradient.
+
+    Args:
+        name: Of the operator.
+        schemas: Of both.
+        shapes: For both: return empty results.
+        backward: As ``torch.library.register_autograd`` takes it; calls the gradient's operator.
+        keep_for_backward: Its ``setup_context``.
+        no_second_gradient: What a gradient of the gradient is not supported for.
+
+    Returns:
+        What the operators exist as long as.
+    """
+
+    def refuse(ctx: Any, *_: object) -> None:
+        raise Error(f"The gradient of a gradient is not supported for {no_second_gradient}")
+
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    operators = (f"{NAMESPACE}::{name}", f"{NAMESPACE}::{name}_grad")
+    for operator, schema, results in zip(operators, schemas, shapes, strict=True):
+        library.define(schema)
+        torch.library.register_fake(operator, results, lib=library)
+    torch.library.register_autograd(
+        operators[0], backward, setup_context=keep_for_backward, lib=library
+    )
+    torch.library.register_autograd(operators[1], refuse, lib=library)
+    return library
