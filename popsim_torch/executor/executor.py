@@ -371,10 +371,14 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         if compiled is None:
             compiled = self._become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
-        if self._optimizer is None:
+        optimizer = self._optimizer
+        if optimizer is None:
             self._weights.pull()
-        elif isinstance(self._optimizer, optim.Optimizer):
-            self._optimizer._hand_over()
+        # The cheaper question first: there is seldom anything to hand over.
+        elif getattr(optimizer, "_pending", None) is not None and isinstance(
+            optimizer, optim.Optimizer
+        ):
+            optimizer._hand_over()
         return compiled, inputs
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
