@@ -71,6 +71,7 @@ COMMON = (
     "csrc/dense/onednn_piece.cpp",
     "csrc/ops/aten/",
     "csrc/ops/check.cpp",
+    "csrc/ops/control/",
     "csrc/ops/host/",
     "csrc/ops/op_def.cpp",
     "csrc/ops/operands/aten_types.cpp",

@@ -52,6 +52,7 @@ class Graph:
         phase: Phase,
         stage: int,
         source: str = "",
+        bodies: Sequence[Graph] = ...,
     ) -> None: ...
     def verify(self, in_flight: bool = False) -> None: ...
 

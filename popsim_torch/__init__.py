@@ -5,6 +5,7 @@ from popsim_torch.alias import install, uninstall
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.attributes import Attribute, accessAttributes
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from popsim_torch.control_flow import cond, for_loop
 from popsim_torch.dataloader import AsynchronousDataAccessor, DataLoader
 from popsim_torch.enums import (
     AutoStage,
@@ -49,12 +50,10 @@ from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.refused import (
     CPU,
     MultiConv,
-    cond,
     ctc_beam_search_decoder,
     custom_op,
     dynamic_slice,
     dynamic_update,
-    for_loop,
     fps,
     nearest,
     serializedMatMul,

@@ -6,10 +6,10 @@ Outside of tracing (a plain run on the CPU) they are identities or the plain PyT
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -58,6 +58,19 @@ class OpListener(Protocol):
 
     def checkpoint(self, tensor: torch.Tensor) -> None:
         """Keep the value of ``tensor`` for the backward pass where others are rebuilt."""
+
+    def for_loop(
+        self, count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Record a loop and return its results."""
+
+    def cond(
+        self,
+        condition: Any,
+        if_true: tuple[Callable[..., Any], list[Any]],
+        if_false: tuple[Callable[..., Any], list[Any]],
+    ) -> list[torch.Tensor]:
+        """Record a branch between two functions, each with its arguments; return its results."""
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """Return a number that no other tensor of this trace has; an error for host tensors."""

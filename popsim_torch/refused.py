@@ -13,12 +13,10 @@ from popsim_torch.errors import not_supported_yet
 __all__ = [
     "CPU",
     "MultiConv",
-    "cond",
     "ctc_beam_search_decoder",
     "custom_op",
     "dynamic_slice",
     "dynamic_update",
-    "for_loop",
     "fps",
     "nearest",
     "serializedMatMul",
@@ -44,9 +42,6 @@ CPU = _refused(
 MultiConv = _refused(
     "MultiConv", "a group of convolutions", "Leave it out: values are the same without it."
 )
-cond = _refused(
-    "cond", "a branch in the program", "Compute both sides and choose with torch.where."
-)
 ctc_beam_search_decoder = _refused(
     "ctc_beam_search_decoder", "beam search", "Decode on the host what the model returns."
 )
@@ -60,11 +55,6 @@ dynamic_slice = _refused(
 )
 dynamic_update = _refused(
     "dynamic_update", "an update at a place known at run time", "Use torch.index_copy."
-)
-for_loop = _refused(
-    "for_loop",
-    "a loop in the program",
-    "Write a Python loop: all its trips are recorded.",
 )
 fps = _refused("fps", "farthest point sampling", "Sample on the host.")
 nearest = _refused("nearest", "a search for nearest points", "Use torch.cdist and argmin.")

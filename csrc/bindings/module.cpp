@@ -60,14 +60,27 @@ void bind_graph(py::module_& m) {
           [](Graph& self, std::string kind, std::string name,
              std::vector<TensorId> inputs, std::vector<TensorId> outputs,
              std::map<std::string, graph::Attribute, std::less<>> attributes,
-             graph::Phase phase, int32_t stage, std::string source) {
-            self.add(Op{std::move(kind), std::move(name), std::move(inputs),
-                        std::move(outputs), std::move(attributes), phase, stage,
-                        std::move(source)});
+             graph::Phase phase, int32_t stage, std::string source,
+             const std::vector<const Graph*>& bodies) {
+            Op op{std::move(kind),
+                  std::move(name),
+                  std::move(inputs),
+                  std::move(outputs),
+                  std::move(attributes),
+                  phase,
+                  stage,
+                  std::move(source),
+                  {}};
+            for (const Graph* body : bodies) {
+              check_internal(body != nullptr, "add_op: a body is missing");
+              op.bodies.push_back(std::make_shared<const Graph>(*body));
+            }
+            self.add(std::move(op));
           },
           py::arg("kind"), py::arg("name"), py::arg("inputs"),
           py::arg("outputs"), py::arg("attributes"), py::arg("phase"),
-          py::arg("stage"), py::arg("source") = "")
+          py::arg("stage"), py::arg("source") = "",
+          py::arg("bodies") = std::vector<const Graph*>())
       .def(
           "verify",
           [](const Graph& self, bool in_flight) {

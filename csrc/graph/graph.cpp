@@ -29,4 +29,20 @@ int32_t Graph::num_stages() const {
   return last + 1;
 }
 
+std::vector<TensorId> inputs_of(const Graph& body) {
+  std::vector<TensorId> inputs;
+  for (size_t i = 0; i < body.tensors().size(); ++i) {
+    if (body.tensors()[i].kind == TensorKind::kInput) {
+      inputs.push_back(static_cast<TensorId>(i));
+    }
+  }
+  return inputs;
+}
+
+const std::vector<TensorId>& results_of(const Graph& body) {
+  check_internal(!body.ops().empty() && body.ops().back().kind == kYield,
+                 "graph: the last op of a body is not '", kYield, "'");
+  return body.ops().back().inputs;
+}
+
 }  // namespace popsim::graph

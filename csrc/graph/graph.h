@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -72,6 +74,8 @@ using Attribute =
     std::variant<bool, int64_t, double, std::string, std::vector<int64_t>,
                  std::vector<double>, std::vector<std::string>, Arguments>;
 
+class Graph;
+
 struct Op {
   std::string kind;  // name in the op registry
   std::string name;  // of its first output, for messages and printing
@@ -81,6 +85,10 @@ struct Op {
   Phase phase = Phase::kForward;
   int32_t stage = 0;
   std::string source;  // "file:line" of the user's code, maybe empty
+  // Programs that the op runs: what a loop repeats, what a branch chooses from.
+  // Each has tensors of its own. Its inputs, in the order of their ids, are the
+  // op's inputs, or pieces of them; its last op, `yield`, names its results.
+  std::vector<std::shared_ptr<const Graph>> bodies;
 };
 
 // What a message calls an op: 'fc1/Gemm:0' (matmul, net.py:12).
@@ -106,9 +114,16 @@ class Graph {
   std::vector<Op> ops_;
 };
 
+inline constexpr std::string_view kYield = "yield";
+// What a body is given, in order.
+[[nodiscard]] std::vector<TensorId> inputs_of(const Graph& body);
+// What it computes: the inputs of its last op.
+[[nodiscard]] const std::vector<TensorId>& results_of(const Graph& body);
+
 // Throws InternalError naming the first op or tensor that breaks a rule: sizes
 // and strides that can be, views inside of their base, ids in range, phases in
-// their order. What concerns the meaning of ops, ops/check.h checks.
+// their order; in the bodies of ops, too. What concerns the meaning of ops,
+// ops/check.h checks.
 void verify(const Graph& graph);
 
 // One line per op, in execution order.

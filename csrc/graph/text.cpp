@@ -28,6 +28,29 @@ void print_words(std::ostream& out, const Op& op) {
   }
 }
 
+void print_graph(std::ostream& out, const Graph& graph,
+                 const std::string& indent) {
+  for (const Op& op : graph.ops()) {
+    out << indent;
+    for (size_t i = 0; i < op.outputs.size(); ++i) {
+      if (i > 0) out << ", ";
+      print_tensor(out, graph, op.outputs[i]);
+    }
+    out << (op.outputs.empty() ? "" : " = ") << op.kind << "(";
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (i > 0) out << ", ";
+      print_tensor(out, graph, op.inputs[i]);
+    }
+    print_words(out, op);
+    out << ")  # " << op.name << ", " << name_of(op.phase) << ", stage "
+        << op.stage << "\n";
+    for (size_t i = 0; i < op.bodies.size(); ++i) {
+      out << indent << "  body " << i << ":\n";
+      print_graph(out, *op.bodies[i], indent + "    ");
+    }
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Phase phase) {
@@ -51,20 +74,7 @@ std::string describe(const Op& op) {
 
 std::string to_string(const Graph& graph) {
   std::ostringstream out;
-  for (const Op& op : graph.ops()) {
-    for (size_t i = 0; i < op.outputs.size(); ++i) {
-      if (i > 0) out << ", ";
-      print_tensor(out, graph, op.outputs[i]);
-    }
-    out << " = " << op.kind << "(";
-    for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (i > 0) out << ", ";
-      print_tensor(out, graph, op.inputs[i]);
-    }
-    print_words(out, op);
-    out << ")  # " << op.name << ", " << name_of(op.phase) << ", stage "
-        << op.stage << "\n";
-  }
+  print_graph(out, graph, "");
   return out.str();
 }
 

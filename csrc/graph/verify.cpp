@@ -8,6 +8,8 @@ namespace {
 
 // Actions and blocks are lists over stages.
 constexpr int32_t kMaxStages = 1 << 16;
+// Bodies are walked by functions that call themselves.
+constexpr int kMaxDepth = 64;
 
 void verify_view(const Graph& graph, const Tensor& view) {
   check_internal(
@@ -57,15 +59,51 @@ void verify_op(const Graph& graph, const Op& op, Phase phase_before) {
                  "' (", name_of(op.phase), ") stands behind a later phase");
 }
 
-}  // namespace
+void verify_graph(const Graph& graph, int depth);
 
-void verify(const Graph& graph) {
+// A body is one stretch of ops that keeps nothing between its runs.
+void verify_body(const Op& owner, const Graph& body, int depth) {
+  check_internal(depth <= kMaxDepth, "verify: ", owner.kind, " '", owner.name,
+                 "' is nested more than ", kMaxDepth, " deep");
+  verify_graph(body, depth);
+  for (const Tensor& t : body.tensors()) {
+    check_internal(
+        t.kind != TensorKind::kConstant && t.kind != TensorKind::kVariable,
+        "verify: '", t.name, "' in a body of ", owner.kind, " '", owner.name,
+        "' would have to be kept");
+  }
+  const std::vector<TensorId>& results = results_of(body);
+  for (const Op& op : body.ops()) {
+    check_internal(op.phase == Phase::kForward && op.stage == 0, "verify: ",
+                   op.kind, " '", op.name, "' stands in a body, on stage ",
+                   op.stage, " of ", name_of(op.phase));
+    check_internal((op.kind == kYield) == (&op == &body.ops().back()),
+                   "verify: '", op.name, "' yields before the end of a body");
+  }
+  for (auto result = results.begin(); result != results.end(); ++result) {
+    check_internal(*result != kNoTensor &&
+                       body.tensor(*result).kind == TensorKind::kValue &&
+                       std::find(results.begin(), result, *result) == result,
+                   "verify: a result of a body of ", owner.kind, " '",
+                   owner.name, "' has no memory of its own");
+  }
+}
+
+void verify_graph(const Graph& graph, int depth) {
   for (const Tensor& t : graph.tensors()) verify_tensor(graph, t);
   Phase phase = Phase::kSetup;
   for (const Op& op : graph.ops()) {
     verify_op(graph, op, phase);
     phase = op.phase;
+    check_internal(op.bodies.empty() || op.phase != Phase::kSetup,
+                   "verify: ", op.kind, " '", op.name,
+                   "' has bodies and is to run before the first run");
+    for (const auto& body : op.bodies) verify_body(op, *body, depth + 1);
   }
 }
+
+}  // namespace
+
+void verify(const Graph& graph) { verify_graph(graph, 0); }
 
 }  // namespace popsim::graph

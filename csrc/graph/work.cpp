@@ -1,6 +1,8 @@
 #include "graph/work.h"
 
 #include <array>
+#include <limits>
+#include <type_traits>
 
 namespace popsim::graph {
 namespace {
@@ -44,5 +46,28 @@ int64_t bytes(const Work& work) {
 }
 
 std::string_view name_of(const Work& work) { return kNames.at(work.index()); }
+
+Work repeated(Work work, int64_t times) {
+  const auto repeat = [times](int64_t& count) {
+    if (__builtin_mul_overflow(count, times, &count)) {
+      count = std::numeric_limits<int64_t>::max();
+    }
+  };
+  std::visit(
+      [&repeat](auto& part) {
+        using Part = std::decay_t<decltype(part)>;
+        if constexpr (std::is_same_v<Part, Product> ||
+                      std::is_same_v<Part, Convolution>) {
+          repeat(part.batch);
+        } else if constexpr (std::is_same_v<Part, Move> ||
+                             std::is_same_v<Part, Host>) {
+          repeat(part.bytes);
+        } else {
+          repeat(part.elements);
+        }
+      },
+      work);
+  return work;
+}
 
 }  // namespace popsim::graph

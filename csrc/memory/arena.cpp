@@ -5,19 +5,24 @@
 #include <numeric>
 
 #include "base/numbers.h"
+#include "schedule/action.h"
 
 namespace popsim::memory {
 namespace {
 
 using graph::TensorId;
 
-// Tensors that share one place, because each is written over the one before.
+constexpr int64_t kNoOp = -1;
+
+// Tensors that share one place, because each is written over the one before; or
+// the memory of an op's bodies.
 struct Buffer {
   std::vector<TensorId> tensors;
   int64_t first = 0;
   int64_t last = 0;
   int64_t bytes = 0;  // of all slots
   int64_t offset = -1;
+  int64_t op = kNoOp;
 };
 
 // The input that the op's first output may overwrite, or kNoTensor.
@@ -59,7 +64,8 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
                        range.first,
                        range.last,
                        round_up(range.bytes, kAlignment) * range.num_slots,
-                       -1});
+                       -1,
+                       kNoOp});
   };
   int64_t step = 0;
   for (const Block& block : blocks) {
@@ -135,6 +141,47 @@ int64_t peak_bytes(const std::vector<Buffer>& buffers) {
   return peak;
 }
 
+// What a body has between its first op and its last, without its results.
+ArenaPlan plan_body(const graph::Graph& body, const ReusesInput& reuses_input) {
+  Block block{graph::Phase::kForward, 0, {}};
+  block.ops.resize(body.ops().size());
+  std::iota(block.ops.begin(), block.ops.end(), int64_t{0});
+  const schedule::Config once{1, 1, false};
+  std::vector<LiveRange> ranges =
+      live_ranges(body, {block}, schedule::generate("sequential", once));
+  const std::vector<TensorId>& results = graph::results_of(body);
+  std::erase_if(ranges, [&results](const LiveRange& range) {
+    return std::ranges::find(results, range.tensor) != results.end();
+  });
+  return plan_arena(body, {block}, ranges, reuses_input);
+}
+
+// Plans the bodies of all ops, and adds a buffer for those of each.
+std::map<int64_t, BodyPlacement> plan_bodies(const graph::Graph& graph,
+                                             const std::vector<Block>& blocks,
+                                             const ReusesInput& reuses_input,
+                                             std::vector<Buffer>& buffers) {
+  std::map<int64_t, BodyPlacement> placements;
+  int64_t step = 0;
+  for (const Block& block : blocks) {
+    for (const int64_t index : block.ops) {
+      const graph::Op& op = graph.ops()[static_cast<size_t>(index)];
+      int64_t bytes = 0;
+      for (const auto& body : op.bodies) {
+        std::vector<ArenaPlan>& plans = placements[index].plans;
+        plans.push_back(plan_body(*body, reuses_input));
+        bytes = std::max(bytes, plans.back().arena_bytes);
+      }
+      if (!op.bodies.empty()) {
+        const int64_t aligned = round_up(bytes, kAlignment);
+        buffers.push_back({{}, step, step, aligned, -1, index});
+      }
+      ++step;
+    }
+  }
+  return placements;
+}
+
 }  // namespace
 
 ArenaPlan plan_arena(const graph::Graph& graph,
@@ -144,6 +191,7 @@ ArenaPlan plan_arena(const graph::Graph& graph,
   std::vector<Buffer> buffers =
       make_buffers(graph, blocks, ranges, reuses_input);
   ArenaPlan plan;
+  plan.bodies = plan_bodies(graph, blocks, reuses_input, buffers);
   plan.arena_bytes = place(buffers);
   plan.peak_live_bytes = peak_bytes(buffers);
   plan.placements.resize(graph.tensors().size());
@@ -155,6 +203,7 @@ ArenaPlan plan_arena(const graph::Graph& graph,
       plan.placements[static_cast<size_t>(id)] = {
           buffer.offset, buffer.bytes / num_slots, num_slots};
     }
+    if (buffer.op != kNoOp) plan.bodies.at(buffer.op).offset = buffer.offset;
   }
   return plan;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "graph/graph.h"
@@ -18,15 +19,26 @@ struct Placement {
   int64_t num_slots = 0;
 };
 
+struct ArenaPlan;
+
+// Where an op has memory for its bodies. Only one of them runs at a time.
+struct BodyPlacement {
+  int64_t offset = -1;  // bytes from the start of the arena of the op
+  std::vector<ArenaPlan> plans;
+};
+
 struct ArenaPlan {
   std::vector<Placement> placements;  // by TensorId
   int64_t arena_bytes = 0;
   int64_t peak_live_bytes = 0;  // the least any plan could need
+  std::map<int64_t, BodyPlacement> bodies;  // by position of the op
 };
 
 // Whether an op may write its first output over an input that dies there.
 using ReusesInput = std::function<bool(const graph::Op&)>;
 
+// Bodies of ops included. What they are given and what they compute is not in
+// their arenas: it lies where the ops say.
 [[nodiscard]] ArenaPlan plan_arena(const graph::Graph& graph,
                                    const std::vector<Block>& blocks,
                                    const std::vector<LiveRange>& ranges,

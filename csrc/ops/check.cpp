@@ -334,7 +334,10 @@ void verify(const graph::Graph& graph, bool in_flight) {
 }
 
 void check_ops(const graph::Graph& graph) {
-  for (const Op& op : graph.ops()) check_op(OpView(graph, op));
+  for (const Op& op : graph.ops()) {
+    for (const auto& body : op.bodies) check_ops(*body);
+    check_op(OpView(graph, op));
+  }
 }
 
 std::vector<TensorType> infer_types(const OpCall& op) {

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "graph/graph.h"
 #include "graph/work.h"
+#include "ops/body.h"
 #include "ops/run_context.h"
 #include "ops/schema.h"
 
@@ -113,10 +114,18 @@ class OpCall {
   const graph::Op& op_;
 };
 
-// An op together with the graph it stands in.
+// An op together with the graph it stands in, and with its bodies where it is
+// to be prepared.
 class OpView : public OpCall {
  public:
-  using OpCall::OpCall;
+  OpView(const graph::Graph& graph, const graph::Op& op,
+         std::span<BodyRunner* const> bodies = {})
+      : OpCall(graph, op), bodies_(bodies) {}
+
+  [[nodiscard]] BodyRunner& body(size_t i) const {
+    require(i < bodies_.size(), "it has a body ", i);
+    return *bodies_[i];
+  }
 
   [[nodiscard]] size_t num_outputs() const { return op().outputs.size(); }
   [[nodiscard]] bool has_output(size_t i) const {
@@ -124,6 +133,9 @@ class OpView : public OpCall {
   }
   [[nodiscard]] const graph::Tensor& output(size_t i) const;
   [[nodiscard]] graph::TensorId output_id(size_t i) const;
+
+ private:
+  std::span<BodyRunner* const> bodies_;
 };
 
 // One type per output that the op may have, whether somebody reads it or not.

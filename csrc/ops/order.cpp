@@ -148,7 +148,10 @@ class OrderCheck {
 
 void check_order(const graph::Graph& graph, bool in_flight) {
   OrderCheck order(graph, in_flight);
-  for (const Op& op : graph.ops()) order.check(op);
+  for (const Op& op : graph.ops()) {
+    order.check(op);
+    for (const auto& body : op.bodies) check_order(*body, false);
+  }
 }
 
 }  // namespace popsim::ops

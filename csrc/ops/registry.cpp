@@ -22,7 +22,10 @@ namespace popsim::ops {
 const std::array kCommonOps{
     [] { extern const OpDef kAnchor; return &kAnchor; }(),
     [] { extern const OpDef kAten; return &kAten; }(),
+    [] { extern const OpDef kBranch; return &kBranch; }(),
+    [] { extern const OpDef kLoop; return &kLoop; }(),
     [] { extern const OpDef kPrint; return &kPrint; }(),
+    [] { extern const OpDef kYield; return &kYield; }(),
 };
 // clang-format on
 

@@ -41,11 +41,8 @@ class OpenTensors {
  private:
   void open(const graph::Graph& graph, const DeviceMemory& memory,
             graph::TensorId id) {
-    // The caller's memory is the caller's.
-    if (id == graph::kNoTensor ||
-        graph.tensor(graph.root(id)).kind == graph::TensorKind::kInput) {
-      return;
-    }
+    // The caller's memory is the caller's, and that of a body's owner is open.
+    if (id == graph::kNoTensor || memory.is_elsewhere(graph.root(id))) return;
     const graph::Tensor& tensor = graph.tensor(id);
     if (tensor.numel() == 0 || memory.pointer(id) == nullptr) return;
     int64_t reach = 1;

@@ -18,6 +18,11 @@ class Listener {
                       const ops::RunContext& /*context*/) {}
   // The op has just run; its results are in memory.
   virtual void after(const graph::Op& op, const ops::RunContext& context) = 0;
+  // Who is told what the ops of a body do; nobody, if only the op that the body
+  // belongs to counts.
+  [[nodiscard]] virtual Listener* of_body(const graph::Graph& /*body*/) {
+    return nullptr;
+  }
 };
 
 }  // namespace popsim::runtime

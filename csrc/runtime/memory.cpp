@@ -41,32 +41,62 @@ DeviceMemory::DeviceMemory(const Plan& plan)
     : graph_(plan.graph()),
       arena_(allocate(plan.arena().arena_bytes)),
       persistent_(allocate(plan.persistent().bytes)),
+      start_(arena_.get()),
+      elsewhere_(graph_.tensors().size()),
       pointers_(graph_.tensors().size(), nullptr),
       views_(graph_.tensors().size()),
       tensors_(graph_.tensors().size()) {
+  for (const TensorId id : plan.inputs()) {
+    elsewhere_[static_cast<size_t>(id)] = true;
+  }
+  find_views();
+  place(plan.persistent());
+  place(plan.arena());
+}
+
+DeviceMemory::DeviceMemory(const graph::Graph& body,
+                           const memory::ArenaPlan& plan, char* arena)
+    : graph_(body),
+      start_(arena),
+      elsewhere_(graph_.tensors().size()),
+      pointers_(graph_.tensors().size(), nullptr),
+      views_(graph_.tensors().size()),
+      tensors_(graph_.tensors().size()) {
+  for (const TensorId id : graph::inputs_of(body)) {
+    elsewhere_[static_cast<size_t>(id)] = true;
+  }
+  for (const TensorId id : graph::results_of(body)) {
+    elsewhere_[static_cast<size_t>(id)] = true;
+  }
+  find_views();
+  place(plan);
+}
+
+void DeviceMemory::find_views() {
   for (size_t i = 0; i < graph_.tensors().size(); ++i) {
     const graph::Tensor& t = graph_.tensors()[i];
     if (t.kind != TensorKind::kView) continue;
     views_[static_cast<size_t>(t.base)].push_back(
         {static_cast<TensorId>(i), t.offset * size_in_bytes(t.dtype)});
   }
-  place(plan);
 }
 
-void DeviceMemory::place(const Plan& plan) {
-  for (size_t i = 0; i < graph_.tensors().size(); ++i) {
+void DeviceMemory::place(const memory::PersistentPlan& plan) {
+  for (size_t i = 0; i < plan.offsets.size(); ++i) {
+    if (plan.offsets[i] < 0) continue;
+    bind(static_cast<TensorId>(i), persistent_.get() + plan.offsets[i]);
+  }
+}
+
+void DeviceMemory::place(const memory::ArenaPlan& plan) {
+  for (size_t i = 0; i < plan.placements.size(); ++i) {
+    const memory::Placement& placement = plan.placements[i];
+    if (placement.offset < 0) continue;
     const auto id = static_cast<TensorId>(i);
-    const int64_t offset = plan.persistent().offsets[i];
-    const memory::Placement& placement = plan.arena().placements[i];
-    if (offset >= 0) {
-      bind(id, persistent_.get() + offset);
-    } else if (placement.offset >= 0) {
-      char* start = arena_.get() + placement.offset;
-      bind(id, start);
-      if (placement.num_slots > 1) {
-        stashes_.push_back(
-            {id, start, placement.slot_bytes, placement.num_slots});
-      }
+    char* start = start_ + placement.offset;
+    bind(id, start);
+    if (placement.num_slots > 1) {
+      stashes_.push_back({id, start, placement.slot_bytes, placement.num_slots});
     }
   }
 }

@@ -17,6 +17,10 @@ class DeviceMemory {
  public:
   // The plan is to outlive the memory.
   explicit DeviceMemory(const Plan& plan);
+  // That of a body, in memory of the op it belongs to. Its inputs and results
+  // lie elsewhere.
+  DeviceMemory(const graph::Graph& body, const memory::ArenaPlan& plan,
+               char* arena);
 
   // By TensorId. Inputs are null until bound.
   [[nodiscard]] void* const* pointers() const { return pointers_.data(); }
@@ -25,6 +29,14 @@ class DeviceMemory {
   }
   // Moves a tensor, its views and their at::Tensor faces to another address.
   void bind(graph::TensorId root, void* address);
+  // Whether a tensor lies where it was bound to, outside of the device's memory.
+  [[nodiscard]] bool is_elsewhere(graph::TensorId root) const {
+    return elsewhere_[static_cast<size_t>(root)];
+  }
+  // Where an op has memory for its bodies.
+  [[nodiscard]] char* start_of(const memory::BodyPlacement& bodies) const {
+    return start_ + bodies.offset;
+  }
   // Moves the stashed tensors to the slots that belong to a micro-batch.
   void select_slots(int64_t micro_batch);
 
@@ -49,12 +61,16 @@ class DeviceMemory {
     void operator()(void* memory) const;
   };
 
-  void place(const Plan& plan);
+  void find_views();
+  void place(const memory::ArenaPlan& plan);
+  void place(const memory::PersistentPlan& plan);
   at::Storage& storage(graph::TensorId root);
 
   const graph::Graph& graph_;
   std::unique_ptr<char, FreeDeleter> arena_;
   std::unique_ptr<char, FreeDeleter> persistent_;
+  char* start_;  // of the arena, whoever owns it
+  std::vector<bool> elsewhere_;  // by root
   std::vector<void*> pointers_;
   std::vector<std::vector<View>> views_;  // by root
   std::vector<Stash> stashes_;

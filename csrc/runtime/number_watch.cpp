@@ -142,10 +142,16 @@ std::string first_place(const at::Tensor& mask) {
 }  // namespace
 
 NumberWatch::NumberWatch(const graph::Graph& graph) : graph_(graph) {
-  for (const Op& op : graph.ops()) rules_.push_back(rule_of(op));
+  for (const Op& op : graph.ops()) {
+    rules_.push_back(rule_of(op));
+    for (const auto& body : op.bodies) {
+      bodies_[body.get()] = std::make_unique<NumberWatch>(*body);
+    }
+  }
 }
 
 NumberWatch::Rule NumberWatch::rule_of(const Op& op) const {
+  if (!op.bodies.empty()) return Rule::kNone;  // those of its bodies are watched
   if (compares({graph_, op})) return Rule::kComparison;
   const bool computes = std::ranges::any_of(op.outputs, [&](TensorId id) {
     return id != graph::kNoTensor && is_floating(graph_.tensor(id).dtype);

@@ -8,7 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "graph/graph.h"
@@ -26,6 +28,9 @@ class NumberWatch final : public Listener {
   // Throws UserError with the op, its line in the model, the result and the
   // kind of failure.
   void after(const graph::Op& op, const ops::RunContext& context) override;
+  [[nodiscard]] Listener* of_body(const graph::Graph& body) override {
+    return bodies_.at(&body).get();
+  }
 
  private:
   // How an op's results are compared with its operands.
@@ -62,6 +67,7 @@ class NumberWatch final : public Listener {
 
   const graph::Graph& graph_;
   std::vector<Rule> rules_;  // by op
+  std::unordered_map<const graph::Graph*, std::unique_ptr<NumberWatch>> bodies_;
   // Of the op that runs.
   Known known_;
   std::vector<at::Tensor> operands_;  // copies, for elementwise ops

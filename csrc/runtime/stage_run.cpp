@@ -1,12 +1,10 @@
 #include "runtime/stage_run.h"
 
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "base/check.h"
-#include "runtime/closed_memory.h"
 
 namespace popsim::runtime {
 namespace {
@@ -17,20 +15,6 @@ using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
 
-UserError failure(const Op& op, const char* reason) {
-  return UserError(join("while running ", describe(op), ": ", reason));
-}
-
-// What PyTorch refuses while a kernel is prepared, a lowering has got wrong.
-std::unique_ptr<ops::Kernel> prepare(const ops::OpView& op) {
-  try {
-    return ops::find_op(op.op().kind).prepare(op);
-  } catch (const c10::Error& error) {
-    throw InternalError(join(op.op().kind, " '", op.op().name,
-                             "': ", error.what_without_backtrace()));
-  }
-}
-
 Stopped stopped(int64_t num_iterations, const Plan& plan) {
   return Stopped(join("run: stopped after ", num_iterations, " of ",
                       plan.loop().device_iterations, " device iterations"));
@@ -39,31 +23,19 @@ Stopped stopped(int64_t num_iterations, const Plan& plan) {
 }  // namespace
 
 StageRun::StageRun(const Plan& plan)
-    : plan_(plan), memory_(plan), context_(memory_), checkpoint_(plan) {
+    : plan_(plan),
+      memory_(plan),
+      instructions_(plan.graph(), plan.arena(), memory_),
+      context_(memory_),
+      checkpoint_(plan) {
   context_.loop = plan.loop();
-  prepare_kernels();
   build_blocks();
-}
-
-void StageRun::prepare_kernels() {
-  const graph::Graph& graph = plan_.graph();
-  kernels_.reserve(graph.ops().size());
-  for (size_t i = 0; i < graph.ops().size(); ++i) {
-    const ops::OpView view(graph, graph.ops()[i]);
-    kernels_.push_back(prepare(view));
-    for (const TensorId id : kernels_.back()->at_tensors()) {
-      memory_.make_tensor(id);
-    }
-  }
 }
 
 void StageRun::build_blocks() {
   const std::vector<Op>& ops = plan_.graph().ops();
-  const auto instruction = [this, &ops](size_t i) {
-    return Instruction{kernels_[i].get(), &ops[i]};
-  };
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (ops[i].phase == Phase::kSetup) setup_.push_back(instruction(i));
+    if (ops[i].phase == Phase::kSetup) setup_.push_back(instructions_[i]);
   }
   const auto stages = static_cast<size_t>(plan_.graph().num_stages());
   forward_.resize(stages);
@@ -74,7 +46,7 @@ void StageRun::build_blocks() {
                     : block.phase == Phase::kBackward ? backward_[stage]
                                                       : update_;
     for (const int64_t index : block.ops) {
-      target.push_back(instruction(static_cast<size_t>(index)));
+      target.push_back(instructions_[static_cast<size_t>(index)]);
     }
   }
 }
@@ -91,52 +63,17 @@ const StageRun::Block& StageRun::block(const Action& action) const {
   throw InternalError("stage_run: not an action");
 }
 
-void StageRun::execute(const Instruction& instruction) const {
-  const OpenTensors open(plan_.graph(), memory_, *instruction.op);
-  try {
-    instruction.kernel->run(context_);
-  } catch (const InternalError&) {
-    throw;
-  } catch (const c10::Error& error) {
-    throw failure(*instruction.op, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    throw failure(*instruction.op, error.what());
-  }
-}
-
-void StageRun::execute(const Instruction& instruction,
-                       std::span<Listener* const> listeners) const {
-  const Op& op = *instruction.op;
-  {
-    const OpenTensors open(plan_.graph(), memory_, op);
-    for (Listener* listener : listeners) listener->before(op, context_);
-  }
-  execute(instruction);
-  const OpenTensors open(plan_.graph(), memory_, op);
-  for (Listener* listener : listeners) listener->after(op, context_);
-}
-
-void StageRun::execute(const Block& block,
-                       std::span<Listener* const> listeners) const {
-  if (listeners.empty()) {
-    for (const Instruction& instruction : block) execute(instruction);
-    return;
-  }
-  for (Listener* listener : listeners) listener->before_action();
-  for (const Instruction& instruction : block) {
-    execute(instruction, listeners);
-  }
-}
-
 void StageRun::load(std::span<Listener* const> listeners) {
   const c10::InferenceMode no_autograd;
-  execute(setup_, listeners);
+  context_.listeners = listeners;
+  instructions_.execute(setup_, context_);
 }
 
 void StageRun::run(const Call& call) {
   const c10::InferenceMode no_autograd;
   context_.sinks = call.sinks;
   context_.seed = call.seed;
+  context_.listeners = call.listeners;
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
   for (int64_t i = 0; i < times; ++i) run_iteration(call, i);
 }
@@ -145,6 +82,9 @@ void StageRun::run_iteration(const Call& call, int64_t iteration) {
   const int64_t first_step = step_;
   num_finished_ = 0;
   if (plan_.training()) checkpoint_.begin(memory_);
+  // Where an op that runs for long may give up.
+  context_.stop =
+      plan_.training() && !checkpoint_.complete() ? nullptr : &call.stop;
   for (const schedule::Stretch& stretch : plan_.schedule()) {
     for (int64_t time = 0; time < stretch.times; ++time) {
       for (const Action& first : stretch.actions) {
@@ -188,9 +128,21 @@ void StageRun::run_action(const Call& call, const Action& action,
     memory_.select_slots(mb);
     step_ = std::max(step_, first_step + mb + 1);
   }
-  execute(block(action), call.listeners);
+  execute(action, iteration, first_step);
   if (action.stage + 1 == plan_.graph().num_stages()) {
     num_finished_ = action.micro_batch + 1;
+  }
+}
+
+void StageRun::execute(const Action& action, int64_t iteration,
+                       int64_t first_step) {
+  try {
+    instructions_.execute(block(action), context_);
+  } catch (const Stopped&) {
+    if (!plan_.training()) throw stopped(num_finished_, plan_);
+    checkpoint_.restore(memory_);
+    step_ = first_step;
+    throw stopped(iteration, plan_);
   }
 }
 

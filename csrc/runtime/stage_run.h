@@ -4,12 +4,11 @@
 // is one of these per stage, each with the blocks of its stage.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "ops/op_def.h"
 #include "runtime/checkpoint.h"
+#include "runtime/instructions.h"
 #include "runtime/listener.h"
 #include "runtime/memory.h"
 #include "runtime/plan.h"
@@ -46,27 +45,8 @@ class StageRun {
   void set_step(int64_t step) { step_ = step; }
 
  private:
-  // An op ready to run.
-  struct Instruction {
-    ops::Kernel* kernel;
-    const graph::Op* op;
-  };
   using Block = std::vector<Instruction>;
 
-  class Context final : public ops::RunContext {
-   public:
-    explicit Context(const DeviceMemory& memory) : memory_(memory) {
-      pointers = memory.pointers();
-    }
-    const at::Tensor& tensor(graph::TensorId id) const override {
-      return memory_.tensor(id);
-    }
-
-   private:
-    const DeviceMemory& memory_;
-  };
-
-  void prepare_kernels();
   void build_blocks();
   [[nodiscard]] const Block& block(const schedule::Action& action) const;
   void run_iteration(const Call& call, int64_t iteration);
@@ -77,14 +57,13 @@ class StageRun {
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
   void bind_inputs(const Call& call, int64_t micro_batch);
-  void execute(const Block& block, std::span<Listener* const> listeners) const;
-  void execute(const Instruction& instruction) const;
-  void execute(const Instruction& instruction,
-               std::span<Listener* const> listeners) const;
+  // Throws Stopped where an op has given up, as in front of an action.
+  void execute(const schedule::Action& action, int64_t iteration,
+               int64_t first_step);
 
   const Plan& plan_;
   DeviceMemory memory_;
-  std::vector<std::unique_ptr<ops::Kernel>> kernels_;  // by op
+  Instructions instructions_;
   Block setup_;
   std::vector<Block> forward_;   // by stage
   std::vector<Block> backward_;  // by stage

@@ -61,6 +61,7 @@ def to_native(graph: Graph) -> _native.Graph:
                 getattr(_native.Phase, op.phase.name),
                 op.stage,
                 op.origin.source,
+                list(map(to_native, op.bodies)),
             )
         except TypeError as error:
             raise InternalError(

@@ -46,6 +46,7 @@ from popsim_torch.passes.synthetic_data import SyntheticData
 from popsim_torch.profiling import Channel
 from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
+from popsim_torch.trace.control.bodies import all_bodies
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import NamedGraph, name_nodes
@@ -274,7 +275,8 @@ def _state_program(
     """Return the program of a trace, the same on every machine."""
     traced = functionalise(traced)
     _write_trace(dump, "functionalise", traced)
-    join_slices(traced.graph_module.graph)
+    for module in (traced.graph_module, *all_bodies(traced.controls)):
+        join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     _write_trace(dump, "name", named)
     program = lower(named, plan, half, [anchor.long_name for anchor in request.returns.anchors])

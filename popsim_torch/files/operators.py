@@ -24,7 +24,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.files.operand_shapes import SHAPES
-from popsim_torch.ir import Graph, Op, TensorArgument, TensorListArgument
+from popsim_torch.ir import Graph, Op, TensorArgument, TensorListArgument, walk_all
 from popsim_torch.lowering.rules.aten import MEMORY_FORMATS, SCALAR_TYPES, out_overload
 
 __all__ = ["OPERATORS", "check_operators", "foreign_operators"]
@@ -129,7 +129,7 @@ OPERATORS = _ELEMENTWISE | _REDUCTIONS | _LAYOUTS | _LAYERS | _MATRICES | _RANDO
 
 def foreign_operators(graph: Graph) -> list[str]:
     """Return the operators of a graph that a file may not name, each once."""
-    found = (op.attributes.get("operator") for op in graph.ops if op.kind == "aten")
+    found = (op.attributes.get("operator") for _, op in walk_all(graph) if op.kind == "aten")
     return sorted({str(name) for name in found if name not in OPERATORS})
 
 
@@ -146,9 +146,9 @@ def check_operators(graph: Graph) -> None:
             f"Its program calls {', '.join(foreign)}, which no file may do by itself. Compile the "
             "model from its class: wrap it, and call loadExecutable on the executor."
         )
-    for op in graph.ops:
+    for owner, op in walk_all(graph):
         if op.kind == "aten":
-            problem = _problem(op, graph)
+            problem = _problem(op, owner)
             if problem is not None:
                 name = f"{op.attributes['operator']}.{op.attributes.get('overload')}"
                 raise ValueError(f"its program calls {name}, but {problem}")

@@ -12,7 +12,7 @@ from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import InternalError
 from popsim_torch.files.operators import check_operators
 from popsim_torch.files.parts import pack, unpack
-from popsim_torch.ir import Op, Program, TensorKind, verify
+from popsim_torch.ir import Op, Program, TensorKind, graphs, verify
 from popsim_torch.passes.op_table import op_table
 from popsim_torch.trace import TraceResult
 
@@ -85,7 +85,8 @@ def program_digest(program: Program) -> str:
     Lines of the user's code do not count: they move.
     """
     graph = program.graph.copy()
-    graph.ops = [_without_line(op) for op in graph.ops]
+    for part in graphs(graph):
+        part.ops = [_without_line(op) for op in part.ops]
     digest = hashlib.sha256()
     for name, data in pack(_PART, dataclasses.replace(program, graph=graph), "").items():
         digest.update(f"{name} {len(data)} ".encode() + data)

@@ -78,22 +78,22 @@ class _Hasher:
 
     def add_trace(self, traced: TraceResult) -> None:
         """Add all of a trace, field by field."""
-        module = traced.graph_module
-        nodes = list(module.graph.nodes)
-        self._numbers = {node: number for number, node in enumerate(nodes)}
         for field in dataclasses.fields(traced):
             self._mark(field.name)
             value = getattr(traced, field.name)
-            if field.name == "graph_module":
-                for node in nodes:
-                    self._add_node(node, module)
-            elif field.name in ("parameters", "buffers"):
+            if field.name in ("parameters", "buffers"):
                 for name, tensor in value.items():
                     self.add((name, tensor.dtype, tensor.shape))
                     if not tensor.dtype.is_floating_point:
                         self._add_data(tensor)  # a constant of the program
             else:
                 self.add(value)
+
+    def _add_module(self, module: torch.fx.GraphModule) -> None:
+        for node in module.graph.nodes:
+            self._numbers[node] = len(self._numbers)
+        for node in module.graph.nodes:
+            self._add_node(node, module)
 
     def _add_node(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> None:
         self.add((node.name, node.op, node.target, node.args, node.kwargs))
@@ -114,6 +114,8 @@ class _Hasher:
             self._mark(f"{kind.__name__} {value!r}")
         elif isinstance(value, torch.fx.Node):
             self._mark(f"node {self._numbers[value]}")
+        elif isinstance(value, torch.fx.GraphModule):
+            self._add_module(value)
         elif isinstance(value, torch.Tensor):
             self._add_tensor(value)
         elif isinstance(value, (list, tuple)):

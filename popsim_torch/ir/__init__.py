@@ -17,7 +17,7 @@ from popsim_torch.ir.origin import NOWHERE, Origin
 from popsim_torch.ir.program import AnchorView, LoopCounts, Program, Return, RunSettings
 from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable, check_op
 from popsim_torch.ir.text import program_text, to_text
-from popsim_torch.ir.uses import Uses, walk
+from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
 from popsim_torch.ir.verify import verify
 
 __all__ = [
@@ -45,8 +45,10 @@ __all__ = [
     "Uses",
     "check_op",
     "contiguous_strides",
+    "graphs",
     "program_text",
     "to_text",
     "verify",
     "walk",
+    "walk_all",
 ]

@@ -171,6 +171,9 @@ class Op:
         stage: The pipeline stage it runs on.
         name: For messages and printing.
         origin: The user's call that it belongs to.
+        bodies: Programs that it runs: what a loop repeats, what a branch chooses from. Each has
+            tensors of its own. Its inputs, in the order of their ids, are the op's inputs or pieces
+            of them; its last op, ``yield``, names its results.
     """
 
     kind: str
@@ -181,6 +184,7 @@ class Op:
     stage: int = 0
     name: str = ""
     origin: Origin = NOWHERE
+    bodies: list[Graph] = field(default_factory=list)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -275,6 +279,7 @@ class Graph:
         stage: int = 0,
         name: str = "",
         origin: Origin = NOWHERE,
+        bodies: Sequence[Graph] = (),
     ) -> Op:
         """Append an op; None stands for an input left out or a result nobody reads."""
         op = Op(
@@ -286,6 +291,7 @@ class Graph:
             stage,
             name,
             origin,
+            list(bodies),
         )
         self.ops.append(op)
         return op
@@ -300,11 +306,16 @@ class Graph:
                 inputs=list(op.inputs),
                 outputs=list(op.outputs),
                 attributes=dict(op.attributes),
+                bodies=[body.copy() for body in op.bodies],
             )
             for op in self.ops
         ]
         twin.names = dict(self.names)
         return twin
+
+    def of_kind(self, kind: TensorKind) -> list[Tensor]:
+        """Return the tensors of a kind, in the order of their ids."""
+        return [tensor for tensor in self.tensors if tensor.kind == kind]
 
     def root(self, tensor: Tensor) -> Tensor:
         """Return the tensor that owns the memory: ``tensor`` itself or a view's base."""

@@ -31,7 +31,7 @@ def to_text(graph: Graph, *, origins: bool = False) -> str:
         origins: Append the modules and the line of the user's code that an op comes from.
     """
     shown = _Shown(graph)
-    return "\n".join(_op_line(op, shown, origins) for op in graph.ops)
+    return "\n".join(_op_lines(graph, shown, origins))
 
 
 def program_text(program: Program, *, origins: bool = True) -> str:
@@ -43,7 +43,7 @@ def program_text(program: Program, *, origins: bool = True) -> str:
     """
     shown = _Shown(program.graph)
     lines = [*_given_lines(program.graph, shown), ""]
-    lines += [_op_line(op, shown, origins) for op in program.graph.ops]
+    lines += _op_lines(program.graph, shown, origins)
     lines += ["", *_return_lines(program, shown)]
     return "\n".join(lines).strip("\n") + "\n"
 
@@ -82,6 +82,17 @@ class _Shown:
 
 def _type_of(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _op_lines(graph: Graph, shown: _Shown, origins: bool, indent: str = "") -> Iterator[str]:
+    """Yield a line for each op, and behind it those of its bodies, indented."""
+    for op in graph.ops:
+        yield indent + _op_line(op, shown, origins)
+        for body in op.bodies:
+            of_body = _Shown(body)
+            inputs = ", ".join(of_body(t.id) for t in body.of_kind(TensorKind.INPUT))
+            yield f"{indent}  body({inputs})"
+            yield from _op_lines(body, of_body, origins, indent + "    ")
 
 
 def _op_line(op: Op, shown: _Shown, origins: bool) -> str:

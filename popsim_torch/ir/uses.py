@@ -11,9 +11,26 @@ from popsim_torch.ir.graph import Graph, Op, TensorKind
 def walk(graph: Graph) -> Iterator[tuple[int, Op]]:
     """Yield every op of a program in the order they run, with its position in ``graph.ops``.
 
-    What asks for all ops asks here, so that one place knows where ops are.
+    An op stands for its bodies: what they read of the graph it reads, too. ``walk_all`` goes into
+    them.
     """
     yield from enumerate(graph.ops)
+
+
+def walk_all(graph: Graph) -> Iterator[tuple[Graph, Op]]:
+    """Yield every op of a program, and behind each those of its bodies, with the graph it is in."""
+    for op in graph.ops:
+        yield graph, op
+        for body in op.bodies:
+            yield from walk_all(body)
+
+
+def graphs(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph and the bodies of its ops, those inside of others first."""
+    for op in graph.ops:
+        for body in op.bodies:
+            yield from graphs(body)
+    yield graph
 
 
 class Uses:

@@ -7,6 +7,8 @@ computes. Who writes what:
 * A value is written by one op, before it is read.
 * A variable is written by one op of each phase: accumulation and update, for example. In one
   phase nobody reads it on a pipeline stage that runs behind the one that changes it.
+* A body keeps nothing: it has inputs, values and views. Its ops are those of one stage of a forward
+  pass, and the last one yields values of its own.
 * An op writes where none of its other operands lie. What it updates in place is an input and,
   seen once more, an output. A print sees its input and writes nothing.
 
@@ -23,16 +25,19 @@ from popsim_torch.ir.graph import NO_TENSOR, Graph, Op, Phase, Tensor, TensorKin
 from popsim_torch.ir.schema import OpTable, check_op
 from popsim_torch.ir.uses import walk
 
+_OF_BODIES = (TensorKind.INPUT, TensorKind.VALUE, TensorKind.VIEW)
+_MAX_DEPTH = 64
 _NEVER_WRITTEN = (TensorKind.INPUT, TensorKind.CONSTANT)
 
 
-def verify(graph: Graph, table: OpTable | None = None) -> None:
+def verify(graph: Graph, table: OpTable | None = None, *, depth: int = 0) -> None:
     """Check tensors, ops, names, and the order of reads and writes.
 
     Args:
         graph: Any, complete or not: what is not there breaks no rule.
         table: What the device knows of each kind of op. Without it nobody looks into ops, and one
             that reads what it writes counts as a reader.
+        depth: How many ops the graph is inside of.
 
     Raises:
         InternalError: Naming the first tensor or op that breaks a rule.
@@ -48,6 +53,8 @@ def verify(graph: Graph, table: OpTable | None = None) -> None:
     for _, op in walk(graph):
         _verify_place(graph, op, phase_of_last)
         phase_of_last = op.phase
+        for body in op.bodies:
+            _verify_body(op, body, table, depth + 1)
         if table is not None:
             check_op(graph, op, table)
         order.check(op)
@@ -56,6 +63,26 @@ def verify(graph: Graph, table: OpTable | None = None) -> None:
             raise InternalError(f"ir.verify: the name '{name}' belongs to no tensor")
         if not order.holds_something(tensor_id):
             raise InternalError(f"ir.verify: nothing writes the tensor that is named '{name}'")
+
+
+def _verify_body(owner: Op, body: Graph, table: OpTable | None, depth: int) -> None:
+    where = f"ir.verify: a body of {owner.kind} '{owner.name}'"
+    if depth > _MAX_DEPTH:
+        raise InternalError(f"{where} is inside of more than {_MAX_DEPTH} others")
+    if owner.phase == Phase.SETUP:
+        raise InternalError(f"{where} is to run before the first run")
+    verify(body, table, depth=depth)
+    if any(tensor.kind not in _OF_BODIES for tensor in body.tensors):
+        raise InternalError(f"{where} would have to keep a tensor")
+    if any(op.phase != Phase.FORWARD or op.stage for op in body.ops):
+        raise InternalError(f"{where} is not one stage of a forward pass")
+    if [op.kind == "yield" for op in body.ops] != [False] * (len(body.ops) - 1) + [True]:
+        raise InternalError(f"{where} does not end with the op that yields its results")
+    results = body.ops[-1].inputs
+    if len(set(results)) != len(results) or any(
+        i == NO_TENSOR or body.tensors[i].kind != TensorKind.VALUE for i in results
+    ):
+        raise InternalError(f"{where} has a result without memory of its own")
 
 
 def _verify_tensor(graph: Graph, tensor: Tensor) -> None:

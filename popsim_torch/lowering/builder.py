@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import torch.fx
@@ -46,25 +47,28 @@ class Builder:
     Args:
         graph: The graph to add to.
         needed: The nodes that are lowered; results that only others read do not count as read.
-        random: The nodes that draw random numbers, in the order of the model's calls.
+        stream_of: The stream of random numbers of each node that draws some. It does not depend on
+            what else is in the program: anchors, prints and stages change no number.
         half_partials: Which products have them.
 
     Attributes:
+        stream_of: As given.
         half_partials: As given.
-        stream_of: The stream of random numbers of each node in ``random``. It does not depend on
-            what else is in the program: anchors, prints and stages change no number.
+        named: Whether the graph's tensors have names.
     """
+
+    named = True
 
     def __init__(
         self,
         graph: Graph,
         needed: Collection[torch.fx.Node],
-        random: Iterable[torch.fx.Node] = (),
+        stream_of: Mapping[torch.fx.Node, int] = MappingProxyType({}),
         half_partials: HalfPartials = HalfPartials(),
     ) -> None:
         self.graph = graph
         self.half_partials = half_partials
-        self.stream_of = {node: number for number, node in enumerate(random)}
+        self.stream_of = stream_of
         self._needed = needed
         self.values: dict[torch.fx.Node, Value] = {}
         # Phase and stage in which the tensor's memory is written; nothing for what exists before.
@@ -142,6 +146,7 @@ class Builder:
         place: Place,
         fixed_phase: bool = False,
         behind: Tensor | None = None,
+        bodies: Sequence[Graph] = (),
     ) -> None:
         """Add an op.
 
@@ -154,10 +159,37 @@ class Builder:
                 op moves to the earliest stage among its backward inputs.
             fixed_phase: Keep the phase even if the inputs are constants (random ops, prints).
             behind: Put the op right behind the one that wrote this tensor, not at the end.
+            bodies: What it repeats or chooses from.
 
         Raises:
             Error: A forward op reads a tensor of a later pipeline stage.
         """
+        phase, stage = self._when(inputs, outputs, place, fixed_phase)
+        for output in outputs:
+            if output is not None:
+                self._written[self.graph.root(output).id] = (phase, stage)
+        self.graph.add_op(
+            kind,
+            inputs,
+            outputs,
+            attributes,
+            phase=phase,
+            stage=stage,
+            name=place.name,
+            origin=place.origin,
+            bodies=bodies,
+        )
+        if behind is not None:
+            self.move_last_op_behind(behind)
+
+    def _when(
+        self,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        place: Place,
+        fixed_phase: bool,
+    ) -> tuple[Phase, int]:
+        """Return phase and stage of an op."""
         phase, stage = place.phase, place.stage
         present = [tensor for tensor in inputs if tensor is not None]
         writes_variable = any(
@@ -177,21 +209,7 @@ class Builder:
                     f"stage {stage} reads '{tensor.name or 'a tensor'}' of stage {written[1]}. "
                     "Assign it to the same or a later stage."
                 )
-        for output in outputs:
-            if output is not None:
-                self._written[self.graph.root(output).id] = (phase, stage)
-        self.graph.add_op(
-            kind,
-            inputs,
-            outputs,
-            attributes,
-            phase=phase,
-            stage=stage,
-            name=place.name,
-            origin=place.origin,
-        )
-        if behind is not None:
-            self.move_last_op_behind(behind)
+        return phase, stage
 
     def move_last_op_behind(self, tensor: Tensor) -> None:
         """Put the op that was added last right behind the one that wrote a tensor."""

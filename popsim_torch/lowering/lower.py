@@ -12,7 +12,8 @@ import torch.fx
 from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind, names
 from popsim_torch.ir.graph import NO_TENSOR
-from popsim_torch.lowering.builder import Builder, HalfPartials, Value
+from popsim_torch.lowering.bodies import BodyBuilder, lower_control
+from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
@@ -21,6 +22,7 @@ from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.trace.control.bodies import Control, control_of
 from popsim_torch.trace.functionalise import is_mutating
 from popsim_torch.trace.markers import CONSTANT, PRINT
 from popsim_torch.trace.named_graph import NamedGraph
@@ -42,8 +44,8 @@ class _Lowering:
         found = (named.find(name) for name in wanted)
         self._needed = named.needed(node for node in found if node is not None)
         self._program = Program()
-        random = filter(is_random, named.nodes)
-        self._builder = Builder(self._program.graph, self._needed, random, half_partials)
+        streams = named.streams(is_random)
+        self._builder = Builder(self._program.graph, self._needed, streams, half_partials)
         rule = None if plan is None else plan.loss_scale_rule
         self._loss_scale = (
             None if rule is None else LossScaleLowering(self._builder, self._program, rule)
@@ -84,27 +86,56 @@ class _Lowering:
 
     def _add_node(self, node: torch.fx.Node) -> None:
         num_ops = len(self._program.graph.ops)
-        value = self._lower_node(node)
+        self._lower_named(self._builder, node)
         for op in self._program.graph.ops[num_ops:]:
             self._program.sources |= dict.fromkeys(op.outputs, node.name)
         self._program.sources.pop(NO_TENSOR, None)
-        self._builder.values[node] = value
-        name = self._named.names.get(node)
-        if name is not None and isinstance(value, Tensor):
-            self._program.graph.set_name(value, name)
 
-    def _lower_node(self, node: torch.fx.Node) -> Value:
+    def _lower_named(self, builder: Builder, node: torch.fx.Node) -> None:
+        value = self._lower_node(builder, node)
+        builder.values[node] = value
+        name = self._named.names.get(node)
+        if name is not None and isinstance(value, Tensor) and builder.named:
+            builder.graph.set_name(value, name)
+
+    def _lower_body(self, builder: BodyBuilder, function: torch.fx.GraphModule) -> None:
+        for node in function.graph.nodes:
+            if node.op == "call_function":
+                self._lower_named(builder, node)
+        for name in builder.graph.names:
+            self._program.offered[name] = None
+
+    def _lower_control(
+        self, builder: Builder, node: torch.fx.Node, control: Control, place: Place
+    ) -> Value:
+        inputs: Any = node.args[0]
+        results, found = lower_control(
+            builder,
+            control,
+            [builder.tensor(source) for source in inputs],
+            place,
+            self._lower_body,
+            self._wanted,
+        )
+        for name, tensor in found.items():
+            builder.graph.set_name(tensor, name)
+        return results
+
+    def _lower_node(self, builder: Builder, node: torch.fx.Node) -> Value:
         if node.target is operator.getitem:
             producer: Any = node.args[0]
-            values: Any = self._builder.values[producer]
+            values: Any = builder.values[producer]
             value: Value = values[node.args[1]]
             return value
-        place = self._builder.place_of(node, self._named.message_name(node))
+        place = builder.place_of(node, self._named.message_name(node))
+        control = control_of(node, self._named.traced.controls)
+        if control is not None:
+            return self._lower_control(builder, node, control, place)
         if node.target is PRINT:
-            return lower_print(self._builder, self._named, node, place)
+            return lower_print(builder, self._named, node, place)
         if node.target is CONSTANT:
             index: Any = node.args[2]
-            return self._builder.constant(self._named.traced.constants[index])
+            return builder.constant(self._named.traced.constants[index])
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Error(
                 f"Unsupported ops found in compiled model: [{node.target}] in {place.shown} is "
@@ -113,7 +144,7 @@ class _Lowering:
         if is_mutating(node):
             return None
         check_results(node, place)
-        return RULES.rule_of(node).lower(self._builder, node, place)
+        return RULES.rule_of(node).lower(builder, node, place)
 
     def _add_aliases(self) -> None:
         """Give tensors that the program has their further names, or offer these."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from popsim_torch.ir import Graph, Program, TensorKind, names, verify, walk
+from popsim_torch.ir import Graph, Program, TensorKind, graphs, names, verify, walk
 from popsim_torch.passes.fuse_attention import fuse_attention
 from popsim_torch.passes.fuse_elementwise import fuse_elementwise
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
@@ -129,8 +129,9 @@ def run_host_passes(program: Program) -> Iterator[str]:
     """
     each = _verifies_passes()
     for run_pass in HOST_PASSES:
-        run_pass(program.graph)
-        forget_uncomputed(program.graph)
+        for graph in graphs(program.graph):
+            run_pass(graph)
+            forget_uncomputed(graph)
         if each:
             verify(program.graph, op_table())
         yield run_pass.__name__

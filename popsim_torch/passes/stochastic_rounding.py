@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.ir import Op, Phase, Program, Tensor, TensorKind
+from popsim_torch.ir import Graph, Op, Phase, Program, Tensor, TensorKind, graphs
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
 
@@ -38,18 +39,20 @@ def round_at_random(program: Program) -> None:
     """Let every op with float16 results round them at random, in place.
 
     Streams of random numbers follow from the names of the trace's nodes: what is observed, and on
-    which stage an op runs, changes none of them.
+    which stage an op runs, changes none of them. Inside of a loop or branch they follow from the
+    names of its ops; a value that a loop's gradient computes once more may be rounded otherwise.
 
     Args:
         program: As it was lowered.
     """
-    _Rounding(program).run()
+    for graph in graphs(program.graph):
+        _Rounding(graph, program.sources if graph is program.graph else {}).run()
 
 
 class _Rounding:
-    def __init__(self, program: Program) -> None:
-        self._graph = program.graph
-        self._sources = program.sources
+    def __init__(self, graph: Graph, sources: Mapping[int, str]) -> None:
+        self._graph = graph
+        self._sources = sources
         self._ops: list[Op] = []
         self._times: Counter[str] = Counter()
         # The float32 copies of float16 memory that still hold, by root, phase and stage.
@@ -69,7 +72,7 @@ class _Rounding:
 
     def _rounds(self, op: Op) -> bool:
         """Whether an op computes float16 results."""
-        if op.phase == Phase.SETUP or op.kind in _EXACT or op.kind == _LONG_TAIL:
+        if op.phase == Phase.SETUP or op.kind in _EXACT or op.kind == _LONG_TAIL or op.bodies:
             return False
         if op.kind == "copy" and "dtype" not in op.attributes:
             return False

@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from popsim_torch.errors import Error
 from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.call_arguments import on_device, without_dropout
+from popsim_torch.trace.control.flow import ControlFlow
+from popsim_torch.trace.control.higher_order import higher_order_call
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.device_types import as_device_types, seen_dtype
 from popsim_torch.trace.eager_errors import eager_error
@@ -56,6 +58,10 @@ class FunctionListener(HostData, Protocol):
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
+
+    @property
+    def control_flow(self) -> ControlFlow:
+        """Return what records loops and branches."""
 
     def gradients_wanted(self) -> None:
         """Take note that forward asks for gradients itself."""
@@ -275,12 +281,15 @@ class FunctionMode(TorchFunctionMode):
             if known is not None:
                 with self:
                     return (if_true if known else if_false)(*operands)
-        raise Error(
-            f"Unsupported ops found in compiled model: [{operator._name}]{user_line(' at ')} "
-            "takes functions, which is not supported by this version of popsim_torch yet. Compute "
-            "both branches and choose with torch.where(condition, a, b); write loops in Python, "
-            "with a fixed number of iterations."
-        )
+        replacement = higher_order_call(self._listener.control_flow, operator, args, kwargs)
+        if replacement is None:
+            raise Error(
+                f"Unsupported ops found in compiled model: [{operator._name}]{user_line(' at ')} "
+                "takes functions, which popsim_torch does not know. Use poptorch.for_loop or "
+                "poptorch.cond, torch.cond, or torch.where(condition, a, b)."
+            )
+        with self:
+            return replacement()
 
     def _cross_entropy(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

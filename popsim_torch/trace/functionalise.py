@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from popsim_torch.errors import Error, InternalError
+from popsim_torch.trace.control.bodies import controls_known
 from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.parts import has_part, is_view, restore, taken_parts, views_to
 from popsim_torch.trace.result import TraceResult
@@ -138,7 +139,8 @@ def functionalise(traced: TraceResult) -> TraceResult:
     partial = traced.partial_gradients
     watched = {*traced.forward_of.values(), *partial.values()}
     watched |= {*traced.losses, *traced.checkpoints}
-    module, became = functionalise_graph(traced.graph_module, watched)
+    with controls_known(traced.controls):
+        module, became = functionalise_graph(traced.graph_module, watched)
     if module is traced.graph_module:
         return traced
     return replace(

@@ -105,6 +105,13 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph = self._last = None
         self._writers.clear()
 
+    def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
+        """Forget nodes that were taken out of the graph; ``last`` stood in front of them."""
+        if self._last in gone:
+            self._last = last
+        for memory, writers in self._writers.items():
+            self._writers[memory] = [node for node in writers if node not in gone]
+
     def _of_dynamic_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator whose results have the shape that values say."""
         if func is aten.index.Tensor:

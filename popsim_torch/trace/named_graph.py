@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import names as spelling
+from popsim_torch.trace.control.bodies import control_of, controls_in
 from popsim_torch.trace.functionalise import is_check, is_mutating
 from popsim_torch.trace.markers import MARK, PRINT
 from popsim_torch.trace.names import NameTable
+from popsim_torch.trace.origin import draw_of
 from popsim_torch.trace.result import TraceResult
 
 
@@ -45,7 +47,15 @@ class NamedGraph:
         self.names = names
         self.aliases = aliases
         self._by_name = aliases | {name: node for node, name in names.items()}
-        self._prints = {self.key_of(node): node for node in self.nodes if node.target is PRINT}
+        controls = traced.controls
+        self._owners = {
+            inner: node
+            for node, control in controls_in(traced.graph_module.graph, controls)
+            for body in control.bodies
+            for inner in body.graph.nodes
+        }
+        everywhere = (*self.nodes, *self._owners)
+        self._prints = {self.key_of(node): node for node in everywhere if node.target is PRINT}
 
     @staticmethod
     def key_of(node: torch.fx.Node) -> int:
@@ -107,6 +117,24 @@ class NamedGraph:
         floating = bool(target.meta["val"].dtype.is_floating_point)
         return floating or self.placeholders.index(target) >= self.first_input
 
+    def streams(self, is_random: Callable[[torch.fx.Node], bool]) -> dict[torch.fx.Node, int]:
+        """Return a number for each node that draws random numbers, the same for its copies.
+
+        Args:
+            is_random: Whether a node draws some.
+        """
+        numbers: dict[object, int] = {}
+        found = filter(is_random, self._in_order(self.traced.graph_module.graph))
+        return {node: numbers.setdefault(draw_of(node), len(numbers)) for node in found}
+
+    def _in_order(self, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+        """Yield all nodes, those of a body behind the node that runs it."""
+        for node in graph.nodes:
+            yield node
+            control = control_of(node, self.traced.controls)
+            for body in () if control is None else control.bodies:
+                yield from self._in_order(body.graph)
+
     def needed(self, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
         """Return the nodes that results, lasting changes, checks and ``wanted`` depend on."""
         todo = [node for node in self.results if isinstance(node, torch.fx.Node)]
@@ -116,6 +144,8 @@ class NamedGraph:
         found: set[torch.fx.Node] = set()
         while todo:
             node = todo.pop()
+            while node in self._owners:
+                node = self._owners[node]
             if node not in found:
                 found.add(node)
                 todo.extend(node.all_input_nodes)
@@ -141,7 +171,7 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
     table = NameTable()
     for name, node in zip(given, placeholders, strict=True):
         table.set(node, name)
-    table.name_forward(graph)
+    table.name_forward(graph, traced.controls)
     aliases = {
         spelling.partial_gradient(*key): node for key, node in traced.partial_gradients.items()
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 import torch.fx
 
 from popsim_torch.ir import names
+from popsim_torch.trace.control.bodies import Control, control_of
 from popsim_torch.trace.markers import NAMESPACE
 from popsim_torch.trace.origin import origin_of
 
@@ -146,12 +148,15 @@ class NameTable:
             return name
         return self.unique(names.result(origin_of(node).scope, _LOSS, 0))
 
-    def name_forward(self, graph: torch.fx.Graph) -> None:
-        """Name the results of all forward nodes, in their order."""
+    def name_forward(self, graph: torch.fx.Graph, controls: Sequence[Control] = ()) -> None:
+        """Name the results of all forward nodes, in their order; also those of bodies."""
         products = _wrapped_products(graph)
         for node in graph.nodes:
             if node.op != "call_function" or origin_of(node).backward:
                 continue
+            control = control_of(node, controls)
+            for body in () if control is None else control.bodies:
+                self.name_forward(body.graph, controls)
             if node in products:
                 product = products[node]
                 if product is not None:
@@ -159,7 +164,9 @@ class NameTable:
                 continue
             if node.target is operator.getitem:
                 producer, index = node.args
-                self.set(node, _forward_name(producer, int(index)))
+                owner = control_of(producer, controls)
+                if owner is None or index < owner.num_named:
+                    self.set(node, _forward_name(producer, int(index)))
             elif isinstance(node.meta.get("val"), torch.Tensor) and _is_named(node):
                 self.set(node, _forward_name(node, 0))
 

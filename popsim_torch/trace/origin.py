@@ -19,6 +19,7 @@ from popsim_torch.ir import NOWHERE, Origin
 
 _CHANNEL = "custom"
 _KEY = "popsim"
+_DRAW = "popsim_draw"
 _OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -41,6 +42,18 @@ def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
     origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)
     return origin
+
+
+def number_draw(node: torch.fx.Node, numbers: Iterator[int]) -> None:
+    """Mark a node that draws random numbers: its copies draw the same ones."""
+    channel = node.meta.get(_CHANNEL, {})
+    if _DRAW not in channel:
+        node.meta[_CHANNEL] = {**channel, _DRAW: next(numbers)}
+
+
+def draw_of(node: torch.fx.Node) -> object:
+    """Return what a node that draws random numbers has in common with its copies."""
+    return node.meta.get(_CHANNEL, {}).get(_DRAW, node)
 
 
 def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:

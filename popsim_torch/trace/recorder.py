@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.constants import Constants
+from popsim_torch.trace.control.cut import unchanged
+from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.known_values import KnownValues
 from popsim_torch.trace.markers import PrintedTensor, mark
 from popsim_torch.trace.origin import set_origin, user_line
@@ -77,6 +80,11 @@ class Recorder:
         # By identity; the tensors are kept, so that no later one has the identity of another.
         self._tensor_ids: dict[int, tuple[int, torch.Tensor]] = {}
         self._constants = Constants(result.constants)
+        self._control_flow = ControlFlow(self, result.controls)
+        self._depth_of_bodies = 0
+        # Differentiable tensors of the trace, by the node that computes them.
+        self._tensor_of: WeakValueDictionary[torch.fx.Node, torch.Tensor] = WeakValueDictionary()
+        self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self.values = KnownValues(result.constants, self.constant)
         # Autograd nodes seen so far; kept, because their identity is what counts.
         self._seen: set[Any] = set()
@@ -90,8 +98,10 @@ class Recorder:
         self.values.graph = self._graph
         host = {**self._result.parameters, **self._result.buffers}
         self._known = {id(tensor): state[name] for name, tensor in host.items()}
+        self._state_of = {node_of(tensor): tensor for tensor in state.values()}
         for name in self._result.parameters:
             if state[name].requires_grad:
+                self._tensor_of[node_of(state[name])] = state[name]
                 key = next(self._keys)
                 self._result.parameter_of[key] = name
                 self._mark_gradient(state[name], key)
@@ -106,6 +116,8 @@ class Recorder:
             seen.clear()
         for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
+        self._tensor_of.clear()
+        self._state_of.clear()
         del self._result, self._graph
 
     # Function calls (FunctionListener)
@@ -150,6 +162,9 @@ class Recorder:
             return
         if current_graph() is not self._graph:
             return  # traced on its own, by torch.func.linearize
+        self._tensor_of[node_of(result)] = result
+        if self._depth_of_bodies:
+            return  # its gradient is the body's
         place = (result.grad_fn, result.output_nr)
         if place in self._hooked:
             return
@@ -217,6 +232,60 @@ class Recorder:
         tensor = unwrapped(tensor)
         number, _ = self._tensor_ids.setdefault(id(tensor), (len(self._tensor_ids), tensor))
         return number
+
+    def for_loop(
+        self, count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Record a loop."""
+        return self._control_flow.for_loop("poptorch.for_loop()", count, body, inputs)
+
+    def cond(
+        self,
+        condition: Any,
+        if_true: tuple[Callable[..., Any], list[Any]],
+        if_false: tuple[Callable[..., Any], list[Any]],
+    ) -> list[torch.Tensor]:
+        """Record a branch."""
+        return self._control_flow.cond("poptorch.cond()", condition, if_true, if_false)
+
+    # Loops and branches (BodyListener)
+
+    @property
+    def control_flow(self) -> ControlFlow:
+        """Return what records loops and branches."""
+        return self._control_flow
+
+    @contextmanager
+    def inside_of_body(self) -> Iterator[None]:
+        """Take note of no losses and gradients in this scope: they are not the model's."""
+        lists: list[list[Any]] = [self.losses, self.differentiated]
+        lists += [self._result.losses, self._result.checkpoints]
+        lengths = [len(items) for items in lists]
+        self._depth_of_bodies += 1
+        try:
+            yield
+        finally:
+            self._depth_of_bodies -= 1
+            for items, length in zip(lists, lengths, strict=True):
+                del items[length:]
+
+    def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
+        """Forget nodes that were taken out of the graph; ``last`` stood in front of them."""
+        self.values.forget(gone, last)
+
+    def begin_call(self, op_type: str) -> None:
+        """Take note that the nodes made next are the user's call of an op of this type."""
+        self._set_origin(op_type)
+
+    def tensor_of(self, node: torch.fx.Node) -> torch.Tensor | None:
+        """Return the differentiable tensor that a node stands for, if there is one."""
+        return self._tensor_of.get(node)
+
+    def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
+        """Return the parameter or buffer that a node stands for, if it does."""
+        return self._state_of.get(unchanged(node))
+
+    # Scopes
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:

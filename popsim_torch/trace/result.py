@@ -12,6 +12,7 @@ from torch import nn
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.control.bodies import Control
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class TraceResult:
             and by its position among their operands.
         losses: Nodes of the results of loss functions.
         checkpoints: Nodes of values that are kept for the backward pass.
+        controls: What the ``popsim::control`` nodes repeat or choose from, by index.
         loss_dtype: Element type of the loss that training starts from.
     """
 
@@ -92,6 +94,7 @@ class TraceResult:
     partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)
     losses: list[torch.fx.Node] = field(default_factory=list)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
+    controls: list[Control] = field(default_factory=list)
     loss_dtype: torch.dtype = torch.float32
 
     @property

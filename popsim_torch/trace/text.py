@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.fx
 
+from popsim_torch.trace.control.bodies import Control, control_of
 from popsim_torch.trace.named_graph import NamedGraph
 from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.result import TraceResult
@@ -14,14 +15,22 @@ from popsim_torch.trace.result import TraceResult
 
 def trace_text(traced: TraceResult | NamedGraph) -> str:
     """Return a line per node: result, operator, arguments, then name, stage and origin."""
+    names = traced.names if isinstance(traced, NamedGraph) else {}
     if isinstance(traced, NamedGraph):
-        return _text(traced.traced.graph_module.graph, traced.names)
-    return _text(traced.graph_module.graph, {})
+        traced = traced.traced
+    return "\n".join(_lines(traced.graph_module.graph, names, traced.controls)) + "\n"
 
 
-def _text(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> str:
-    lines = [_line(node, names.get(node, "")) for node in graph.nodes]
-    return "\n".join(lines) + "\n"
+def _lines(
+    graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str], controls: Sequence[Control]
+) -> Iterator[str]:
+    """Yield a line for each node, and behind it those of its bodies, indented."""
+    for node in graph.nodes:
+        yield _line(node, names.get(node, ""))
+        control = control_of(node, controls)
+        for number, body in enumerate(() if control is None else control.bodies):
+            yield f"  body {number}"
+            yield from (f"    {line}" for line in _lines(body.graph, names, controls))
 
 
 def _line(node: torch.fx.Node, name: str) -> str:

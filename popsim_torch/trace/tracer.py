@@ -101,6 +101,7 @@ class _Tracer:
         inputs = list(flat[num_state : num_state + len(self._request.inputs)])
         self._recorder.start(state)
         outputs = self._forward(state, inputs)
+        self._recorder.control_flow.bodies.check(outputs)
         gradients = self._backward(state, flat[-1]) if self._request.training else []
         return [*outputs, *gradients]
 

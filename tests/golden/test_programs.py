@@ -54,6 +54,20 @@ class LastStep(nn.Module):
         return self.fc(self.lstm(x)[0][:, -1])
 
 
+class Repeated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        def body(y):
+            (y,) = poptorch.cond(y.sum() > 0, torch.neg, [y], torch.add, [y, x])
+            return torch.tanh(self.step(y))
+
+        return self.fc(poptorch.for_loop(4, body, [x])[0])
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
 
@@ -115,6 +129,7 @@ CASES: dict[str, Case] = {
     "cnn_with_batch_norm": (cnn, (3, 6, 6), options, sgd),
     "attention": (Attention, (5, 8), options, adam),
     "lstm": (LastStep, (7, 4), options, sgd),
+    "loop_and_branch": (Repeated, (6,), options, sgd),
     "two_stages": (stages, (6,), pipelined, sgd),
     "accumulation_with_anchors": (mlp, (6,), with_accumulation, adam),
 }

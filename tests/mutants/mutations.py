@@ -34,6 +34,7 @@ def clone(graph: Graph) -> Graph:
             inputs=list(op.inputs),
             outputs=list(op.outputs),
             attributes=copy.deepcopy(op.attributes),
+            bodies=[clone(body) for body in op.bodies],
         )
         for op in graph.ops
     ]

@@ -259,6 +259,34 @@ def speech() -> Compiled:
     return _training(Model(), optimizer, torch.randn(3, 6, 4), targets, *lengths)
 
 
+def control() -> Compiled:
+    """Loops and branches inside of each other, with their gradients and an anchor inside."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, x, target):
+            def step(y, number):
+                (scaled,) = poptorch.cond(
+                    *(y.sum() > 0, lambda y: y * 2, [y], lambda y, x: y - x, [y, x])
+                )
+                return torch.tanh(self.inner(F.dropout(scaled))), number + 1
+
+            y, number = poptorch.for_loop(3, step, [x, torch.zeros(2, dtype=torch.int32)])
+            loss = F.cross_entropy(self.last(y), target)
+            return number, loss
+
+    options = _options()
+    options.anchorTensor("inside", "Tanh:0")
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    return _training(
+        Model(), optimizer, torch.randn(2, 4), torch.randint(0, 3, (2,)), options=options
+    )
+
+
 def inference() -> Compiled:
     """The long tail, a buffer that forward changes, and half-precision products."""
 
@@ -291,7 +319,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, speech, inference),
+        *(pipeline, rounded, words, speech, control, inference),
     )
 }
 

@@ -12,6 +12,7 @@ import torch
 
 import popsim_torch as poptorch
 from popsim_torch import _native
+from popsim_torch.ir import walk_all
 from popsim_torch.optim.planning import plan_updates
 from tests.ops.dense_samples import MATMULS
 from tests.ops.num_threads import threads
@@ -137,7 +138,7 @@ class LongTail(torch.nn.Module):
 
 
 def kinds_of(executor: poptorch.PoplarExecutor) -> set[str]:
-    return {op.kind for op in executor.compiled.program.graph.ops}
+    return {op.kind for _, op in walk_all(executor.compiled.program.graph)}
 
 
 @pytest.mark.parametrize("function", OPERATORS.values(), ids=OPERATORS)
@@ -158,11 +159,38 @@ def test_operators_of_pytorch(function, capfd):
     assert len(set(texts)) == 1
 
 
+# --- Loops and branches --------------------------------------------------------
+
+
+class Repeated(torch.nn.Module):
+    """Products in a branch in a loop."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        def step(y: torch.Tensor) -> torch.Tensor:
+            product = torch.softmax(y @ x, 1)
+            return poptorch.cond(y.sum() > 0, torch.sin, [product], torch.cos, [product])[0]
+
+        return poptorch.for_loop(3, step, [x])
+
+
+def test_loops_and_branches():
+    x = torch.randn(300, 300, generator=torch.Generator().manual_seed(4))
+
+    def compile_model() -> Callable[[], Results]:
+        model = poptorch.inferenceModel(Repeated())
+        model.compile(x)
+        assert {"loop", "branch", "yield"} <= kinds_of(model)
+        return lambda: list(model(x))
+
+    assert_invariant(compile_model)
+
+
 # --- Nothing is left out ------------------------------------------------------
 
 
 def test_every_op_of_the_table_has_a_sample():
     covered = {sample.kind for sample in SAMPLES} | UPDATES.keys() | {"aten", "print", "anchor"}
+    covered |= {"loop", "branch", "yield"}
     assert covered == {entry.name for entry in _native.op_table()}
 
 

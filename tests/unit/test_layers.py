@@ -26,7 +26,16 @@ PYTHON_LAYERS = (
     ("anchors",),
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "data", "dataloader", "attributes", "testing", "compile_hooks", "poptorch_core"),
+    (
+        "ops",
+        "control_flow",
+        "data",
+        "dataloader",
+        "attributes",
+        "testing",
+        "compile_hooks",
+        "poptorch_core",
+    ),
     ("trace", "passes"),
     ("lowering",),
     ("files",),
@@ -47,8 +56,8 @@ PYTHON_DOORS = {
 CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
-        *("aten", "attention", "convolution", "embedding", "host", "layout", "loss", "map"),
-        *("matmul", "norm", "pool", "random", "recurrent", "reduce", "softmax", "update"),
+        *("aten", "attention", "control", "convolution", "embedding", "host", "layout", "loss"),
+        *("map", "matmul", "norm", "pool", "random", "recurrent", "reduce", "softmax", "update"),
     )
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}

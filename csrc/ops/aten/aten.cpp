@@ -11,7 +11,7 @@
 
 #include "ops/aten/call.h"
 #include "ops/aten/positions.h"
-#include "ops/aten/seed.h"
+#include "ops/math/seed.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 

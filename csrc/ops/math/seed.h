@@ -1,4 +1,5 @@
-// Seeds for ops that draw their numbers from a generator of PyTorch's.
+// Numbers that stand for several: seeds for generators of PyTorch, and the step
+// of one trip of a loop.
 #pragma once
 
 #include <cstdint>

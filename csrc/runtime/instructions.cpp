@@ -1,0 +1,99 @@
+#include "runtime/instructions.h"
+
+#include <c10/util/Exception.h>
+
+#include "base/check.h"
+#include "runtime/body_run.h"
+#include "runtime/closed_memory.h"
+
+namespace popsim::runtime {
+namespace {
+
+using graph::Op;
+using graph::TensorId;
+
+UserError failure(const Op& op, const char* reason) {
+  return UserError(join("while running ", describe(op), ": ", reason));
+}
+
+// What PyTorch refuses while a kernel is prepared, a lowering has got wrong.
+std::unique_ptr<ops::Kernel> prepare(const ops::OpView& op) {
+  try {
+    return ops::find_op(op.op().kind).prepare(op);
+  } catch (const c10::Error& error) {
+    throw InternalError(join(op.op().kind, " '", op.op().name,
+                             "': ", error.what_without_backtrace()));
+  }
+}
+
+}  // namespace
+
+Instructions::Instructions(const graph::Graph& graph,
+                           const memory::ArenaPlan& plan, DeviceMemory& memory)
+    : graph_(graph), memory_(memory) {
+  kernels_.reserve(graph.ops().size());
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const Op& op = graph.ops()[i];
+    std::vector<ops::BodyRunner*> bodies;
+    for (size_t k = 0; k < op.bodies.size(); ++k) {
+      const memory::BodyPlacement& place =
+          plan.bodies.at(static_cast<int64_t>(i));
+      bodies_.push_back(std::make_unique<BodyRun>(
+          *op.bodies[k], place.plans[k], memory.start_of(place)));
+      bodies.push_back(bodies_.back().get());
+    }
+    kernels_.push_back(prepare(ops::OpView(graph, op, bodies)));
+    for (const TensorId id : kernels_.back()->at_tensors()) {
+      memory.make_tensor(id);
+    }
+  }
+}
+
+Instructions::~Instructions() = default;
+
+void Instructions::execute(const Instruction& instruction,
+                           const Context& context) const {
+  const Op& op = *instruction.op;
+  const OpenTensors open(graph_, memory_, op);
+  try {
+    instruction.kernel->run(context);
+  } catch (const InternalError&) {
+    throw;
+  } catch (const UserError& error) {
+    // An op of a body has said where it failed.
+    if (!op.bodies.empty()) throw;
+    throw failure(op, error.what());
+  } catch (const c10::Error& error) {
+    throw failure(op, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw failure(op, error.what());
+  }
+}
+
+void Instructions::execute_watched(const Instruction& instruction,
+                                   const Context& context) const {
+  const Op& op = *instruction.op;
+  {
+    const OpenTensors open(graph_, memory_, op);
+    for (Listener* listener : context.listeners) listener->before(op, context);
+  }
+  execute(instruction, context);
+  const OpenTensors open(graph_, memory_, op);
+  for (Listener* listener : context.listeners) listener->after(op, context);
+}
+
+void Instructions::execute(std::span<const Instruction> instructions,
+                           const Context& context) const {
+  if (context.listeners.empty()) {
+    for (const Instruction& instruction : instructions) {
+      execute(instruction, context);
+    }
+    return;
+  }
+  for (Listener* listener : context.listeners) listener->before_action();
+  for (const Instruction& instruction : instructions) {
+    execute_watched(instruction, context);
+  }
+}
+
+}  // namespace popsim::runtime

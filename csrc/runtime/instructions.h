@@ -1,0 +1,64 @@
+// The ops of a graph, ready to run: those of a program, or those of a body.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "memory/arena.h"
+#include "ops/op_def.h"
+#include "runtime/listener.h"
+#include "runtime/memory.h"
+#include "runtime/stop.h"
+
+namespace popsim::runtime {
+
+// What kernels meet, and what the runtime itself carries along.
+class Context final : public ops::RunContext {
+ public:
+  explicit Context(const DeviceMemory& memory) : memory_(memory) {
+    pointers = memory.pointers();
+  }
+  const at::Tensor& tensor(graph::TensorId id) const override {
+    return memory_.tensor(id);
+  }
+
+  std::span<Listener* const> listeners;
+  // Asked by ops that run for long; null where the run has to go on.
+  StopSign* stop = nullptr;
+
+ private:
+  const DeviceMemory& memory_;
+};
+
+struct Instruction {
+  ops::Kernel* kernel;
+  const graph::Op* op;
+};
+
+class Instructions {
+ public:
+  // Prepares every kernel, and every body. What is given is to outlive it.
+  Instructions(const graph::Graph& graph, const memory::ArenaPlan& plan,
+               DeviceMemory& memory);
+  ~Instructions();
+
+  [[nodiscard]] Instruction operator[](size_t op) const {
+    return {kernels_[op].get(), &graph_.ops()[op]};
+  }
+  // Runs some of them, and tells the listeners of the context.
+  void execute(std::span<const Instruction> instructions,
+               const Context& context) const;
+
+ private:
+  void execute(const Instruction& instruction, const Context& context) const;
+  void execute_watched(const Instruction& instruction,
+                       const Context& context) const;
+
+  const graph::Graph& graph_;
+  const DeviceMemory& memory_;
+  std::vector<std::unique_ptr<ops::BodyRunner>> bodies_;
+  std::vector<std::unique_ptr<ops::Kernel>> kernels_;  // by op
+};
+
+}  // namespace popsim::runtime

@@ -1,0 +1,118 @@
+"""Loops and branches that stay loops and branches in the program.
+
+Python's own ``for`` and ``if`` are followed once, while the model is traced: a loop is unrolled, of
+a branch one side is recorded. What is called here is recorded once, and repeated or chosen at run
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error, UsageValueError
+from popsim_torch.ops import op_listener
+
+__all__ = ["cond", "for_loop"]
+
+
+def for_loop(
+    count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Repeat a function of tensors: its results are its next arguments.
+
+    Python code in ``body`` runs once, when the model is compiled. The body may read parameters,
+    buffers and other tensors of the model, call modules, print tensors, draw random numbers (others
+    in each trip) and contain loops and branches of its own. It gets copies of ``inputs``: changes
+    of its arguments in place do not reach the caller's tensors. Changes of buffers and parameters
+    last, those of other tensors from outside end with the trip. In training the loop is
+    differentiated: the values at the start of each trip are kept, others are computed once more.
+
+    Outside of a model that is being compiled the body is called once, whatever ``count`` is.
+
+    Args:
+        count: How often; 0 or more.
+        body: Takes as many tensors as there are ``inputs``. Returns as many, of the same shapes and
+            element types, as a list or tuple; one may be returned by itself.
+        inputs: The arguments of the first trip: a list or tuple of tensors.
+
+    Returns:
+        What the last trip returned, always as a list.
+
+    Raises:
+        UsageValueError: ``inputs`` is not a list of tensors, or ``count`` is not a number of trips.
+        Error: The body returns something else than it is given.
+    """
+    _require_list("poptorch.for_loop", "inputs", inputs)
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise UsageValueError(
+                f"poptorch.for_loop: the object of inputs at index {position} is not torch.tensor, "
+                f"but a {type(value).__name__}."
+            )
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise UsageValueError(
+            f"poptorch.for_loop: count must be a Python int, 0 or more, and is {count!r}. How "
+            "often a loop runs is fixed when the model is compiled."
+        )
+    listener = op_listener.get()
+    if listener is not None:
+        return listener.for_loop(count, body, list(inputs))
+    return _as_list("poptorch.for_loop", body(*inputs))
+
+
+def cond(
+    condition: torch.Tensor,
+    then_body: Callable[..., Any],
+    then_inps: Sequence[Any],
+    else_body: Callable[..., Any],
+    else_inps: Sequence[Any],
+) -> list[torch.Tensor]:
+    """Call one of two functions, as a value says that is known when the program runs.
+
+    Both functions are traced, each with its own arguments; the program runs one of them. What holds
+    for the body of :func:`for_loop` holds for them. In training the branch is differentiated.
+
+    Args:
+        condition: A bool tensor with one element; may be computed.
+        then_body: Called where it is true. Returns tensors: one, or a list or tuple.
+        then_inps: A list with the arguments of ``then_body``; may be empty.
+        else_body: Called otherwise. Returns as many tensors of the same shapes and element types.
+        else_inps: A list with the arguments of ``else_body``.
+
+    Returns:
+        What the function that was called returned, always as a list.
+
+    Raises:
+        UsageValueError: Arguments are not given as lists.
+        Error: ``condition`` is not one truth value, or the functions return different things.
+    """
+    _require_list("poptorch.cond", "then_inps", then_inps)
+    _require_list("poptorch.cond", "else_inps", else_inps)
+    listener = op_listener.get()
+    if listener is not None:
+        return listener.cond(condition, (then_body, list(then_inps)), (else_body, list(else_inps)))
+    chosen = then_body(*then_inps) if condition else else_body(*else_inps)
+    return _as_list("poptorch.cond", chosen)
+
+
+def _require_list(function: str, name: str, value: object) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise UsageValueError(
+            f"{function}: Object is not list: {name} must be a list of tensors, got a "
+            f"{type(value).__name__}."
+        )
+
+
+def _as_list(function: str, value: Any) -> list[torch.Tensor]:
+    """Return what a body returned as a list."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise Error(
+        f"{function}: the body must return a tensor, or a list or tuple of tensors; it returned a "
+        f"{type(value).__name__}."
+    )

@@ -1,0 +1,1 @@
+"""Loops and branches: functions that are recorded once, and nodes that run them."""

@@ -1,0 +1,114 @@
+"""Calls of recorded functions: what loops and branches have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.trace.control.cut import Cut
+from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, value_of
+
+__all__ = ["Call", "Extension", "zeros"]
+
+
+class _Differentiable(torch.autograd.Function):
+    """A call of a control whose gradient is a call of another one."""
+
+    @staticmethod
+    def forward(ctx, forward, backward, *tensors):  # type: ignore[no-untyped-def]
+        """Call ``forward``, whose results go to the user; ``tensors`` have gradients."""
+        ctx.backward = backward
+        results = forward()
+        ctx.mark_non_differentiable(*(r for r in results if not r.dtype.is_floating_point))
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        """Return the gradients of ``tensors``."""
+        return None, None, *ctx.backward(gradients)
+
+
+class Call:
+    """A control with all that it reads, and maybe a gradient.
+
+    Args:
+        bodies: Records functions and adds calls of them.
+    """
+
+    def __init__(self, bodies: BodyRecorder) -> None:
+        self._bodies = bodies
+
+    def _apply(
+        self,
+        forward: Callable[[], list[torch.Tensor]],
+        backward: Callable[[Sequence[Any]], Iterator[Any]],
+        tensors: Tensors,
+    ) -> list[torch.Tensor]:
+        """Call ``forward`` in such a way that the gradients of ``tensors`` are ``backward``'s."""
+        if not any(tensor.requires_grad for tensor in tensors):
+            return forward()
+        with torch._C.DisableTorchFunction():
+            results: Any = _Differentiable.apply(forward, backward, *tensors)  # type: ignore[no-untyped-call]
+        for result in results:
+            self._bodies.listener.after_call(result)
+        return list(results)
+
+    def _write_state(self, nodes: Sequence[torch.fx.Node], values: Tensors) -> None:
+        """Give parameters and buffers that a body has changed their new values."""
+        for node, value in zip(nodes, values, strict=True):
+            state = self._bodies.listener.state_of(node)
+            if state is not None:
+                with torch.no_grad(), torch._C.DisableTorchFunction():
+                    state.copy_(value)
+
+    def _changed_state(self, bodies: Sequence[Body]) -> list[torch.fx.Node]:
+        """Return the nodes of the parameters and buffers that bodies change."""
+        nodes = dict.fromkeys(node for body in bodies for node in body.changed())
+        return [node for node in nodes if self._bodies.listener.state_of(node) is not None]
+
+
+def zeros(value: torch.Tensor) -> torch.Tensor:
+    """Return traced zeros of a tensor's shape and element type."""
+    with torch._C.DisableTorchFunction():
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+
+class Extension:
+    """Adds nodes to the graph of a function: what its gradient needs besides.
+
+    Args:
+        cut: The function.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self._graph = cut.graph
+        self._end = next(node for node in cut.graph.nodes if node.op == "output")
+
+    def input(self, like: torch.Tensor) -> torch.fx.Node:
+        """Return a further input of this shape and element type."""
+        first = next(iter(self._graph.nodes))
+        with self._graph.inserting_before(first):
+            node = self._graph.placeholder("given")
+        node.meta["val"] = like
+        return node
+
+    def zeros(self, like: torch.Tensor) -> torch.fx.Node:
+        """Return zeros of this shape and element type."""
+        options = {"dtype": like.dtype, "device": like.device}
+        return self._add(torch.ops.aten.zeros.default, (list(like.shape),), like, options)
+
+    def sum(self, a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node:
+        """Return the sum of two tensors of one shape."""
+        return self._add(torch.ops.aten.add.Tensor, (a, b), value_of(a))
+
+    def _add(
+        self, target: Any, args: tuple[Any, ...], like: torch.Tensor, options: Any = None
+    ) -> torch.fx.Node:
+        with self._graph.inserting_before(self._end):
+            node = self._graph.call_function(target, args, options)
+        node.meta["val"] = like
+        return node

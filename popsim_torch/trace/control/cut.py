@@ -1,0 +1,280 @@
+"""Cuts the nodes of a function out of the graph that it was recorded in.
+
+A body is recorded like all else of forward, in the one graph: so everything that forward may do, it
+may do in a body. Then its nodes are taken out, and become functions of what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx._lazy_graph_module import _make_graph_module
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.control.bodies import (
+    INPUT,
+    Control,
+    controls_known,
+    placeholders_of,
+    results_of,
+)
+from popsim_torch.trace.functionalise import functionalise_graph, is_check, is_mutating
+from popsim_torch.trace.markers import CONSTANT, PRINT
+from popsim_torch.trace.origin import number_draw, origin_of
+from popsim_torch.trace.traced_tensors import host_computation
+
+__all__ = ["Cut", "Recorded", "check_not_outside", "cut", "nodes_behind", "unchanged"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Where a function stands in the graph.
+
+    Attributes:
+        last_before: The last node of the graph before it was called.
+        inputs: The nodes of what it is given, ``popsim::body_input``.
+        results: The nodes of what it computes; None where there is nothing.
+    """
+
+    last_before: torch.fx.Node
+    inputs: Sequence[torch.fx.Node]
+    results: Sequence[torch.fx.Node | None]
+
+
+class Cut:
+    """A function without mutation.
+
+    Attributes:
+        graph: Its nodes.
+        captures: The nodes outside that it reads: its inputs behind those that it is given.
+        changed: Of the captures that it changes in place: the position of each, and the new value.
+        results: As it was recorded.
+    """
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        num_inputs: int,
+        captures: list[torch.fx.Node],
+        present: Sequence[bool],
+    ) -> None:
+        self.graph = module.graph
+        self._placeholders = placeholders_of(module)
+        self._num_inputs = num_inputs
+        self.captures = captures
+        found = iter(results_of(module))
+        self.results: list[torch.fx.Node | None] = [
+            next(found) if there else None for there in present
+        ]
+        writes = [node for node in module.graph.nodes if is_mutating(node)]
+        self.changed: dict[int, torch.fx.Node] = {}
+        for write in writes:
+            target, value = write.args[:2]
+            position = self._placeholders.index(target)
+            if position >= num_inputs:
+                self.changed[position - num_inputs] = value
+        self._checks = [node for node in module.graph.nodes if is_check(node)]
+
+    def input(self, position: int) -> torch.fx.Node:
+        """Return the node of one of the things that it is given."""
+        return self._placeholders[position]
+
+    def capture(self, position: int) -> torch.fx.Node:
+        """Return the node of something that it reads from outside."""
+        return self._placeholders[self._num_inputs + position]
+
+    def function(
+        self,
+        inputs: Sequence[torch.fx.Node],
+        results: Sequence[torch.fx.Node],
+        *,
+        repeats: bool = False,
+    ) -> torch.fx.GraphModule:
+        """Return the part of it that computes some results from these inputs.
+
+        Args:
+            inputs: Nodes of inputs and captures, in the order of the new function's.
+            results: What it returns.
+            repeats: It is not the first to compute this: prints and checks are left out.
+        """
+        graph = torch.fx.Graph()
+        known: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in inputs:
+            known[node] = graph.placeholder(node.name)
+            known[node].meta = dict(node.meta)
+        checks = [] if repeats else self._checks
+        for node in sorted(_needed([*results, *checks], known)):
+            if repeats and node.target is PRINT and not origin_of(node).backward:
+                known[node] = known[node.args[0]]  # type: ignore[index]
+            else:
+                known[node] = graph.node_copy(node, known.__getitem__)
+        graph.output([known[node] for node in results])
+        return _make_graph_module({}, graph)
+
+    def reads(self, results: Sequence[torch.fx.Node], node: torch.fx.Node) -> bool:
+        """Whether some results depend on an input or a capture."""
+        return node in results or any(
+            node in other.all_input_nodes for other in _needed([*results, *self._checks], {})
+        )
+
+
+def _needed(
+    results: Sequence[torch.fx.Node], known: Mapping[torch.fx.Node, object]
+) -> set[torch.fx.Node]:
+    """Return the nodes that results depend on, without those that are known."""
+    needed = set[torch.fx.Node]()
+    todo = list(results)
+    while todo:
+        node = todo.pop()
+        if node not in needed and node not in known:
+            needed.add(node)
+            todo += node.all_input_nodes
+    return needed
+
+
+def cut(
+    graph: torch.fx.Graph, recorded: Recorded, draws: Iterator[int], controls: Sequence[Control]
+) -> tuple[Cut, set[torch.fx.Node]]:
+    """Take a function out of the graph that it was recorded in.
+
+    What it reads of constants stays where it is.
+
+    Args:
+        graph: The graph.
+        recorded: Where the function stands.
+        draws: Numbers for what draws random numbers.
+        controls: What its nodes repeat or choose from.
+
+    Returns:
+        The function, and the nodes that are gone.
+
+    Raises:
+        Error: It changes a tensor from outside in place that it reads by another view, too.
+    """
+    inside = nodes_behind(recorded.last_before)
+    gone = [node for node in inside if not _is_constant(node)]
+    region = set(gone)
+    captures = list(
+        dict.fromkeys(
+            source
+            for node in gone
+            if node.target is not INPUT
+            for source in node.all_input_nodes
+            if source not in region
+        )
+    )
+    captures += [
+        node
+        for node in recorded.results
+        if node is not None and node not in region and node not in captures
+    ]
+    for node in gone:
+        if _is_random(node):
+            number_draw(node, draws)
+    module = _function(gone, recorded, captures)
+    _undo_changes(region)
+    for node in reversed(gone):
+        graph.erase_node(node)
+    with controls_known(controls), torch._C.DisableTorchFunction(), host_computation():
+        functional, _ = functionalise_graph(module, ())
+    present = [node is not None for node in recorded.results]
+    result = Cut(functional, len(recorded.inputs), captures, present)
+    _check_one_view(result)
+    return result, region
+
+
+def nodes_behind(last: torch.fx.Node) -> dict[torch.fx.Node, None]:
+    """Return the nodes of a graph behind one of them, in order."""
+    nodes: dict[torch.fx.Node, None] = {}
+    node = last.next
+    while node.op != "root":
+        nodes[node] = None
+        node = node.next
+    return nodes
+
+
+def unchanged(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node of a tensor before it was changed in place, if that is what a node does."""
+    while is_mutating(node) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _undo_changes(gone: Collection[torch.fx.Node]) -> None:
+    """Let tensors from outside that a function has changed in place stand for what they were."""
+    mode: Any = get_proxy_mode()
+    for slot in mode.tracer.tensor_tracker.values():
+        node = slot.proxy.node
+        while node in gone and is_mutating(node):
+            node = node.args[0]
+        if node not in gone and node is not slot.proxy.node:
+            slot.proxy = torch.fx.Proxy(node, mode.tracer)
+
+
+def _is_constant(node: torch.fx.Node) -> bool:
+    return node.op == "get_attr" or node.target is CONSTANT
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def _function(
+    nodes: Sequence[torch.fx.Node], recorded: Recorded, captures: Sequence[torch.fx.Node]
+) -> torch.fx.GraphModule:
+    """Return nodes as a function of inputs and captures, as they are, with mutation."""
+    graph = torch.fx.Graph()
+    known: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in (*recorded.inputs, *captures):
+        known[node] = graph.placeholder(node.name)
+        known[node].meta = dict(node.meta)
+    for node in nodes:
+        if node not in known:
+            known[node] = graph.node_copy(node, known.__getitem__)
+    graph.output([known[node] for node in recorded.results if node is not None])
+    return _make_graph_module({}, graph)
+
+
+def _check_one_view(body: Cut) -> None:
+    """Refuse changes of a tensor from outside that another tensor from outside shows as well."""
+
+    def memory(node: torch.fx.Node) -> int:
+        value: Any = node.meta["val"]
+        return int(value.untyped_storage()._cdata)
+
+    for position in body.changed:
+        changed = body.captures[position]
+        for other in body.captures:
+            if other is not changed and memory(other) == memory(changed):
+                raise Error(
+                    "The body of a loop or branch changes a tensor from outside in place "
+                    f"({origin_of(changed).source or 'of forward'}) that it reads by another view, "
+                    "too. Take the view inside of the body, or pass the tensor as an argument."
+                )
+
+
+def check_not_outside(
+    graph: torch.fx.Graph, outputs: Sequence[torch.fx.Node], gone: Collection[torch.fx.Node]
+) -> None:
+    """Refuse tensors of a body that are used outside of it.
+
+    Raises:
+        Error: Forward has kept such a tensor.
+    """
+    users = [node for node in graph.nodes if any(i in gone for i in node.all_input_nodes)]
+    users += [node for node in outputs if node in gone]
+    if users:
+        source = origin_of(users[0]).source
+        raise Error(
+            f"forward{f' at {source}' if source else ''} uses a tensor that was made in the body "
+            "of a loop or branch, outside of it. Return the tensor from the body."
+        )

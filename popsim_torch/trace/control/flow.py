@@ -1,0 +1,129 @@
+"""What user code calls for loops and branches, while a model is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.control.bodies import Control
+from popsim_torch.trace.control.branches import BranchCall
+from popsim_torch.trace.control.loops import LoopCall
+from popsim_torch.trace.control.recording import (
+    BodyListener,
+    BodyRecorder,
+    Tensors,
+    as_list,
+    number,
+    tensors_of,
+    value_of,
+)
+from popsim_torch.trace.origin import user_line
+
+__all__ = ["ControlFlow"]
+
+
+class ControlFlow:
+    """Records loops and branches of one trace.
+
+    Args:
+        listener: The tracer.
+        controls: Filled with what is repeated or chosen.
+
+    Attributes:
+        bodies: Records the functions.
+    """
+
+    def __init__(self, listener: BodyListener, controls: list[Control]) -> None:
+        self.bodies = BodyRecorder(listener, controls)
+
+    def for_loop(
+        self, name: str, count: int, body: Callable[..., Any], inputs: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Repeat a function: see ``poptorch.for_loop``."""
+        values = [self.bodies.traced(value) for value in inputs]
+        recorded = self.bodies.record(name, body, values)
+        _check_same(name, recorded.results, values)
+        return LoopCall(self.bodies, recorded, values, count).run()
+
+    def while_loop(
+        self,
+        name: str,
+        condition: Callable[..., Any],
+        body: Callable[..., Any],
+        inputs: Sequence[Any],
+        count: int = 2**31 - 1,
+    ) -> list[torch.Tensor]:
+        """Repeat a function as long as another one of the same values is true."""
+        values = [self.bodies.traced(number(value)) for value in inputs]
+        goes_on = self.bodies.condition(name, condition(*values))
+
+        def trip(_goes_on: torch.Tensor, *arguments: torch.Tensor) -> list[torch.Tensor]:
+            results = tensors_of(name, list(map(number, as_list(body(*arguments)))))
+            results = [self.bodies.traced(result) for result in results]
+            return [self.bodies.condition(name, condition(*results)), *results]
+
+        recorded = self.bodies.record(name, trip, [goes_on, *values])
+        _check_same(name, recorded.results, [goes_on, *values])
+        call = LoopCall(self.bodies, recorded, [goes_on, *values], count, conditional=True)
+        return call.run()[1:]
+
+    def cond(
+        self,
+        name: str,
+        condition: Any,
+        if_true: tuple[Callable[..., Any], Sequence[Any]],
+        if_false: tuple[Callable[..., Any], Sequence[Any]],
+    ) -> list[torch.Tensor]:
+        """Call one of two functions: see ``poptorch.cond``."""
+        flag = self.bodies.condition(name, condition)
+        bodies, arguments = [], []
+        for function, inputs in (if_true, if_false):
+            given = [
+                self.bodies.traced(value) if isinstance(value, torch.Tensor) else value
+                for value in inputs
+            ]
+            places = [i for i, value in enumerate(given) if isinstance(value, torch.Tensor)]
+
+            def call(
+                *tensors: torch.Tensor,
+                function: Any = function,
+                given: Any = given,
+                places: Any = places,
+            ) -> Any:
+                values = list(given)
+                for place, tensor in zip(places, tensors, strict=True):
+                    values[place] = tensor
+                return function(*values)
+
+            tensors = [given[place] for place in places]
+            bodies.append(self.bodies.record(name, call, tensors))
+            arguments.append(tensors)
+        _check_same(
+            name, bodies[1].results, [value_of(node) for node in bodies[0].results], "then_body"
+        )
+        return BranchCall(self.bodies, flag, (bodies[0], bodies[1]), arguments).run()
+
+
+def _check_same(
+    name: str, results: Sequence[torch.fx.Node], expected: Tensors, what: str = "its arguments"
+) -> None:
+    """Check that a body returns what it is given, or what another one returns."""
+    if len(results) != len(expected):
+        raise Error(
+            f"{name}{user_line(' at ')}: the body returns {len(results)} tensors and must return "
+            f"{len(expected)}, as many as {what}."
+        )
+    for position, (result, other) in enumerate(zip(map(value_of, results), expected, strict=True)):
+        if result.shape != other.shape or result.dtype != other.dtype:
+            raise Error(
+                f"{name}{user_line(' at ')}: result {position} of the body is {_shown(result)} and "
+                f"must be {_shown(other)}, as {what}. Convert it with .to(dtype), or reshape it."
+            )
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

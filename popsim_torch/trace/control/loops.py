@@ -1,0 +1,185 @@
+"""A loop, and its gradient: a loop from the last trip to the first.
+
+A loop that is differentiated keeps the carried values of each trip; its gradient computes what lies
+between once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.control.bodies import Loop
+from popsim_torch.trace.control.calls import Call, Extension, zeros
+from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, add_copy, value_of
+from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.traced_tensors import node_of
+
+__all__ = ["LoopCall"]
+
+
+class LoopCall(Call):
+    """Repeated calls of a function.
+
+    Args:
+        bodies: Recorded it.
+        body: The function.
+        values: What it is given at first.
+        count: How often.
+        conditional: As long as the first value is true, and so often at most.
+    """
+
+    def __init__(
+        self,
+        bodies: BodyRecorder,
+        body: Body,
+        values: Tensors,
+        count: int,
+        conditional: bool = False,
+    ) -> None:
+        super().__init__(bodies)
+        self._body = body
+        self._values = values
+        self._count = count
+        self._conditional = conditional
+        self._starts = [node_of(value) for value in values]
+        self._state = self._changed_state([body])
+        self._sources = [
+            (source, tensor)
+            for source in body.source_gradients()
+            if (tensor := bodies.listener.tensor_of(source)) is not None
+        ]
+        # What stands in the body for the values carried.
+        known = body.placeholders()
+        self._carried = [body.cut.input(i) for i in range(len(values))]
+        self._carried += [known[node] for node in self._state]
+        changed = body.changed()
+        self._next = [*body.results, *(changed[node] for node in self._state)]
+        self._whole = [node for node in body.cut.captures if node not in self._state]
+
+    def run(self) -> list[torch.Tensor]:
+        """Add the loop, with its gradient if that is wanted, and return its results."""
+        self._bodies.listener.begin_call("Loop")
+        tensors = [self._values[i] for i in self._body.inputs]
+        tensors += [tensor for _, tensor in self._sources]
+        differentiates = any(tensor.requires_grad for tensor in tensors)
+        if differentiates and self._conditional:
+            raise Error(
+                f"while_loop(){user_line(' at ')}: only supported in inference, as nobody knows "
+                "how many trips a gradient would have to go back. Use poptorch.for_loop with a "
+                "fixed count, or put the loop under torch.no_grad()."
+            )
+        kept = self._read_again() if differentiates else []
+        state: list[torch.Tensor] = []
+        gradient = _LoopGradient(self, kept) if differentiates else None
+
+        def forward() -> list[torch.Tensor]:
+            results = self._add(kept)
+            end = len(self._carried)
+            if gradient is not None:
+                gradient.keep([node_of(stack) for stack in results[end:]])
+            state[:] = results[len(self._values) : end]
+            return results[: len(self._values)]
+
+        backward = gradient.backward if gradient is not None else _no_gradient
+        results = self._apply(forward, backward, tensors)
+        self._write_state(self._state, state)
+        return results
+
+    def _read_again(self) -> list[torch.fx.Node]:
+        """Return the carried values that the gradient reads."""
+        gradients = self._gradient_nodes()
+        return [node for node in self._carried if self._body.cut.reads(gradients, node)]
+
+    def _gradient_nodes(self) -> list[torch.fx.Node]:
+        found = [node for node in self._body.gradients().values() if node is not None]
+        return found + list(self._body.source_gradients().values())
+
+    def _add(self, stacked: Sequence[torch.fx.Node]) -> list[torch.Tensor]:
+        """Add the loop; some of the carried values, as trips begin, are stacked up."""
+        cut = self._body.cut
+        known = self._body.placeholders()
+        results = [*self._next, *stacked]
+        whole = [node for node in self._whole if cut.reads(results, known[node])]
+        function = cut.function([*self._carried, *(known[node] for node in whole)], results)
+        loop = Loop(
+            function,
+            self._count,
+            len(self._carried),
+            conditional=self._conditional,
+            num_named=len(self._values),
+        )
+        return self._bodies.call(loop, [*self._starts, *self._state, *whole])
+
+
+def _no_gradient(_gradients: Sequence[Any]) -> Iterator[Any]:
+    yield from ()
+
+
+class _LoopGradient:
+    """The gradient of a loop: another loop, from the last trip to the first.
+
+    It carries the gradients of the carried values, and adds up those of what every trip reads.
+    """
+
+    def __init__(self, call: LoopCall, read: Sequence[torch.fx.Node]) -> None:
+        self._call = call
+        self._read = read
+        body = call._body
+        known = body.placeholders()
+        wanted = call._gradient_nodes()
+        self._whole = [node for node in call._whole if body.cut.reads(wanted, known[node])]
+        self._given = [known[node] for node in self._whole]
+        self._kept = [add_copy(node) for node in self._whole]
+        self._stacks: list[torch.fx.Node] = []
+
+    def keep(self, stacks: list[torch.fx.Node]) -> None:
+        """Take note of where the carried values of all trips are."""
+        self._stacks = stacks
+
+    def backward(self, gradients: Sequence[torch.Tensor | None]) -> Iterator[Any]:
+        """Yield the gradients of the values and of what every trip reads."""
+        call, body = self._call, self._call._body
+        sources = body.source_gradients()
+        starts = [
+            zeros(call._values[i]) if gradients[i] is None else gradients[i] for i in body.inputs
+        ]
+        starts += [zeros(tensor) for _, tensor in call._sources]
+        nodes = [node_of(start) for start in starts if start is not None]
+        function = self._function([sources[node] for node, _ in call._sources])
+        loop = Loop(
+            function,
+            call._count,
+            len(nodes),
+            sliced=len(self._read),
+            reverse=True,
+            is_gradient=True,
+        )
+        results = call._bodies.call(loop, [*nodes, *self._stacks, *self._kept])
+        yield from results
+
+    def _function(self, added: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+        """Return the gradient of the body, which adds some of them to what it is given."""
+        body = self._call._body
+        own = body.gradients()
+        inputs: list[torch.fx.Node] = []
+        results: list[torch.fx.Node] = []
+        graph = Extension(body.cut)
+        for position in body.inputs:
+            place = body.seeds[position]
+            inputs.append(
+                graph.input(value_of(body.results[position]))
+                if place is None
+                else body.cut.input(place)
+            )
+            gradient = own[position]
+            results.append(graph.zeros(value_of(inputs[-1])) if gradient is None else gradient)
+        for gradient in added:
+            inputs.append(graph.input(value_of(gradient)))
+            results.append(graph.sum(inputs[-1], gradient))
+        inputs += [*self._read, *self._given]
+        return body.cut.function(inputs, results, repeats=True)
