@@ -50,17 +50,15 @@ from popsim_torch.refused import (
     CPU,
     MultiConv,
     cond,
-    ctc_beam_search_decoder,
     custom_op,
     dynamic_slice,
     dynamic_update,
     for_loop,
-    fps,
-    nearest,
     serializedMatMul,
     set_overlap_for_input,
     set_overlap_for_output,
 )
+from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
     BeginBlock,
     Block,

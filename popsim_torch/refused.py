@@ -14,13 +14,10 @@ __all__ = [
     "CPU",
     "MultiConv",
     "cond",
-    "ctc_beam_search_decoder",
     "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "for_loop",
-    "fps",
-    "nearest",
     "serializedMatMul",
     "set_overlap_for_input",
     "set_overlap_for_output",
@@ -47,9 +44,6 @@ MultiConv = _refused(
 cond = _refused(
     "cond", "a branch in the program", "Compute both sides and choose with torch.where."
 )
-ctc_beam_search_decoder = _refused(
-    "ctc_beam_search_decoder", "beam search", "Decode on the host what the model returns."
-)
 custom_op = _refused(
     "custom_op",
     "an operator by name and domain",
@@ -66,8 +60,6 @@ for_loop = _refused(
     "a loop in the program",
     "Write a Python loop: all its trips are recorded.",
 )
-fps = _refused("fps", "farthest point sampling", "Sample on the host.")
-nearest = _refused("nearest", "a search for nearest points", "Use torch.cdist and argmin.")
 serializedMatMul = _refused(
     "serializedMatMul", "a product in slices", "Use torch.matmul: values are the same."
 )

@@ -28,7 +28,7 @@ PYTHON_LAYERS = (
     ("options", "stages", "optim", "arguments"),
     ("ops", "data", "dataloader", "attributes", "testing", "compile_hooks", "poptorch_core"),
     ("trace", "passes"),
-    ("lowering",),
+    ("lowering", "searches"),
     ("files",),
     ("executor", "report"),
     ("model", "loading"),
@@ -47,8 +47,9 @@ PYTHON_DOORS = {
 CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
-        *("aten", "attention", "convolution", "embedding", "host", "layout", "loss", "map"),
-        *("matmul", "norm", "pool", "random", "recurrent", "reduce", "softmax", "update"),
+        *("aten", "attention", "convolution", "decode", "embedding", "host", "layout", "loss"),
+        *("map", "matmul", "norm", "points", "pool", "random", "recurrent", "reduce"),
+        *("softmax", "update"),
     )
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}
