@@ -276,8 +276,11 @@ def _wrong_length(argument: str, num_points: int, shape: tuple[int, ...]) -> Usa
 
 
 def _wrong_type(name: str, argument: str, needed: str, given: object) -> UsageTypeError:
-    found = type(given).__name__
+    found = _kind(given)
     if isinstance(given, (list, tuple)):
-        kinds = sorted({type(item).__name__ for item in given})
-        found = f"{found} of {' and '.join(kinds) or 'nothing'}"
+        found += f" of {' and '.join(sorted(set(map(_kind, given)))) or 'nothing'}"
     return UsageTypeError(f"{name}: {argument} must be {needed}, got {found}.")
+
+
+def _kind(value: object) -> str:
+    return "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
