@@ -50,16 +50,14 @@ from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.refused import (
     CPU,
     MultiConv,
-    ctc_beam_search_decoder,
     custom_op,
     dynamic_slice,
     dynamic_update,
-    fps,
-    nearest,
     serializedMatMul,
     set_overlap_for_input,
     set_overlap_for_output,
 )
+from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
     BeginBlock,
     Block,

@@ -13,12 +13,9 @@ from popsim_torch.errors import not_supported_yet
 __all__ = [
     "CPU",
     "MultiConv",
-    "ctc_beam_search_decoder",
     "custom_op",
     "dynamic_slice",
     "dynamic_update",
-    "fps",
-    "nearest",
     "serializedMatMul",
     "set_overlap_for_input",
     "set_overlap_for_output",
@@ -42,9 +39,6 @@ CPU = _refused(
 MultiConv = _refused(
     "MultiConv", "a group of convolutions", "Leave it out: values are the same without it."
 )
-ctc_beam_search_decoder = _refused(
-    "ctc_beam_search_decoder", "beam search", "Decode on the host what the model returns."
-)
 custom_op = _refused(
     "custom_op",
     "an operator by name and domain",
@@ -56,8 +50,6 @@ dynamic_slice = _refused(
 dynamic_update = _refused(
     "dynamic_update", "an update at a place known at run time", "Use torch.index_copy."
 )
-fps = _refused("fps", "farthest point sampling", "Sample on the host.")
-nearest = _refused("nearest", "a search for nearest points", "Use torch.cdist and argmin.")
 serializedMatMul = _refused(
     "serializedMatMul", "a product in slices", "Use torch.matmul: values are the same."
 )

@@ -87,7 +87,7 @@ def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:
 def find_final_loss(
     losses: list[torch.Tensor], differentiated: Sequence[torch.Tensor] = ()
 ) -> torch.Tensor:
-    """Return the one loss that does not feed another one.
+    """Return the one loss that does not feed another one; the last one if none needs a gradient.
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
@@ -95,7 +95,7 @@ def find_final_loss(
             counts if there is no other.
 
     Raises:
-        Error: There is none, there are several, it needs no gradient, or it is not a scalar.
+        Error: There is none, there are several, or it is not a scalar.
     """
     if not losses:
         raise Error(
@@ -103,14 +103,9 @@ def find_final_loss(
             "a loss function of torch.nn, or poptorch.identity_loss on the tensor to minimise."
         )
     with_gradient = [loss for loss in losses if loss.grad_fn is not None]
-    if not with_gradient:
-        raise Error(
-            "trainingModel: the loss does not depend on any parameter that requires a gradient, "
-            "so there is nothing to train."
-        )
     final = [
         loss for loss in with_gradient if not any(_feeds(loss, other) for other in with_gradient)
-    ]
+    ] or losses[-1:]  # nothing is trained by one that needs no gradient
     outer = [loss for loss in final if not any(loss is other for other in differentiated)]
     final = outer or final
     if len({loss.grad_fn for loss in final}) > 1:

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from popsim_torch import logs
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
@@ -137,6 +138,12 @@ class _Tracer:
         self._result.loss_dtype = loss.dtype
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
+        if loss.grad_fn is None:
+            logs.python.warning(
+                "The loss does not depend on any parameter that requires a gradient: no parameter "
+                "is trained."
+            )
+            return []
         with self._recorder.backward_of(loss):
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""Training a model that computes no loss, or one that nothing can be learnt from."""
+"""Training a model that computes no loss, and one that nothing can be learnt from."""
 
 import pytest
 import torch
@@ -28,35 +28,66 @@ def test_a_mean_is_no_loss(h):
     h.check_training(model)
 
 
-def test_a_loss_without_parameters(h):
-    class Fixed(h.Net):
-        def forward(self, x, y=None):
-            out = super().forward(x, y)
-            return out if y is not None else poptorch.identity_loss(x, "mean")
+class Untrained:
+    """Ways in which no gradient gets from the loss to a parameter."""
 
-    model = h.train(Fixed())
-    with pytest.raises(poptorch.Error, match="does not depend on any parameter"):
-        model(h.good_batch()[0])
-    h.check_training(model)
+    @staticmethod
+    def other_values(h):
+        class OfInput(h.Net):
+            def forward(self, x, y):
+                return self.fc(x) + self.offset, poptorch.identity_loss(x, "mean")
+
+        return OfInput()
+
+    @staticmethod
+    def frozen(h):
+        return h.Net().requires_grad_(False)
+
+    @staticmethod
+    def no_grad(h):
+        class NoGrad(h.Net):
+            def forward(self, x, y):
+                with torch.no_grad():
+                    return super().forward(x, y)
+
+        return NoGrad()
+
+    @staticmethod
+    def integers(h):
+        class Counted(h.Net):
+            def forward(self, x, y):
+                out = self.fc(x) + self.offset
+                return out, poptorch.identity_loss((out > 0).int(), "sum")
+
+        return Counted()
 
 
-def test_a_loss_of_frozen_parameters(h):
-    net = h.Net()
-    net.requires_grad_(False)
-    h.refuse_training(net, h.make_options(), poptorch.Error, "does not depend on any parameter")
-    net.requires_grad_(True)
-    h.check_training(h.train(net))
+@pytest.mark.parametrize("way", ["other_values", "frozen", "no_grad", "integers"])
+def test_without_a_gradient_nothing_is_trained(h, way, caplog):
+    """Outputs and loss come back as from any other model, and the log says so."""
+    net = getattr(Untrained, way)(h)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    x, y = h.good_batch()
+    expected = net(x, y)
+    model = h.train(net)
+    for _ in range(2):
+        for ours, eager in zip(model(x, y), expected, strict=True):
+            torch.testing.assert_close(ours.float(), eager.detach().float())
+    assert "does not depend on any parameter that requires a gradient" in caplog.text
+    model.copyWeightsToHost()
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    h.check_training(h.train(h.Net()))
+
+
+def test_without_a_gradient_the_loss_is_a_number_all_the_same(h):
+    class Several(h.Net):
+        def forward(self, x, y):
+            return poptorch.identity_loss(x, "none")
+
+    with pytest.raises(poptorch.Error, match="must be a scalar tensor"):
+        h.train(Several())(*h.good_batch())
 
 
 def test_inference_needs_none(h):
     h.check_inference(poptorch.inferenceModel(h.Net(), h.make_options()))
-
-
-def test_no_grad_around_the_loss(h):
-    class NoGrad(h.Net):
-        def forward(self, x, y):
-            with torch.no_grad():
-                return super().forward(x, y)
-
-    with pytest.raises(poptorch.Error, match="does not depend on any parameter"):
-        h.train(NoGrad())(*h.good_batch())

@@ -287,6 +287,26 @@ def control() -> Compiled:
     )
 
 
+def searches() -> Compiled:
+    """Points, what is gathered by their numbers, and decoded labels."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 4)
+
+        def forward(self, x, scores, lengths):
+            first = poptorch.fps(x, [0, 3, 9], 0.5)
+            some = poptorch.fps(x, [0, 4, 4, 8], 0.7, random_start=True)
+            rows = poptorch.nearest(x, x[some], [0] * 4 + [1] * 5, [0] * 3 + [1] * 3)
+            labels = poptorch.ctc_beam_search_decoder(scores, lengths, beam_width=4, top_paths=2)
+            return poptorch.nearest(x, x[first]), self.last(x[some][rows]), labels
+
+    model = poptorch.inferenceModel(Model(), _options())
+    lengths = torch.tensor([5, 0, 3])
+    return compiled(model, torch.randn(9, 3), torch.randn(5, 3, 4), lengths)
+
+
 def inference() -> Compiled:
     """The long tail, a buffer that forward changes, and half-precision products."""
 
@@ -319,7 +339,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, speech, control, inference),
+        *(pipeline, rounded, words, speech, searches, control, inference),
     )
 }
 

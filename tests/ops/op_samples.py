@@ -34,6 +34,8 @@ _AVERAGE = {
     "count_include_pad": True,
     "divisor": 0,
 }
+_COUNTS = [50, 100, 0, 200, 300, 200, 100]
+_BATCH = torch.arange(10)
 _IMAGES = (6, 32, 40, 40)
 _POOLED = (6, 32, 20, 20)
 
@@ -138,6 +140,13 @@ OTHERS = [
     Sample("copy", "transposed", [columns(500, 700)], [(500, 700)]),
     Sample("copy", "converted", [(500, 700)], [(F64, (500, 700))], {"dtype": "float64"}),
     Sample("copy", "plain", [(500, 700)], [(500, 700)]),
+    Sample(
+        "ctc_beam_search",
+        "items",
+        [lambda normal: normal(30, 9, 40).log_softmax(2), 30 - whole(20, 9)],
+        [(9, 3), (torch.int64, (9, 3)), (torch.int64, (9, 3, 30))],
+        {"blank": 0, "beam_width": 20, "top_paths": 3},
+    ),
     Sample("ctc_loss", "padded", _CTC_BATCH, [(9,), (F32, (120, 549))], _CTC),
     Sample(
         "ctc_loss_grad",
@@ -203,6 +212,20 @@ OTHERS = [
             "results": [5],
             "dtypes": ["dtype"],
         },
+    ),
+    Sample(
+        "fps",
+        "segments",
+        [(2000, 3), lambda normal: normal(7).float().sigmoid()],
+        [(torch.int64, (950,))],
+        {"bounds": [100 * b for b in (0, 1, 3, 3, 7, 13, 17, 19)], "counts": _COUNTS},
+    ),
+    Sample("nearest", "rows", [(3000, 5), (1000, 5)], [(torch.int64, (3000,))]),
+    Sample(
+        "nearest",
+        "batches",
+        [(3000, 5), (1000, 5), _BATCH.repeat_interleave(300), _BATCH.repeat_interleave(100)],
+        [(torch.int64, (3000,))],
     ),
     Sample("nll_loss", "mean", [(700, 300), _LABELS, (300,)], [(), ()], _MASKED),
     Sample(

@@ -82,3 +82,23 @@ def test_debugging(tmp_path):
         "cycles": "True",
     }
     assert "hidden: (" in err and "hidden_gradient: (" in err
+
+
+def test_point_clouds(tmp_path):
+    out, _ = run("point_clouds.py", cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines["sampled"] == "[0, 7, 8, 15]"
+    assert lines["groups"] == "[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]"
+    assert lines["random"] == "True True"
+    first, last = map(float, lines["loss"].split())
+    assert last < 0.5 * first
+
+
+def test_speech_decoding(tmp_path):
+    out, _ = run("speech_decoding.py", cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines["shapes"] == "[(4, 2), (4, 2), (4, 2, 12)]"
+    first, last = map(float, lines["loss"].split())
+    assert last < 0.2 * first
+    assert lines["decoded"] == lines["spoken"]
+    assert lines["sorted"] == "True"

@@ -37,7 +37,7 @@ PYTHON_LAYERS = (
         "poptorch_core",
     ),
     ("trace", "passes"),
-    ("lowering",),
+    ("lowering", "searches"),
     ("files",),
     ("executor", "report"),
     ("model", "loading"),
@@ -56,8 +56,9 @@ PYTHON_DOORS = {
 CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
-        *("aten", "attention", "control", "convolution", "embedding", "host", "layout", "loss"),
-        *("map", "matmul", "norm", "pool", "random", "recurrent", "reduce", "softmax", "update"),
+        *("aten", "attention", "control", "convolution", "decode", "embedding", "host", "layout"),
+        *("loss", "map", "matmul", "norm", "points", "pool", "random", "recurrent", "reduce"),
+        *("softmax", "update"),
     )
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}

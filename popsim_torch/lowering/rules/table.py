@@ -20,6 +20,7 @@ from popsim_torch.lowering.rules import (
     recurrent,
     reductions,
     rows,
+    searches,
     views,
 )
 from popsim_torch.lowering.rules.aten import lower_aten
@@ -78,6 +79,7 @@ RULES = RuleTable(
         recurrent.RULES,
         reductions.RULES,
         rows.RULES,
+        searches.RULES,
     ),
     (creation.RANDOM, views.VIEWS),
 )

@@ -76,8 +76,10 @@ def test_a_loss_without_gradient_is_ignored(w):
 
 
 def test_nothing_but_losses_without_gradient():
-    with pytest.raises(Error, match="does not depend on any parameter"):
-        find_final_loss([torch.ones(())])
+    inner, loss = torch.ones(2), torch.ones(())
+    assert find_final_loss([inner, loss]) is loss
+    with pytest.raises(Error, match="must be a scalar tensor"):
+        find_final_loss([loss, inner])
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 2), (3, 3)])
