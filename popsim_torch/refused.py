@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from popsim_torch.errors import not_supported_yet
 
 __all__ = [
-    "CPU",
     "MultiConv",
     "cond",
     "ctc_beam_search_decoder",
@@ -36,11 +35,6 @@ def _refused(name: str, feature: str, advice: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-CPU = _refused(
-    "CPU",
-    "a call of the host from inside the program",
-    "Split the model there, or define the operator with torch.library.custom_op.",
-)
 MultiConv = _refused(
     "MultiConv", "a group of convolutions", "Leave it out: values are the same without it."
 )

@@ -71,7 +71,10 @@ class VariableUse {
 
 }  // namespace
 
-Checkpoint::Checkpoint(const Plan& plan) : graph_(plan.graph()) {
+Checkpoint::Checkpoint(const Plan& plan)
+    : graph_(plan.graph()),
+      always_(std::ranges::any_of(
+          graph_.ops(), [](const Op& op) { return op.kind == "host_call"; })) {
   VariableUse use(graph_);
   changed_ = std::move(use.changed);
   for (size_t i = 0; i < changed_.size(); ++i) {
@@ -92,7 +95,7 @@ void Checkpoint::begin(const DeviceMemory& memory) {
   const Clock::time_point now = Clock::now();
   const bool is_long = now - last_begin_ > kLong;
   last_begin_ = now;
-  if (!is_long) {
+  if (!is_long && !always_) {
     copy_.reset();
     return;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ops/host_code.h"
 #include "runtime/closed_memory.h"
 
 namespace popsim::runtime {
@@ -97,6 +98,8 @@ void StageRun::execute(const Instruction& instruction) const {
     instruction.kernel->run(context_);
   } catch (const InternalError&) {
     throw;
+  } catch (const ops::HostFailure&) {
+    throw;
   } catch (const c10::Error& error) {
     throw failure(*instruction.op, error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -137,8 +140,17 @@ void StageRun::run(const Call& call) {
   const c10::InferenceMode no_autograd;
   context_.sinks = call.sinks;
   context_.seed = call.seed;
+  context_.host = call.host;
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
-  for (int64_t i = 0; i < times; ++i) run_iteration(call, i);
+  for (int64_t i = 0; i < times; ++i) {
+    const int64_t first_step = step_;
+    try {
+      run_iteration(call, i);
+    } catch (const ops::HostFailure&) {
+      give_up(first_step);
+      throw;
+    }
+  }
 }
 
 void StageRun::run_iteration(const Call& call, int64_t iteration) {
@@ -168,11 +180,16 @@ bool StageRun::end_before(const Action& action, int64_t iteration,
   }
   if (num_begun > 0) {
     const bool nearly_over = action.kind == ActionKind::kUpdate;
-    if (nearly_over || !checkpoint_.complete()) return false;
-    checkpoint_.restore(memory_);
-    step_ = first_step;
+    if (nearly_over || !give_up(first_step)) return false;
   }
   throw stopped(iteration, plan_);
+}
+
+bool StageRun::give_up(int64_t first_step) {
+  if (!plan_.training() || !checkpoint_.complete()) return false;
+  checkpoint_.restore(memory_);
+  step_ = first_step;
+  return true;
 }
 
 void StageRun::run_action(const Call& call, const Action& action,

@@ -16,6 +16,7 @@ from popsim_torch.lowering.builder import Builder, HalfPartials, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
+from popsim_torch.lowering.rules.host import warn_of_calls_left_out
 from popsim_torch.lowering.rules.prints import lower_print
 from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
@@ -59,6 +60,7 @@ class _Lowering:
                 self._builder.values[node] = self._builder.constant(self._named.attribute(node))
             if node.op == "call_function" and node in self._needed:
                 self._add_node(node)
+        warn_of_calls_left_out(self._named.traced.host_calls, self._program.graph.ops)
         self._add_aliases()
         self._state.write_changes()
         self._add_updates()

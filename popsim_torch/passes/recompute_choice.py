@@ -2,7 +2,7 @@
 
 What may be rebuilt at all: values whose ops read nothing that the program changes in between (a
 buffer that forward updates), and write nothing but values. Random draws may: their numbers are
-keyed. Prints are not repeated, and checkpoints are kept.
+keyed. Prints and calls of the host are not repeated, and checkpoints are kept.
 
 The rules of the modes:
 
@@ -41,6 +41,7 @@ class Recomputation(enum.IntEnum):
     ALL = 4
 
 
+_HOST_CALL = "host_call"
 _RUNNING = "running_"
 """How the operands are called that a norm moves with every micro-batch."""
 
@@ -101,8 +102,8 @@ def find_repeatable(graph: Graph) -> Repeatable:
         if root.kind == TensorKind.VARIABLE
     }
     for position, op in walk(graph):
-        # A print writes what is there already.
-        if op.phase != Phase.FORWARD or _info(op).sees_inputs:
+        # A print writes what is there already. Users count the calls of their code.
+        if op.phase != Phase.FORWARD or _info(op).sees_inputs or op.kind == _HOST_CALL:
             continue
         repeated = _second_run(op)
         outputs = set(found.roots(repeated.outputs))

@@ -50,6 +50,7 @@ _TYPES = {
     "gt": "Greater",
     "gru": "GRU",
     "hardtanh": "Clip",
+    "host_call": "CPU",
     "index": "Gather",
     "index_select": "Gather",
     "le": "LessOrEqual",

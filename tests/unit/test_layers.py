@@ -26,7 +26,10 @@ PYTHON_LAYERS = (
     ("anchors",),
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
-    ("ops", "data", "dataloader", "attributes", "testing", "compile_hooks", "poptorch_core"),
+    (
+        *("ops", "host_call", "data", "dataloader", "attributes", "testing", "compile_hooks"),
+        "poptorch_core",
+    ),
     ("trace", "passes"),
     ("lowering",),
     ("files",),
