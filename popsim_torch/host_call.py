@@ -334,7 +334,7 @@ class HostCall:
         if not isinstance(items, (list, tuple)):
             problem = f"{type(result).__name__!r}"
         elif not items:
-            problem = f"an empty {type(result).__name__}"
+            problem = f"{type(result).__name__!r} without any"
         else:
             others = [item for item in items if not isinstance(item, torch.Tensor)]
             if not others:

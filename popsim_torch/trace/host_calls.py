@@ -55,8 +55,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch
     ctx.mark_non_differentiable(
         *(x for x, is_one in zip(output, ctx.differentiable, strict=True) if not is_one)
     )
-    # Forward may change them in place later on. Copies cost nothing in a program.
-    ctx.save_for_backward(*(torch.ops.aten.lift_fresh_copy(tensor) for tensor in tensors))
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -150,6 +149,9 @@ class HostCalls:
                 call.try_with_zeros(types)
         number = len(self._calls)
         self._calls[number] = call
+        if any(wanted):
+            # Forward may change them in place later on. Copies cost nothing in a program.
+            tensors = [torch.ops.aten.lift_fresh_copy(tensor) for tensor in tensors]
         results: list[torch.Tensor] = torch.ops.popsim.host_call(
             list(tensors),
             number,

@@ -372,3 +372,20 @@ def test_floating_point_exceptions_are_not_the_hosts():
                 model(x, divide)
         else:
             assert torch.equal(model(x, divide), torch.log(x))
+
+
+def test_gradients_that_forward_computes():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cpu = poptorch.CPU(torch.sin, "sin")
+
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self.cpu(2 * x).sum(), x)
+            return gradient
+
+    x = torch.randn(5)
+    result = poptorch.inferenceModel(Model(), make_options())(x)
+    assert_close(result, 2 * torch.cos(2 * x), ONE_PASS[torch.float32])

@@ -82,3 +82,15 @@ def test_debugging(tmp_path):
         "cycles": "True",
     }
     assert "hidden: (" in err and "hidden_gradient: (" in err
+
+
+def test_host_calls(tmp_path):
+    out, _ = run("host_calls.py", cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines == {
+        "frozen": "True",
+        "calls": "5 torch.bool",
+        "same": "True torch.int32",
+        "raised": "not today",
+        "refused": "True",
+    }
