@@ -15,7 +15,12 @@ from popsim_torch.host_call import CPU, CallArguments, HostCall, TensorType
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.own_operators import define_with_gradient
-from popsim_torch.trace.traced_tensors import host_computation, in_transform
+from popsim_torch.trace.traced_tensors import (
+    find_node,
+    host_computation,
+    in_transform,
+    of_another_trace,
+)
 
 __all__ = ["HOST_CALL", "HOST_CALL_GRAD", "HostCalls", "on_host"]
 
@@ -114,6 +119,7 @@ class HostCalls:
         cpu: CPU,
         arguments: CallArguments,
         tensors: Sequence[torch.Tensor],
+        source: str,
         on_host: Callable[[], AbstractContextManager[None]],
     ) -> torch.Tensor | list[torch.Tensor]:
         """Put a call into the graph.
@@ -122,6 +128,7 @@ class HostCalls:
             cpu: The object that forward calls.
             arguments: With what.
             tensors: The traced tensors among the arguments.
+            source: The line of the call.
             on_host: A scope in which code runs as outside of the trace.
 
         Returns:
@@ -138,13 +145,18 @@ class HostCalls:
                 "torch.func (grad, vmap, ...), which cannot follow what the host does. Call it "
                 "outside of the transform."
             )
+        for tensor in tensors:
+            if find_node(tensor) is None:
+                raise of_another_trace(tensor)
         types = tuple(map(TensorType.of, tensors))
         self._check(cpu, types)
         wanted = tuple(x.requires_grad and torch.is_grad_enabled() for x in tensors)
-        call = self._known(cpu, arguments, wanted)
-        if call is None:
+        known = self._known(cpu, arguments, wanted)
+        if known is not None:
+            call = known.at(source)
+        else:
             rest = arguments.without_tensors()
-            call = HostCall(cpu._ID, cpu._layer_to_call, rest, user_line(), wanted)
+            call = HostCall(cpu._ID, cpu._layer_to_call, rest, source, wanted)
             with on_host():
                 call.try_with_zeros(types)
         number = len(self._calls)
@@ -189,5 +201,5 @@ class HostCalls:
                 and call.wanted == wanted
                 and call.arguments.has_same_rest(arguments)
             ):
-                return call.at(user_line())
+                return call
         return None

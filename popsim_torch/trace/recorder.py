@@ -235,7 +235,8 @@ class Recorder:
         with torch._C.DisableTorchFunction():
             known = map(self.known, arguments.tensors)
             tensors = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
-            results = self._host_calls.record(cpu, arguments, tensors, self.on_host)
+            source = self._origin.source
+            results = self._host_calls.record(cpu, arguments, tensors, source, self.on_host)
         for result in [results] if isinstance(results, torch.Tensor) else results:
             self.after_call(result)
         return results

@@ -109,3 +109,23 @@ def test_stages_that_decrease(h):
 
     match = r"stages must not decrease .*'CPU:0' .*on stage 0"
     h.refuse_training(h.Net(mistake), h.make_options(1, 6), poptorch.Error, match)
+
+
+def test_a_tensor_of_the_device_as_a_result(refused):
+    def mistake(net, x):
+        return poptorch.CPU(lambda _: x, "code")(x)
+
+    refused(mistake, poptorch.Error, "on ipu:0 as result 0. It must return dense tensors")
+
+
+def test_a_tensor_of_another_trace(h):
+    kept = []
+
+    def mistake(net, x):
+        kept.append(x * 2)
+        return poptorch.CPU(torch.neg, "code")(kept[0])
+
+    x = torch.randn(6, 4)
+    assert torch.equal(poptorch.inferenceModel(h.Net(mistake), h.make_options())(x), -2 * x)
+    with pytest.raises(poptorch.Error, match="made while another model, or this one before"):
+        poptorch.inferenceModel(h.Net(mistake), h.make_options())(x)
