@@ -111,7 +111,7 @@ class Recorder:
             seen.clear()
         for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
-        del self._result, self._graph
+        del self._result, self._graph, self._host_calls, self.without_traced_state
 
     # Function calls (FunctionListener)
 

@@ -101,7 +101,7 @@ def test_results_are_converted_and_rearranged():
         (lambda found: [*found, torch.ones(1)], "4 results instead of 3"),
         (
             lambda found: [found[0][:3], *found[1:]],
-            r"result 0 has the shape \(3\) instead of \(4\)",
+            r"result 0 has the shape \[3\] instead of \[4\]",
         ),
         (lambda found: [found[0], found[1][None], found[2]], "result 1 has the shape"),
     ],

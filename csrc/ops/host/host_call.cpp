@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 
-#include <numeric>
 #include <utility>
 
 #include "ops/host_code.h"
@@ -44,8 +43,8 @@ class HostCallKernel final : public Kernel {
       if (outputs_[i] == graph::kNoTensor) continue;
       const at::Tensor& target = context.tensor(outputs_[i]);
       check_internal(results[i].sizes() == target.sizes(), "host_call: result ",
-                     i, " has the shape ", to_string(results[i].sizes().vec()),
-                     " instead of ", to_string(target.sizes().vec()));
+                     i, " has the shape ", results[i].sizes(), " instead of ",
+                     target.sizes());
       target.copy_(results[i]);
     }
   }

@@ -664,7 +664,8 @@ def test_copies_and_pickles():
         assert torch.equal(other(X), expected)
 
 
-def test_nothing_keeps_the_executor():
+@pytest.mark.parametrize("training", [False, True])
+def test_nothing_keeps_the_executor(training):
     """Not even a callable that refers to it."""
     holder = []
 
@@ -673,9 +674,15 @@ def test_nothing_keeps_the_executor():
             return x + len(holder)
 
     code = Code()
-    model = infer(code)
+    if training:
+        net = Net(code, (0, 0))
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+        model = poptorch.trainingModel(net, make_options(), optimizer)
+        del net, optimizer
+    else:
+        model = infer(code)
     code.model = model
-    assert torch.equal(model(X), 2 * X + 1)
+    model(torch.ones(3, 4))
     found = weakref.ref(model), weakref.ref(code)
     del model, code
     gc.collect()
