@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -181,6 +181,17 @@ class TensorType:
         return f"{dtype_name(self.dtype)} {list(self.shape)}"
 
 
+@contextmanager
+def _random_numbers_from(state: torch.Tensor) -> Iterator[None]:
+    """Let the host draw the random numbers that follow a state, and then go on as it was."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
 @dataclass
 class HostCall:
     """One place in ``forward`` where the host is called.
@@ -214,6 +225,18 @@ class HostCall:
         """What messages call it."""
         return f"poptorch.CPU '{self.ID}'" + (f", called at {self.source}," if self.source else "")
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a backward pass may differentiate it."""
+        return any(self.wanted) and any(self.differentiable)
+
+    @property
+    def all_results(self) -> list[TensorType]:
+        """The results, and with gradients to come the state that random numbers were in before."""
+        if not self.has_gradient:
+            return list(self.results)
+        return [*self.results, TensorType.of(torch.get_rng_state())]
+
     def at(self, source: str) -> HostCall:
         """Return the same call at another line of ``forward``."""
         return replace(self, source=source)
@@ -246,17 +269,23 @@ class HostCall:
         Args:
             tensors: What it is given, with memory of their own.
 
+        Returns:
+            What ``all_results`` describes.
+
         Raises:
             Error: It returns something else than it did when it was given zeros.
             BaseException: What it raises.
         """
-        return self._checked(self._call(tensors))
+        state = torch.get_rng_state() if self.has_gradient else None
+        results = self._checked(self._call(tensors))
+        return results if state is None else [*results, state]
 
     def differentiate(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the callable under autograd.
 
         Args:
-            tensors: The gradients of the differentiable results, then what it is given.
+            tensors: The gradients of the differentiable results, then what it is given, then the
+                state of random numbers that it found in the forward pass.
 
         Returns:
             The gradients of the tensors that want one; zeros for those that have none.
@@ -268,8 +297,9 @@ class HostCall:
         num_gradients = sum(self.differentiable)
         gradients = iter(tensors[:num_gradients])
         with torch.enable_grad():
-            inputs, given = self._differentiated(tensors[num_gradients:])
-            results = self._checked(self._call(given))
+            inputs, given = self._differentiated(tensors[num_gradients:-1])
+            with _random_numbers_from(tensors[-1]):
+                results = self._checked(self._call(given))
             pairs = [
                 (result, next(gradients).to(result.dtype))
                 for result, wanted in zip(results, self.differentiable, strict=True)

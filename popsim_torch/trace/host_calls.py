@@ -27,8 +27,8 @@ __all__ = ["HOST_CALL", "HOST_CALL_GRAD", "HostCalls", "on_host"]
 _SCHEMAS = (
     "host_call(Tensor[] inputs, int call, str id, str[] results, bool[] wanted, "
     "bool[] differentiable) -> Tensor[]",
-    "host_call_grad(Tensor[] gradients, Tensor[] inputs, int call, str id, bool[] wanted) "
-    "-> Tensor[]",
+    "host_call_grad(Tensor[] gradients, Tensor[] inputs, Tensor random_state, int call, str id, "
+    "bool[] wanted) -> Tensor[]",
 )
 
 
@@ -40,7 +40,7 @@ def _described(result: TensorType) -> str:
 def _host_call(
     _inputs: object, _call: int, _id: str, results: Sequence[str], *_flags: object
 ) -> list[torch.Tensor]:
-    """Return empty results."""
+    """Return empty results; with gradients to come, the last one is the state of random numbers."""
     found = []
     for result in results:
         dtype, *sizes = result.split()
@@ -50,24 +50,38 @@ def _host_call(
 
 
 def _host_call_grad(
-    _gradients: object, inputs: Sequence[torch.Tensor], _call: int, _id: str, wanted: Sequence[bool]
+    _gradients: object,
+    inputs: Sequence[torch.Tensor],
+    _random_state: object,
+    _call: object,
+    _id: object,
+    wanted: Sequence[bool],
 ) -> list[torch.Tensor]:
     return [x.new_empty(x.shape) for x, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
     tensors, ctx.call, ctx.id, _, ctx.wanted, ctx.differentiable = inputs
+    ctx.set_materialize_grads(True)
+    *results, random_state = output
     ctx.mark_non_differentiable(
-        *(x for x, is_one in zip(output, ctx.differentiable, strict=True) if not is_one)
+        *(x for x, is_one in zip(results, ctx.differentiable, strict=True) if not is_one),
+        random_state,
     )
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, random_state)
 
 
 def _backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    given = [x for x, is_one in zip(gradients, ctx.differentiable, strict=True) if is_one]
+    of_results = zip(gradients[:-1], ctx.differentiable, strict=True)
+    *inputs, random_state = ctx.saved_tensors
     found = iter(
         torch.ops.popsim.host_call_grad(
-            given, list(ctx.saved_tensors), ctx.call, ctx.id, ctx.wanted
+            [x for x, is_one in of_results if is_one],
+            inputs,
+            random_state,
+            ctx.call,
+            ctx.id,
+            ctx.wanted,
         )
     )
     of_inputs = [next(found) if is_wanted else None for is_wanted in ctx.wanted]
@@ -161,18 +175,20 @@ class HostCalls:
                 call.try_with_zeros(types)
         number = len(self._calls)
         self._calls[number] = call
-        if any(wanted):
+        if call.has_gradient:
             # Forward may change them in place later on. Copies cost nothing in a program.
-            tensors = [torch.ops.aten.lift_fresh_copy(tensor) for tensor in tensors]
+            given = [torch.ops.aten.lift_fresh_copy(tensor) for tensor in tensors]
+        else:
+            given = [x.detach() if x.requires_grad else x for x in tensors]
         results: list[torch.Tensor] = torch.ops.popsim.host_call(
-            list(tensors),
+            given,
             number,
             call.ID,
-            [_described(result) for result in call.results],
+            [_described(result) for result in call.all_results],
             list(wanted),
             list(call.differentiable),
         )
-        return results if call.is_list else results[0]
+        return results[: len(call.results)] if call.is_list else results[0]
 
     def _check(self, cpu: CPU, types: tuple[TensorType, ...]) -> None:
         """Check that an ID stands for one object, and that for one shape of each input."""

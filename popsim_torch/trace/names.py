@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 import torch.fx
@@ -160,7 +161,8 @@ class NameTable:
                 continue
             if node.target is operator.getitem:
                 producer, index = node.args
-                self.set(node, _forward_name(producer, int(index)))
+                if _is_result(producer, int(index)):
+                    self.set(node, _forward_name(producer, int(index)))
             elif isinstance(node.meta.get("val"), torch.Tensor) and _is_named(node):
                 self.set(node, _forward_name(node, 0))
 
@@ -222,6 +224,14 @@ def _is_named(node: torch.fx.Node) -> bool:
         return False
     namespace, name = node.target._schema.name.split("::")
     return name != "mark" if namespace == NAMESPACE else name not in _UNNAMED
+
+
+def _is_result(producer: torch.fx.Node, index: int) -> bool:
+    """Whether forward gets a result: calls of the host have one for their gradients, too."""
+    if _operator(producer) != "host_call":
+        return True
+    differentiable: Any = producer.args[-1]
+    return index < len(differentiable)
 
 
 def _forward_name(node: torch.fx.Node, output: int) -> str:

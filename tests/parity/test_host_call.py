@@ -389,3 +389,46 @@ def test_gradients_that_forward_computes():
     x = torch.randn(5)
     result = poptorch.inferenceModel(Model(), make_options())(x)
     assert_close(result, 2 * torch.cos(2 * x), ONE_PASS[torch.float32])
+
+
+@pytest.mark.parametrize("stages", [(0, 0), (0, 1)])
+def test_random_numbers_of_the_host_are_those_of_the_forward_pass(stages):
+    """Several micro-batches are in flight in a pipeline, each with a mask of its own."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(torch.randn(50))
+            self.masks = []
+            self.cpu = poptorch.CPU(self.drop, "drop")
+
+        def drop(self, x):
+            mask = torch.rand(50) < 0.5
+            self.masks.append(mask)
+            return x * mask
+
+        def forward(self, factor):
+            with poptorch.Block("a", ipu_id=stages[0]):
+                x = self.x * factor
+            with poptorch.Block("b", ipu_id=stages[1]):
+                y = self.cpu(x)
+                return y, poptorch.identity_loss(y, "sum")
+
+    options = make_options(1, 4)
+    options.anchorTensor("gradient", "Gradient___x", OutputMode.All)
+    model = Model()
+    training = poptorch.trainingModel(
+        model, options, poptorch.optim.SGD(model.parameters(), lr=0.0)
+    )
+    training.compile(torch.ones(4))
+    model.masks.clear()
+    torch.manual_seed(9)
+    y, _ = training(torch.ones(4))
+    state = torch.get_rng_state()
+    torch.manual_seed(9)
+    forward = [torch.rand(50) < 0.5 for _ in range(4)]
+    assert torch.equal(torch.get_rng_state(), state)  # the backward pass draws none
+    assert torch.equal(y.view(4, 50) != 0, torch.stack(forward))
+    gradients = training.getAnchoredTensor("gradient").view(4, 50)
+    assert torch.equal(gradients != 0, torch.stack(forward))
+    assert len(model.masks) == 8

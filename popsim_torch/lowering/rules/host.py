@@ -24,8 +24,8 @@ def _host_call(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if node.target is HOST_CALL:
         operands, call, name, *_ = arguments
     else:
-        gradients, inputs, call, name, _ = arguments
-        operands = [*gradients, *inputs]
+        gradients, inputs, random_state, call, name, _ = arguments
+        operands = [*gradients, *inputs, random_state]
     results: Any = node.meta["val"]
     used = builder.used_results(node)
     outputs = [
