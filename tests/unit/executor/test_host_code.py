@@ -574,29 +574,27 @@ def test_reading_trained_weights_from_another_thread_is_an_error():
 
 
 def test_stopping_from_another_thread():
-    running = threading.Event()
+    calls = []
 
     def code(x):
-        running.set()
+        calls.append(1)
         time.sleep(0.01)
         return x
 
     model = infer(code, d=1000)
     model.compile(torch.ones(2000))
+    executable = model.compiled.executable
 
     def stop():
-        running.wait()
-        while not model.compiled.executable.stop():
+        while not executable.stop():
             time.sleep(0.001)
 
-    running.clear()
     thread = threading.Thread(target=stop)
     thread.start()
-    start = time.monotonic()
     with pytest.raises(poptorch.Error, match=r"stopped after \d+ of 1000"):
         model(torch.ones(2000))
     thread.join()
-    assert time.monotonic() - start < 9
+    assert len(calls) < 1000
 
 
 @pytest.fixture
@@ -628,26 +626,28 @@ def test_ctrl_c_during_a_call(ctrl_c):
     assert torch.equal(model(x), 2 * x + 1)
 
 
-def test_a_callable_that_takes_long():
+def test_others_go_on_while_a_callable_takes_long():
+    ticks = []
+
     def code(x):
-        time.sleep(0.3)
+        while x.any() and len(ticks) < 5:
+            time.sleep(0.01)
         return x
 
     model = infer(code)
     model.compile(X)
-    ticks = []
     done = threading.Event()
 
     def count():
-        while not done.wait(0.05):
-            ticks.append(1)
+        while not done.wait(0.01):
+            ticks.append(model.isCompiled())
 
     thread = threading.Thread(target=count)
     thread.start()
     assert torch.equal(model(X), 2 * X + 1)
     done.set()
     thread.join()
-    assert len(ticks) > 2
+    assert len(ticks) >= 5
 
 
 # --- Copies and memory --------------------------------------------------------
