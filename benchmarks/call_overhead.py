@@ -1,6 +1,7 @@
 """What does a call cost that has next to nothing to compute?
 
-Two models: inference of ``x + 1`` on one element, and a training step of one weight. Each is called
+Three models: inference of ``x + 1`` on one element, on the device and in Python on the host
+(``poptorch.CPU``), and a training step of one weight. Each is called
 as a user does, and its native program is run directly, so that the difference is what Python adds.
 Every model at batch size 32 pays this once per call.
 """
@@ -28,6 +29,19 @@ class AddOne(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x + 1``."""
         return x + 1
+
+
+class AddOneOnHost(nn.Module):
+    """Lets the host add one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add = poptorch.CPU(AddOne(), "add")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x + 1``."""
+        result: torch.Tensor = self.add(x)
+        return result
 
 
 class OneWeight(nn.Module):
@@ -71,8 +85,8 @@ def eager_step(x: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 def native_run(model: poptorch.PoplarExecutor, x: torch.Tensor) -> Callable[[], object]:
     """Return a run of a model's program without anything around it."""
-    executable, inputs = model.compiled.executable, [x]
-    return lambda: executable.run(inputs)
+    compiled, inputs = model.compiled, [x]
+    return lambda: compiled.executable.run(inputs, compiled.host_code)
 
 
 def empty_run() -> Callable[[], object]:
@@ -94,12 +108,14 @@ def main() -> None:
     )
     x = torch.ones(1)
     adding = poptorch.inferenceModel(AddOne(), make_options())
+    adding_on_host = poptorch.inferenceModel(AddOneOnHost(), make_options())
     module = OneWeight()
     training = poptorch.trainingModel(
         module, make_options(), poptorch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
     )
     for name, eager, model in (
         ("inference of x + 1", eager_addition(x), adding),
+        ("the same on the host", eager_addition(x), adding_on_host),
         ("training of one weight", eager_step(x), training),
     ):
         ours = functools.partial(model, x)

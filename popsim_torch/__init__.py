@@ -32,6 +32,7 @@ from popsim_torch.errors import (
     createPoptorchError,
 )
 from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
@@ -48,7 +49,6 @@ from popsim_torch.ops import (
 from popsim_torch.options import Options, TensorLocationSettings
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.refused import (
-    CPU,
     MultiConv,
     custom_op,
     dynamic_slice,

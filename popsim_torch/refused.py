@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from popsim_torch.errors import not_supported_yet
 
 __all__ = [
-    "CPU",
     "MultiConv",
     "custom_op",
     "dynamic_slice",
@@ -31,11 +30,6 @@ def _refused(name: str, feature: str, advice: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-CPU = _refused(
-    "CPU",
-    "a call of the host from inside the program",
-    "Split the model there, or define the operator with torch.library.custom_op.",
-)
 MultiConv = _refused(
     "MultiConv", "a group of convolutions", "Leave it out: values are the same without it."
 )

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bindings/python_code.h"
 #include "bindings/signals.h"
 #include "runtime/executable.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 using graph::Graph;
 using graph::TensorId;
+using runtime::Company;
 using runtime::Executable;
 using runtime::Plan;
 using runtime::RunConfig;
@@ -37,17 +39,22 @@ std::vector<ArenaRange> arena_ranges(const Plan& plan) {
   return ranges;
 }
 
-// Calls what may run for long, without the interpreter's lock.
+// Calls what may run for long, without the interpreter's lock. The program may
+// call the function, which may be None.
 template <typename Call>
-auto supervised(Call&& call) {
+auto supervised(const py::object& function, Call&& call) {
   SignalOverseer overseer;
+  PythonCode code(function);
   try {
     auto result = [&] {
       const py::gil_scoped_release unlocked;
-      return call(&overseer);
+      return call(Company{&overseer, function.is_none() ? nullptr : &code});
     }();
     overseer.rethrow();
     return result;
+  } catch (const ops::HostFailure&) {
+    code.rethrow();
+    throw;
   } catch (const runtime::Stopped&) {
     overseer.rethrow();
     throw;
@@ -115,21 +122,22 @@ void bind_runtime(py::module_& m) {
       .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
       .def(
           "run",
-          [](Executable& self, const std::vector<at::Tensor>& inputs) {
-            return supervised([&](SignalOverseer* overseer) {
-              return self.run(inputs, overseer);
+          [](Executable& self, const std::vector<at::Tensor>& inputs,
+             const py::object& host) {
+            return supervised(host, [&](const Company& company) {
+              return self.run(inputs, company);
             });
           },
-          py::arg("inputs"))
+          py::arg("inputs"), py::arg("host") = py::none())
       .def(
           "profile",
           [](Executable& self, const std::vector<at::Tensor>& inputs,
-             int64_t repeats) {
-            return supervised([&](SignalOverseer* overseer) {
-              return self.profile(inputs, repeats, overseer);
+             int64_t repeats, const py::object& host) {
+            return supervised(host, [&](const Company& company) {
+              return self.profile(inputs, repeats, company);
             });
           },
-          py::arg("inputs"), py::arg("repeats"))
+          py::arg("inputs"), py::arg("repeats"), py::arg("host") = py::none())
       .def("stop", &Executable::stop)
       .def_property_readonly("num_runs", &Executable::num_runs)
       .def_property_readonly("last_run", &Executable::last_run)

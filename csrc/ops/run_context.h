@@ -13,6 +13,8 @@ class Tensor;
 
 namespace popsim::ops {
 
+class HostCode;
+
 // How often one run goes through the program.
 struct LoopCounts {
   int64_t device_iterations = 1;
@@ -57,6 +59,7 @@ class RunContext {
 
   void* const* pointers = nullptr;  // by TensorId
   std::span<Sink* const> sinks;     // by return
+  HostCode* host = nullptr;         // what the program may call, if anything
   LoopCounts loop;
   Cursor cursor;
   uint64_t seed = 0;

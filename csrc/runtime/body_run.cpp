@@ -33,6 +33,7 @@ void BodyRun::run(const ops::RunContext& outer, int64_t step) {
   context_.stop = from.stop;
   context_.sinks = from.sinks;
   context_.seed = from.seed;
+  context_.host = from.host;
   context_.loop = from.loop;
   context_.cursor = from.cursor;
   context_.cursor.step = step;

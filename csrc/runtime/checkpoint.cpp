@@ -69,9 +69,19 @@ class VariableUse {
   std::vector<bool> overwritten_;
 };
 
+bool calls_host(const graph::Graph& graph) {
+  return std::ranges::any_of(graph.ops(), [](const Op& op) {
+    return op.kind == "host_call" ||
+           std::ranges::any_of(op.bodies, [](const auto& body) {
+             return calls_host(*body);
+           });
+  });
+}
+
 }  // namespace
 
-Checkpoint::Checkpoint(const Plan& plan) : graph_(plan.graph()) {
+Checkpoint::Checkpoint(const Plan& plan)
+    : graph_(plan.graph()), always_(calls_host(graph_)) {
   VariableUse use(graph_);
   changed_ = std::move(use.changed);
   for (size_t i = 0; i < changed_.size(); ++i) {
@@ -92,7 +102,7 @@ void Checkpoint::begin(const DeviceMemory& memory) {
   const Clock::time_point now = Clock::now();
   const bool is_long = now - last_begin_ > kLong;
   last_begin_ = now;
-  if (!is_long) {
+  if (!is_long && !always_) {
     copy_.reset();
     return;
   }

@@ -23,7 +23,8 @@ class Checkpoint {
   void add_if_changed(graph::TensorId id);
   // A device iteration begins. Copies are made only where iterations take long
   // and for the first one, of which it is not known: in the others a run that
-  // is to end goes on to the end of the iteration.
+  // is to end goes on to the end of the iteration. Where the program calls code
+  // of the host, which may fail, copies are made always.
   void begin(const DeviceMemory& memory);
   // Whether the iteration can be given up.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }
@@ -33,6 +34,7 @@ class Checkpoint {
   using Clock = std::chrono::steady_clock;
 
   const graph::Graph& graph_;
+  bool always_;
   std::vector<bool> changed_;  // by TensorId
   std::vector<graph::TensorId> tensors_;
   std::unique_ptr<char[]> copy_;

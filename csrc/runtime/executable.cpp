@@ -104,13 +104,13 @@ std::vector<Listener*> Executable::listeners(Listener* other) {
 }
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
-                                        Overseer* overseer) {
+                                        const Company& company) {
   const Usage::Run run(usage_);
-  return this->run(inputs, overseer, nullptr);
+  return this->run(inputs, company, nullptr);
 }
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
-                                        Overseer* overseer,
+                                        const Company& company,
                                         Listener* stopwatch) {
   check_inputs(inputs);
   ++num_runs_;
@@ -119,9 +119,9 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
     slices_[i].point_at(inputs[i].data_ptr());
   }
   std::vector<at::Tensor> results = make_results();
-  stop_.begin_run(overseer);
+  stop_.begin_run(company.overseer);
   const std::vector<Listener*> listeners = this->listeners(stopwatch);
-  stage_.run({sources_, sinks_, seed_, listeners, stop_});
+  stage_.run({sources_, sinks_, seed_, company.host, listeners, stop_});
   began_ = began;
   ended_ = std::chrono::steady_clock::now();
   return results;
@@ -135,12 +135,13 @@ std::pair<double, double> Executable::last_run() const {
 }
 
 std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,
-                                        int64_t repeats, Overseer* overseer) {
+                                        int64_t repeats,
+                                        const Company& company) {
   check_user(repeats > 0, "profile: repeats must be at least 1, got ", repeats);
   const Usage::Run run(usage_);
   Stopwatch stopwatch(plan_.graph());
   for (int64_t i = 0; i < repeats; ++i) {
-    this->run(inputs, overseer, &stopwatch);
+    this->run(inputs, company, &stopwatch);
     stopwatch.end_run();
   }
   return stopwatch.times();

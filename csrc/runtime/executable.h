@@ -30,6 +30,12 @@ struct ReturnSpec {
   bool keep = false;
 };
 
+// Who has to do with a run besides the program.
+struct Company {
+  Overseer* overseer = nullptr;   // may be null
+  ops::HostCode* host = nullptr;  // null where the program calls none
+};
+
 // Can be used by one thread at a time: a run or copy that finds another one
 // going on throws UserError.
 class Executable {
@@ -44,13 +50,13 @@ class Executable {
   // One call: all device iterations and micro-batches. `inputs` are contiguous
   // tensors of whole batches, in the order of the plan's inputs. Returns one
   // tensor per ReturnSpec, undefined for kept ones. Throws Stopped when the
-  // overseer, which may be null, or stop() ends it.
+  // overseer or stop() ends it, and HostFailure when the host's code does.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              Overseer* overseer);
+                              const Company& company);
   // Runs `repeats` times and returns a time per op that runs, setup left out.
   // These are runs like any other: weights train, random numbers move on.
   std::vector<OpTime> profile(const std::vector<at::Tensor>& inputs,
-                              int64_t repeats, Overseer* overseer);
+                              int64_t repeats, const Company& company);
   // Ends the run that is going on; from any thread. Returns whether there is
   // one.
   bool stop() { return usage_.stop(); }
@@ -83,9 +89,9 @@ class Executable {
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,
                   const at::Tensor& other) const;
-  // Overseer and stopwatch may be null.
+  // The stopwatch may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              Overseer* overseer, Listener* stopwatch);
+                              const Company& company, Listener* stopwatch);
   // Who is told of a run: the watch, if the plan asks for it, and the other,
   // which may be null.
   [[nodiscard]] std::vector<Listener*> listeners(Listener* other);

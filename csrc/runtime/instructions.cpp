@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/check.h"
+#include "ops/host_code.h"
 #include "runtime/body_run.h"
 #include "runtime/closed_memory.h"
 
@@ -58,6 +59,8 @@ void Instructions::execute(const Instruction& instruction,
   try {
     instruction.kernel->run(context);
   } catch (const InternalError&) {
+    throw;
+  } catch (const ops::HostFailure&) {
     throw;
   } catch (const UserError& error) {
     // An op of a body has said where it failed.

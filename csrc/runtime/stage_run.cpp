@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ops/host_code.h"
 
 namespace popsim::runtime {
 namespace {
@@ -74,8 +75,17 @@ void StageRun::run(const Call& call) {
   context_.sinks = call.sinks;
   context_.seed = call.seed;
   context_.listeners = call.listeners;
+  context_.host = call.host;
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
-  for (int64_t i = 0; i < times; ++i) run_iteration(call, i);
+  for (int64_t i = 0; i < times; ++i) {
+    const int64_t first_step = step_;
+    try {
+      run_iteration(call, i);
+    } catch (const ops::HostFailure&) {
+      give_up(first_step);
+      throw;
+    }
+  }
 }
 
 void StageRun::run_iteration(const Call& call, int64_t iteration) {
@@ -108,11 +118,16 @@ bool StageRun::end_before(const Action& action, int64_t iteration,
   }
   if (num_begun > 0) {
     const bool nearly_over = action.kind == ActionKind::kUpdate;
-    if (nearly_over || !checkpoint_.complete()) return false;
-    checkpoint_.restore(memory_);
-    step_ = first_step;
+    if (nearly_over || !give_up(first_step)) return false;
   }
   throw stopped(iteration, plan_);
+}
+
+bool StageRun::give_up(int64_t first_step) {
+  if (!plan_.training() || !checkpoint_.complete()) return false;
+  checkpoint_.restore(memory_);
+  step_ = first_step;
+  return true;
 }
 
 void StageRun::run_action(const Call& call, const Action& action,
@@ -139,10 +154,8 @@ void StageRun::execute(const Action& action, int64_t iteration,
   try {
     instructions_.execute(block(action), context_);
   } catch (const Stopped&) {
-    if (!plan_.training()) throw stopped(num_finished_, plan_);
-    checkpoint_.restore(memory_);
-    step_ = first_step;
-    throw stopped(iteration, plan_);
+    give_up(first_step);
+    throw stopped(plan_.training() ? iteration : num_finished_, plan_);
   }
 }
 

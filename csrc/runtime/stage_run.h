@@ -22,6 +22,7 @@ struct Call {
   std::span<Source* const> sources;   // by input of the plan
   std::span<ops::Sink* const> sinks;  // by return
   uint64_t seed = 0;
+  ops::HostCode* host = nullptr;  // what the program may call, if anything
   std::span<Listener* const> listeners;
   StopSign& stop;
 };
@@ -33,8 +34,9 @@ class StageRun {
 
   // Runs the setup ops. To be called once, after the constants are written.
   void load(std::span<Listener* const> listeners);
-  // Runs all device iterations. Throws Stopped when the sign is up; all that is
-  // kept between runs is then as whole device iterations left it.
+  // Runs all device iterations. Throws Stopped when the sign is up, and
+  // HostFailure when code of the host fails; all that training keeps between
+  // runs is then as whole device iterations left it.
   void run(const Call& call);
 
   [[nodiscard]] const DeviceMemory& memory() const { return memory_; }
@@ -54,6 +56,9 @@ class StageRun {
   // throws as soon as the run can end.
   [[nodiscard]] bool end_before(const schedule::Action& action,
                                 int64_t iteration, int64_t first_step);
+  // Puts back what a device iteration of a training program has changed, if
+  // that is known, and returns whether it is.
+  bool give_up(int64_t first_step);
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
   void bind_inputs(const Call& call, int64_t micro_batch);

@@ -27,6 +27,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
+from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.program import check_interface
@@ -73,6 +74,7 @@ class CompiledModel:
         converts_inputs: Whether any of them is not the caller's type, or none is taken.
         plan: The optimizer's updates; None for inference.
         duration: How long compilation took.
+        host_code: What the program calls of the host's code; None if it calls nothing.
     """
 
     executable: _native.Executable
@@ -85,6 +87,7 @@ class CompiledModel:
     converts_inputs: bool
     plan: OptimizerPlan | None
     duration: datetime.timedelta
+    host_code: HostCode | None = None
 
 
 def loop_counts(options: Options, *, training: bool) -> LoopCounts:
@@ -262,7 +265,8 @@ def compile_model(
             compiled = fit(cached.anew(error))
         step()
     duration = datetime.timedelta(seconds=time.perf_counter() - start)
-    return dataclasses.replace(compiled, duration=duration)
+    host_code = HostCode(traced.host_calls) if traced.host_calls else None
+    return dataclasses.replace(compiled, duration=duration, host_code=host_code)
 
 
 def _state_program(

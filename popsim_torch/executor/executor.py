@@ -388,9 +388,9 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         try:
             if self._channel.is_shown:
                 with self._channel.tracepoint("modelExecution"):
-                    results = compiled.executable.run(given)
+                    results = compiled.executable.run(given, compiled.host_code)
             else:
-                results = compiled.executable.run(given)
+                results = compiled.executable.run(given, compiled.host_code)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
         self._last_complete_run = compiled.executable.num_runs

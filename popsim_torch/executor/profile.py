@@ -100,6 +100,6 @@ def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -
                 executions=time.executions,
                 seconds=time.seconds,
             )
-            for time in compiled.executable.profile(inputs, repeats)
+            for time in compiled.executable.profile(inputs, repeats, compiled.host_code)
         ]
     )

@@ -12,6 +12,8 @@ out of their tensors are not in the list:
 - ``segment_reduce``: lengths and offsets,
 - ``_ctc_loss`` and its gradient: labels.
 
+Nor can a file bring along the code that ``poptorch.CPU`` calls.
+
 A model that has one of these, or an operator that is not PyTorch's, is compiled from its code;
 ``loadExecutable`` compares what comes out with the file.
 """
@@ -129,7 +131,10 @@ OPERATORS = _ELEMENTWISE | _REDUCTIONS | _LAYOUTS | _LAYERS | _MATRICES | _RANDO
 
 def foreign_operators(graph: Graph) -> list[str]:
     """Return the operators of a graph that a file may not name, each once."""
-    found = (op.attributes.get("operator") for _, op in walk_all(graph) if op.kind == "aten")
+    ops = [op for _, op in walk_all(graph)]
+    found = {op.attributes.get("operator") for op in ops if op.kind == "aten"}
+    if any(op.kind == "host_call" for op in ops):
+        found.add("poptorch.CPU")
     return sorted({str(name) for name in found if name not in OPERATORS})
 
 

@@ -10,13 +10,14 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Program, Role, Tensor, TensorKind, names
+from popsim_torch.ir import Program, Role, Tensor, TensorKind, names, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.bodies import BodyBuilder, lower_control
 from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import check_results
 from popsim_torch.lowering.rules.creation import is_random
+from popsim_torch.lowering.rules.host import warn_of_calls_left_out
 from popsim_torch.lowering.rules.prints import lower_print
 from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
@@ -61,6 +62,8 @@ class _Lowering:
                 self._builder.values[node] = self._builder.constant(self._named.attribute(node))
             if node.op == "call_function" and node in self._needed:
                 self._add_node(node)
+        ops = [op for _, op in walk_all(self._program.graph)]
+        warn_of_calls_left_out(self._named.traced.host_calls, ops)
         self._add_aliases()
         self._state.write_changes()
         self._add_updates()

@@ -2,7 +2,7 @@
 
 What may be rebuilt at all: values whose ops read nothing that the program changes in between (a
 buffer that forward updates), and write nothing but values. Random draws may: their numbers are
-keyed. Prints are not repeated, and checkpoints are kept.
+keyed. Prints and calls of the host are not repeated, and checkpoints are kept.
 
 The rules of the modes:
 
@@ -41,12 +41,19 @@ class Recomputation(enum.IntEnum):
     ALL = 4
 
 
+_HOST_CALL = "host_call"
 _RUNNING = "running_"
 """How the operands are called that a norm moves with every micro-batch."""
 
 
 def _info(op: Op) -> OpInfo:
     return op_table()[op.kind]
+
+
+def _is_noticed(op: Op) -> bool:
+    """Whether users see how often an op runs: they read prints, and count the calls of their code."""
+    inside = (inner for body in op.bodies for _, inner in walk_all(body))
+    return any(_info(part).sees_inputs or part.kind == _HOST_CALL for part in (op, *inside))
 
 
 def _is_cheap(op: Op) -> bool:
@@ -101,8 +108,7 @@ def find_repeatable(graph: Graph) -> Repeatable:
         if root.kind == TensorKind.VARIABLE
     }
     for position, op in walk(graph):
-        # A print writes what is there already.
-        if op.phase != Phase.FORWARD or _info(op).sees_inputs:
+        if op.phase != Phase.FORWARD or _is_noticed(op):
             continue
         repeated = _second_run(op)
         outputs = set(found.roots(repeated.outputs))

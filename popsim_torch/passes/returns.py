@@ -140,8 +140,8 @@ class _Returns:
         if anchor.long_name in self._program.offered:
             raise Error(
                 f"Options.anchorTensor: '{anchor.long_name}' is a tensor of a loop that ends when "
-                "a condition says so, or makes no trip: nobody knows how much room its values of all "
-                "trips need. Return it from the loop, or use poptorch.for_loop."
+                "a condition says so, or makes no trip: nobody knows how much room its values of "
+                "all trips need. Return it from the loop, or use poptorch.for_loop."
             )
         everything = self._program.tensor_names()
         closest = closest_names(anchor.long_name, everything)

@@ -13,6 +13,7 @@ import torch._dynamo
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_iter
 
+from popsim_torch.ops import op_listener
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.traced_tensors import host_computation
 
@@ -112,6 +113,8 @@ def _with_range_on_device() -> AbstractContextManager[Any]:
     on_host = torch.range
 
     def on_device(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if op_listener.get() is None:  # called by another thread, or on the host
+            return on_host(*args, device=device, **kwargs)
         with host_computation(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is deprecated, which would be said of this line
             values: torch.Tensor = on_host(*args, **kwargs)

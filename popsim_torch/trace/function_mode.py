@@ -42,6 +42,7 @@ from popsim_torch.trace.traced_tensors import (
     is_functorch_wrapped_tensor,
     is_host_tensor,
     is_traced,
+    of_another_trace,
 )
 
 _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
@@ -181,11 +182,7 @@ class FunctionMode(TorchFunctionMode):
     def _known(self, value: Any) -> Any:
         """Return the traced tensor for a parameter or buffer, and the device for its names."""
         if isinstance(value, FakeTensor) and value.fake_mode is not self._fake_mode:
-            raise Error(
-                f"forward uses a tensor of shape {tuple(value.shape)} that was made while another "
-                "model, or this one before, was traced; it has no values. Make it in __init__, or "
-                "anew in each forward, instead of keeping it."
-            )
+            raise of_another_trace(value)
         if is_host_tensor(value):
             return self._listener.known(value)
         if isinstance(value, torch.device) and value.type == "ipu":

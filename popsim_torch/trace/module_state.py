@@ -14,11 +14,8 @@ from torch.utils._pytree import tree_leaves
 from popsim_torch.errors import Error
 
 
-@contextmanager
-def traced_state(
-    module: nn.Module, traced: Mapping[int, torch.Tensor]
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Put traced tensors into every place that holds a parameter or buffer.
+class TracedState:
+    """Puts traced tensors into every place that holds a parameter or buffer, for a scope.
 
     Whatever forward does to these places, afterwards they are as they were.
 
@@ -26,24 +23,46 @@ def traced_state(
         module: The module; a tied parameter has several places in it.
         traced: The traced tensor for a host tensor, by the latter's ``id``.
 
-    Yields:
-        The traced tensors by the places' names.
+    Attributes:
+        given: The traced tensors by the places' names.
     """
-    given: dict[str, torch.Tensor] = {}
-    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    try:
-        for path, child in module.named_modules():
+
+    def __init__(self, module: nn.Module, traced: Mapping[int, torch.Tensor]) -> None:
+        self._module = module
+        self._traced = traced
+        # The places, and what is not there at the moment.
+        self._slots: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.given: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> TracedState:
+        for path, child in self._module.named_modules():
             for slots in (child._parameters, child._buffers):
-                saved.append((slots, dict(slots)))
+                self._slots.append((slots, dict(slots)))
                 for name, tensor in slots.items():
                     if tensor is not None:
-                        slots[name] = traced[id(tensor)]
-                        given[f"{path}.{name}" if path else name] = traced[id(tensor)]
-        yield given
-    finally:
-        for slots, content in saved:
+                        slots[name] = self._traced[id(tensor)]
+                        self.given[f"{path}.{name}" if path else name] = slots[name]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exchange()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Put the host's tensors back for a scope; what it does to them lasts."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for slots, away in self._slots:
+            here = dict(slots)
             slots.clear()
-            slots.update(content)
+            slots.update(away)
+            away.clear()
+            away.update(here)
 
 
 def _copied(value: Any) -> Any:

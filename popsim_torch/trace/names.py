@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.fx
@@ -52,6 +53,7 @@ _TYPES = {
     "gt": "Greater",
     "gru": "GRU",
     "hardtanh": "Clip",
+    "host_call": "CPU",
     "index": "Gather",
     "index_select": "Gather",
     "le": "LessOrEqual",
@@ -165,7 +167,8 @@ class NameTable:
             if node.target is operator.getitem:
                 producer, index = node.args
                 owner = control_of(producer, controls)
-                if owner is None or index < owner.num_named:
+                named = _is_result(producer, index) if owner is None else index < owner.num_named
+                if named:
                     self.set(node, _forward_name(producer, int(index)))
             elif isinstance(node.meta.get("val"), torch.Tensor) and _is_named(node):
                 self.set(node, _forward_name(node, 0))
@@ -228,6 +231,14 @@ def _is_named(node: torch.fx.Node) -> bool:
         return False
     namespace, name = node.target._schema.name.split("::")
     return name != "mark" if namespace == NAMESPACE else name not in _UNNAMED
+
+
+def _is_result(producer: torch.fx.Node, index: int) -> bool:
+    """Whether forward gets a result: calls of the host have one for their gradients, too."""
+    if _operator(producer) != "host_call":
+        return True
+    differentiable: Any = producer.args[-1]
+    return index < len(differentiable)
 
 
 def _forward_name(node: torch.fx.Node, output: int) -> str:

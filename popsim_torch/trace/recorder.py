@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,12 +20,14 @@ from torch.nn.modules.module import (
 )
 
 from popsim_torch.errors import Error
+from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
-from popsim_torch.ops import PrintFormat
+from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
+from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
 from popsim_torch.trace.markers import PrintedTensor, mark
 from popsim_torch.trace.origin import set_origin, user_line
@@ -89,6 +91,9 @@ class Recorder:
         # Autograd nodes seen so far; kept, because their identity is what counts.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
+        self._host_calls = HostCalls(result.host_calls)
+        # Puts the host's parameters and buffers back into the module for a scope.
+        self.without_traced_state: Callable[[], AbstractContextManager[None]] = nullcontext
         self.losses: list[torch.Tensor] = []
         self.differentiated: list[torch.Tensor] = []
 
@@ -118,7 +123,7 @@ class Recorder:
             tensors.clear()
         self._tensor_of.clear()
         self._state_of.clear()
-        del self._result, self._graph
+        del self._result, self._graph, self._host_calls, self.without_traced_state
 
     # Function calls (FunctionListener)
 
@@ -288,6 +293,24 @@ class Recorder:
     # Scopes
 
     @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Run code as outside of the trace: on the host's tensors, with nothing recorded."""
+        with on_host(), self.without_traced_state():
+            yield
+
+    def host_call(self, cpu: CPU, arguments: CallArguments) -> torch.Tensor | list[torch.Tensor]:
+        """Return the traced results of a call of the host."""
+        self._set_origin()
+        with torch._C.DisableTorchFunction():
+            known = map(self.known, arguments.tensors)
+            tensors = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
+            source = self._origin.source
+            results = self._host_calls.record(cpu, arguments, tensors, source, self.on_host)
+        for result in [results] if isinstance(results, torch.Tensor) else results:
+            self.after_call(result)
+        return results
+
+    @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
         """Put ``name`` behind the current scope."""
         outer = self._scopes[-1]
@@ -308,13 +331,14 @@ class Recorder:
         called: list[nn.Module] = []
 
         def enter(module: nn.Module, _args: object) -> None:
-            if id(module) in self._paths:
+            # Another thread, or code that forward calls on the host, may call modules as well.
+            if id(module) in self._paths and op_listener.get() is self:
                 caller = self._paths[id(called[-1])] if called else ""
                 called.append(module)
                 self._scopes.append(self._inner_scope(caller, self._paths[id(module)]))
 
         def leave(module: nn.Module, _args: object, _result: object) -> None:
-            if called and called[-1] is module:
+            if called and called[-1] is module and op_listener.get() is self:
                 called.pop()
                 self._scopes.pop()
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from popsim_torch.arguments import OutputSpec
+from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.control.bodies import Control
@@ -70,6 +71,7 @@ class TraceResult:
         gradients: Names of the parameters that the remaining results are gradients of.
         constants: Data of the ``popsim::constant`` nodes, by index.
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
+        host_calls: What the ``popsim::host_call`` nodes call, by number.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
         partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
@@ -89,6 +91,7 @@ class TraceResult:
     gradients: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     prints: dict[int, PrintRequest] = field(default_factory=dict)
+    host_calls: dict[int, HostCall] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
     partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import _disable_current_modes
 
-from popsim_torch.errors import InternalError
+from popsim_torch.errors import Error, InternalError
 
 __all__ = [
     "current_graph",
@@ -35,6 +35,7 @@ __all__ = [
     "is_host_tensor",
     "is_traced",
     "node_of",
+    "of_another_trace",
     "outside_transforms",
     "unwrapped",
 ]
@@ -93,6 +94,15 @@ def node_of(tensor: torch.Tensor) -> torch.fx.Node:
     if node is None:
         raise InternalError("trace: a tensor of the traced model has no node in the graph")
     return node
+
+
+def of_another_trace(tensor: torch.Tensor) -> Error:
+    """Return the error for a tensor that forward has kept from a trace before this one."""
+    return Error(
+        f"forward uses a tensor of shape {tuple(tensor.shape)} that was made while another "
+        "model, or this one before, was traced; it has no values. Make it in __init__, or "
+        "anew in each forward, instead of keeping it."
+    )
 
 
 @contextmanager

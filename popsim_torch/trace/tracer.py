@@ -35,9 +35,9 @@ from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
+    TracedState,
     attributes_kept,
     check_not_reassigned,
-    traced_state,
 )
 from popsim_torch.trace.origin import recording
 from popsim_torch.trace.recorder import Recorder
@@ -119,13 +119,14 @@ class _Tracer:
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(adapted_torch())
             stack.enter_context(attributes_kept(module))
-            given = stack.enter_context(traced_state(module, by_identity))
+            swapped = stack.enter_context(TracedState(module, by_identity))
+            self._recorder.without_traced_state = swapped.suspended
             stack.enter_context(self._recorder.values)
             stack.enter_context(
                 FunctionMode(self._recorder, request.training, self._mode, request.back_end)
             )
             structure = module(*args, **kwargs)
-            check_not_reassigned(module, given)
+            check_not_reassigned(module, swapped.given)
         self._result.outputs = OutputSpec(
             structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
         )

@@ -335,11 +335,34 @@ def inference() -> Compiled:
     return compiled(model, torch.randn(8, 6), torch.randint(0, 8, (8, 2)))
 
 
+def host() -> Compiled:
+    """Code of the host in the middle of forward, and its gradient."""
+
+    def three(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * y, x.argmax(), y.half()
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+            self.cpu = poptorch.CPU(three, "three")
+
+        def forward(self, x):
+            x = self.first(x)
+            product, position, half = self.cpu(x, x[:1])
+            return self.last(product + position + half)
+
+    module = _Losses(Body(), F.mse_loss)
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    options = _options(gradientAccumulation=2)
+    return _training(module, optimizer, torch.randn(6, 4), torch.randn(6, 2), options=options)
+
+
 PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, speech, searches, control, inference),
+        *(pipeline, rounded, words, speech, searches, control, inference, host),
     )
 }
 

@@ -102,3 +102,15 @@ def test_speech_decoding(tmp_path):
     assert last < 0.2 * first
     assert lines["decoded"] == lines["spoken"]
     assert lines["sorted"] == "True"
+
+
+def test_host_calls(tmp_path):
+    out, _ = run("host_calls.py", cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines == {
+        "frozen": "True",
+        "calls": "5 torch.bool",
+        "same": "True torch.int32",
+        "raised": "not today",
+        "refused": "True",
+    }

@@ -27,12 +27,7 @@ PYTHON_LAYERS = (
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
     (
-        "ops",
-        "control_flow",
-        "data",
-        "dataloader",
-        "attributes",
-        "testing",
+        *("ops", "control_flow", "host_call", "data", "dataloader", "attributes", "testing"),
         "compile_hooks",
         "poptorch_core",
     ),
