@@ -26,7 +26,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from popsim_torch.ir import Graph, Op, Operand, OpInfo, Phase, TensorKind, walk
+from popsim_torch.ir import Graph, Op, Operand, OpInfo, Phase, TensorKind, walk, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
 
@@ -51,7 +51,7 @@ def _info(op: Op) -> OpInfo:
 
 
 def _is_noticed(op: Op) -> bool:
-    """Whether users see how often an op runs: they read prints, and count the calls of their code."""
+    """Whether users see how often an op runs: they read prints and count calls of their code."""
     inside = (inner for body in op.bodies for _, inner in walk_all(body))
     return any(_info(part).sees_inputs or part.kind == _HOST_CALL for part in (op, *inside))
 
