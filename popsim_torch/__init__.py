@@ -5,6 +5,7 @@ from popsim_torch.alias import install, uninstall
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.attributes import Attribute, accessAttributes
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from popsim_torch.custom_ops import custom_op, custom_op_include, register_custom_op
 from popsim_torch.dataloader import AsynchronousDataAccessor, DataLoader
 from popsim_torch.enums import (
     AutoStage,
@@ -51,7 +52,6 @@ from popsim_torch.refused import (
     MultiConv,
     cond,
     ctc_beam_search_decoder,
-    custom_op,
     dynamic_slice,
     dynamic_update,
     for_loop,
@@ -124,6 +124,7 @@ __all__ = [
     "createPoptorchError",
     "ctc_beam_search_decoder",
     "custom_op",
+    "custom_op_include",
     "dynamic_slice",
     "dynamic_update",
     "enums",
@@ -151,6 +152,7 @@ __all__ = [
     "registerCustomArgParser",
     "registerPostCompileHook",
     "registerPreCompileHook",
+    "register_custom_op",
     "removeBlocks",
     "serializedMatMul",
     "setLogLevel",

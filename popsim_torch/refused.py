@@ -15,7 +15,6 @@ __all__ = [
     "MultiConv",
     "cond",
     "ctc_beam_search_decoder",
-    "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "for_loop",
@@ -49,11 +48,6 @@ cond = _refused(
 )
 ctc_beam_search_decoder = _refused(
     "ctc_beam_search_decoder", "beam search", "Decode on the host what the model returns."
-)
-custom_op = _refused(
-    "custom_op",
-    "an operator by name and domain",
-    "Define it with torch.library.custom_op and call that.",
 )
 dynamic_slice = _refused(
     "dynamic_slice", "a slice at a place known at run time", "Use torch.index_select."

@@ -22,6 +22,7 @@ namespace popsim::ops {
 const std::array kCommonOps{
     [] { extern const OpDef kAnchor; return &kAnchor; }(),
     [] { extern const OpDef kAten; return &kAten; }(),
+    [] { extern const OpDef kCustom; return &kCustom; }(),
     [] { extern const OpDef kPrint; return &kPrint; }(),
 };
 // clang-format on

@@ -12,6 +12,9 @@ out of their tensors are not in the list:
 - ``segment_reduce``: lengths and offsets,
 - ``_ctc_loss`` and its gradient: labels.
 
+A ``custom`` op is none either, not even one that the process has registered: its kernel was written
+for the values that its own model gives it, and a file may give it any.
+
 A model that has one of these, or an operator that is not PyTorch's, is compiled from its code;
 ``loadExecutable`` compares what comes out with the file.
 """
@@ -130,7 +133,13 @@ OPERATORS = _ELEMENTWISE | _REDUCTIONS | _LAYOUTS | _LAYERS | _MATRICES | _RANDO
 def foreign_operators(graph: Graph) -> list[str]:
     """Return the operators of a graph that a file may not name, each once."""
     found = (op.attributes.get("operator") for op in graph.ops if op.kind == "aten")
-    return sorted({str(name) for name in found if name not in OPERATORS})
+    foreign = {str(name) for name in found if name not in OPERATORS}
+    foreign |= {
+        f"{op.attributes.get('domain')}::{op.attributes.get('name')}"
+        for op in graph.ops
+        if op.kind == "custom"
+    }
+    return sorted(foreign)
 
 
 def check_operators(graph: Graph) -> None:

@@ -27,6 +27,7 @@ PYTHON_LAYERS = (
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
     ("ops", "data", "dataloader", "attributes", "testing", "compile_hooks", "poptorch_core"),
+    ("custom_ops",),
     ("trace", "passes"),
     ("lowering",),
     ("files",),
@@ -40,14 +41,24 @@ PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace")
 # Who may name a module that is otherwise low enough for everybody.
 PYTHON_DOORS = {
     "_C": {"_native"},
-    "_native": {"trace", "passes", "ops", "processor", "executor", "model", "report"},
+    "_native": {"trace", "passes", "ops", "custom_ops", "processor", "executor", "model", "report"},
 }
 
 # The families of ops; none knows another, but what is written here.
 CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
-        *("aten", "attention", "convolution", "embedding", "host", "layout", "loss", "map"),
+        *(
+            "aten",
+            "attention",
+            "convolution",
+            "custom",
+            "embedding",
+            "host",
+            "layout",
+            "loss",
+            "map",
+        ),
         *("matmul", "norm", "pool", "random", "recurrent", "reduce", "softmax", "update"),
     )
 )
