@@ -16,7 +16,7 @@ from popsim_torch.custom_ops.registry import (
     refuse_unknown,
 )
 from popsim_torch.dtypes import returned_dtype
-from popsim_torch.errors import UsageTypeError, UsageValueError
+from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.ops import op_listener
 
 __all__ = ["custom_op"]
@@ -76,7 +76,10 @@ def custom_op(
     if composite is None:
         raise refuse_unknown(call, built_in_names())
     results = composite(list(inputs))
-    check_examples(call, [_type_of(result) for result in results])
+    try:
+        check_examples(call, [_type_of(result) for result in results])
+    except Error as error:
+        raise Error(f"custom_op: {error.message}") from None
     return results
 
 

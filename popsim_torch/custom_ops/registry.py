@@ -110,7 +110,7 @@ def check_examples(call: CustomCall, types: Sequence[Type]) -> None:
         return ", ".join(f"{dtype} {shape}" for dtype, shape in types)
 
     raise Error(
-        f"custom_op: {call.shown} gives {shown(types)} for these inputs, and example_outputs are "
+        f"{call.shown} gives {shown(types)} for these inputs, and example_outputs are "
         f"{shown(call.results)}. Pass examples that are like its outputs, or correct its shape "
         "rule."
     )

@@ -205,7 +205,7 @@ class Recorder:
 
     def custom_op(self, inputs: Sequence[torch.Tensor], call: CustomCall) -> list[torch.Tensor]:
         """Return the results of a custom operator."""
-        given = [self.known(tensor) for tensor in inputs]
+        given = [self.known(one) if is_host_tensor(one) else one for one in inputs]
         given = [self.constant(one) if is_host_tensor(one) else one for one in given]
         self._set_origin(call.name)
         with torch._C.DisableTorchFunction():

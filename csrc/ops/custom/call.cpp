@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <utility>
 
 #include "threads/tasks.h"
 
@@ -152,10 +152,12 @@ void Call::share_work(popsim_call* /*call*/, int64_t units,
   });
 }
 
-void Call::check(int returned, const char* function) const {
+void Call::check(int returned, const char* function) {
   if (returned == 0 && message_.empty()) return;
+  // The next run begins anew.
+  const std::string said = std::exchange(message_, "");
   throw UserError(join("the ", function, " of ", operator_, " failed: ",
-                       message_.empty() ? "it does not say why" : message_));
+                       said.empty() ? "it does not say why" : said));
 }
 
 const popsim_custom_op& operator_of(const OpCall& op) {

@@ -21,7 +21,7 @@ class Call : public popsim_call {
 
   // Throws UserError with the operator's name and what its function said,
   // unless that returned 0.
-  void check(int returned, const char* function) const;
+  void check(int returned, const char* function);
   // What was declared.
   [[nodiscard]] const std::vector<TensorType>& declared() const {
     return declared_;

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._library.custom_ops import OPDEFS
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
@@ -221,7 +222,7 @@ def lower_aten(
         Error: An argument that the device does not know.
     """
     operator: Any = target or node.target
-    boxer = _Boxer(builder, place, widen=operator not in _MOVES_DATA)
+    boxer = _Boxer(builder, place, widen=_widens(operator))
     arguments = [boxer(value) for value in _bound(node, operator)]
     single = isinstance(node.meta.get("val"), torch.Tensor)
     flat = _results(node)
@@ -251,6 +252,11 @@ def lower_aten(
         for tensor, result in zip(outputs, flat, strict=True)
     ]
     return narrowed[0] if single else narrowed
+
+
+def _widens(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator computes float16 in float32; what users write in Python sees its type."""
+    return operator not in _MOVES_DATA and operator._schema.name not in OPDEFS
 
 
 def _results(node: torch.fx.Node) -> list[Any]:

@@ -8,10 +8,9 @@ from typing import Any
 import torch.fx
 
 from popsim_torch.custom_ops.attributes import packed
-from popsim_torch.dtypes import returned_dtype
+from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.maps import cast
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.custom import CUSTOM
 
@@ -21,9 +20,7 @@ def _custom(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     operands, domain, name, version, attributes, _results, gradient_of = given
     inputs: list[Tensor | None] = []
     for operand in operands:
-        tensor = builder.tensor(operand)
-        seen = cast(builder, tensor, returned_dtype(tensor.dtype), place)
-        inputs.append(builder.contiguous(seen, place))
+        inputs.append(_as_kernels_see_it(builder, builder.tensor(operand), place))
     # All of them, whoever reads them: a kernel writes what it computes.
     outputs: list[Tensor | None] = [
         builder.value(result.dtype, result.shape) for result in node.meta["val"]
@@ -38,6 +35,15 @@ def _custom(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
         described["gradient_of"] = gradient_of
     builder.op("custom", inputs, outputs, described, place=place)
     return outputs
+
+
+def _as_kernels_see_it(builder: Builder, tensor: Tensor, place: Place) -> Tensor:
+    dtype = returned_dtype(tensor.dtype)
+    if tensor.dtype == dtype:
+        return builder.contiguous(tensor, place)
+    narrowed = builder.value(dtype, tensor.shape)
+    builder.op("copy", [tensor], [narrowed], {"dtype": dtype_name(dtype)}, place=place)
+    return narrowed
 
 
 RULES: dict[Any, Rule] = {CUSTOM: Rule(_custom)}
