@@ -94,7 +94,7 @@ bench-quick: ## run every benchmark with one round each
 
 # --- Check it ----------------------------------------------------------------
 
-CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
+CXX_FILES = $(shell find csrc popsim_torch tests tutorials -name '*.h' -o -name '*.cpp')
 
 test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
 	$(PY) -m pytest -m "not slow"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.custom_ops import library
+
 HERE = Path(__file__).parent
 
 
@@ -82,3 +84,16 @@ def test_debugging(tmp_path):
         "cycles": "True",
     }
     assert "hidden: (" in err and "hidden_gradient: (" in err
+
+
+def test_custom_operators(tmp_path):
+    out, _ = run("custom_op.py", library.loaded(), cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines == {
+        "inference": "True",
+        "training": "True",
+        "gather": "True",
+        "leaky": "[-0.019999999552965164, 1.0]",
+        "outside": "True",
+        "error": "True",
+    }
