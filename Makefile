@@ -133,7 +133,7 @@ golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read th
 # print, so reports are files.
 ASAN := build/asan
 ASAN_TESTS := tests/mutants tests/unit/memory tests/parity/test_stage_buffers.py \
-  $(patsubst %,tests/ops/test_%.py,anchor aten ctc_loss embedding grouped_updates join nll_loss pooling recurrent)
+  $(patsubst %,tests/ops/test_%.py,anchor aten ctc_loss custom embedding grouped_updates join nll_loss pooling recurrent)
 test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where misused memory stops them (a slow build)
 	POPSIM_SANITIZE=address $(PY) setup.py --quiet build --build-temp $(ASAN)/temp --build-lib $(ASAN)/lib
 	@rm -f $(ASAN)/report.*

@@ -1,6 +1,9 @@
 """Custom operators whose kernels are in libraries: values, gradients, threads, what they may be."""
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -184,3 +187,66 @@ def test_operands_have_to_be_contiguous_and_of_types_of_the_device():
         run_op("custom", [torch.randn(4, 3).t()], [(F32, (3, 4))], **described("Cube"))
     with pytest.raises(poptorch.Error, match="input 0 'inputs' is not int64"):
         run_op("custom", [torch.arange(3)], [(torch.int64, (3,))], **described("Cube"))
+
+
+# --- Kernels that touch what is not theirs ---
+
+
+def faulty(fault):
+    net = library.OneCall("Faulty", {"fault": fault})
+    return poptorch.inferenceModel(net, make_options())(torch.ones(4))[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("writes behind its output", r"Faulty:0.*the kernel writes behind output 0"),
+        ("writes to its input", r"Faulty:0.*the kernel writes to input 0"),
+    ],
+)
+def test_guards_find_what_a_kernel_may_not_write(fault, message, monkeypatch):
+    monkeypatch.setenv("POPSIM_CHECK_CUSTOM_OPS", "1")
+    with pytest.raises(poptorch.Error, match=message):
+        faulty(fault)
+    assert faulty("").tolist() == [0] * 4
+
+
+def test_guards_change_no_value(monkeypatch):
+    x = torch.randn(5, 7)
+    (plain,) = run_op("custom", [x], [(F32, x.shape)], **described("Cube"))
+    monkeypatch.setenv("POPSIM_CHECK_CUSTOM_OPS", "1")
+    (guarded,) = run_op("custom", [x], [(F32, x.shape)], **described("Cube"))
+    assert torch.equal(plain, guarded)
+
+
+UNDER_ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")
+PROGRAM = """
+import ctypes, sys, torch
+import popsim_torch as poptorch
+ctypes.CDLL(sys.argv[1])
+class Model(torch.nn.Module):
+    def forward(self, x):
+        y = x + 1
+        (z,) = poptorch.custom_op([y], "Faulty", "popsim_tests", 1, [y], {"fault": sys.argv[2]})
+        return z + 1
+options = poptorch.Options().showCompilationProgressBar(False)
+print(poptorch.inferenceModel(Model(), options)(torch.ones(5)).tolist())
+"""
+
+
+@pytest.mark.skipif(not UNDER_ASAN, reason="only a build with AddressSanitizer closes its memory")
+@pytest.mark.parametrize("fault", ["", "writes behind its output", "reads in front of its input"])
+def test_the_sanitizer_stops_a_kernel_that_leaves_its_operands(fault):
+    path = library.compiled("library.cpp", "sanitized", "-std=c++17", "-fsanitize=address")
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path), fault],
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    if not fault:
+        assert result.stdout == "[1.0, 1.0, 1.0, 1.0, 1.0]\n", result.stderr[-3000:]
+    else:
+        assert result.returncode != 0
+        assert "AddressSanitizer: use-after-poison" in result.stderr

@@ -1,7 +1,10 @@
 // The op that calls a user's operator, straight from the loop.
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "ops/custom/call.h"
+#include "ops/custom/guards.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 
@@ -13,17 +16,27 @@ class CustomKernel final : public Kernel {
   explicit CustomKernel(const OpView& op)
       : operands_(op.op().inputs), call_(op, op.num_inputs(), op.op().outputs) {
     const popsim_custom_op& entry = custom::operator_of(op);
-    function_ = op.has_attribute("gradient_of") ? entry.gradient : entry.kernel;
-    is_gradient_ = function_ != entry.kernel;
+    is_gradient_ = op.has_attribute("gradient_of");
+    function_ = is_gradient_ ? entry.gradient : entry.kernel;
     alone_ = entry.alone != 0;
     operands_.insert(operands_.end(), op.op().outputs.begin(),
                      op.op().outputs.end());
+    memory_.resize(operands_.size());
+    if (custom::Guards::wanted()) {
+      std::vector<size_t> bytes;
+      for (const graph::TensorId id : operands_) {
+        bytes.push_back(static_cast<size_t>(op.graph().tensor(id).bytes()));
+      }
+      guards_.emplace(op.num_inputs(), std::move(bytes));
+    }
   }
 
   void run(const RunContext& context) override {
     for (size_t i = 0; i < operands_.size(); ++i) {
-      call_.set_data(i, context.data(operands_[i]));
+      memory_[i] = context.data(operands_[i]);
+      call_.set_data(i, memory_[i]);
     }
+    if (guards_) guards_->put(call_, memory_);
     int returned = 0;
     if (alone_) {
       threads::run_alone([&] { returned = function_(&call_); });
@@ -31,11 +44,14 @@ class CustomKernel final : public Kernel {
       returned = function_(&call_);
     }
     call_.check(returned, is_gradient_ ? "gradient" : "kernel");
+    if (guards_) guards_->take(memory_);
   }
 
  private:
   std::vector<graph::TensorId> operands_;
+  std::vector<void*> memory_;
   custom::Call call_;
+  std::optional<custom::Guards> guards_;
   int (*function_)(popsim_call*) = nullptr;
   bool is_gradient_ = false;
   bool alone_ = false;
