@@ -22,7 +22,7 @@ class CustomKernel final : public Kernel {
     operands_.insert(operands_.end(), op.op().outputs.begin(),
                      op.op().outputs.end());
     memory_.resize(operands_.size());
-    if (custom::Guards::wanted()) {
+    if (op.attribute<bool>("guarded")) {
       std::vector<size_t> bytes;
       for (const graph::TensorId id : operands_) {
         bytes.push_back(static_cast<size_t>(op.graph().tensor(id).bytes()));
@@ -95,7 +95,8 @@ extern const OpDef kCustom{
     .schema =
         "custom(Tensor{bool, uint8, int8, int16, int32, float16, float32}[] "
         "inputs, *, str domain, str name, int version, str[] attributes, "
-        "int[] ints, float[] floats, str[] strings, int{0..}? gradient_of) -> "
+        "int[] ints, float[] floats, str[] strings, int{0..}? gradient_of, "
+        "bool guarded=False) -> "
         "Tensor{bool, uint8, int8, int16, int32, float16, float32}[]",
     .family = "custom",
     .shape = custom_types,

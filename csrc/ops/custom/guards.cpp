@@ -1,9 +1,7 @@
 #include "ops/custom/guards.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -20,11 +18,6 @@ bool is_untouched(const std::byte* start, size_t count) {
 }
 
 }  // namespace
-
-bool Guards::wanted() {
-  const char* given = std::getenv("POPSIM_CHECK_CUSTOM_OPS");
-  return given != nullptr && std::string_view(given) == "1";
-}
 
 Guards::Guards(size_t num_inputs, std::vector<size_t> bytes)
     : num_inputs_(num_inputs), bytes_(std::move(bytes)) {

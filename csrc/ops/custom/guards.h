@@ -12,9 +12,6 @@ namespace popsim::ops::custom {
 
 class Guards {
  public:
-  // Whether POPSIM_CHECK_CUSTOM_OPS asks for them.
-  [[nodiscard]] static bool wanted();
-
   Guards(size_t num_inputs, std::vector<size_t> bytes);
 
   // Puts copies in the place of operands.
