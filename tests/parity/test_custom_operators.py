@@ -247,6 +247,99 @@ def test_forward_and_backward(case, dtype):
     torch.testing.assert_close(model.weight, expected, **tolerance)
 
 
+@torch.library.custom_op("popsim_tests::add_to", mutates_args={"x"})
+def add_to(x: torch.Tensor, number: float) -> None:
+    """Change an argument."""
+    assert x.dtype in (torch.float32, torch.float16)
+    x.add_(number)
+
+
+@torch.library.custom_op("popsim_tests::swap", mutates_args={"x", "y"})
+def swap(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Change two arguments, and return two tensors."""
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+    return x * 2, y * 3
+
+
+@swap.register_fake
+def _(x, y):
+    return torch.empty_like(x), torch.empty_like(y)
+
+
+class Changing(torch.nn.Module):
+    """Changes a buffer, a view of an input, and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        add_to(self.count, 1.0)
+        add_to(x[1:], number=10.0)
+        a, b = x * 1, x * 2
+        c, d = swap(a, b)
+        torch.ops.popsim_tests.add_to(a, 0.5)
+        return x, a, b, c, d, self.count + 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_operators_that_change_their_arguments(dtype):
+    model = Changing().to(dtype)
+    eager = copy.deepcopy(model)
+    device = poptorch.inferenceModel(model, make_options())
+    for _ in range(3):
+        ours, theirs = torch.arange(3.0, dtype=dtype), torch.arange(3.0, dtype=dtype)
+        torch.testing.assert_close(device(ours), eager(theirs))
+        assert torch.equal(ours, theirs)
+    device.copyWeightsToHost()
+    assert model.count.tolist() == [3, 3, 3]
+
+
+def test_a_change_keeps_the_gradient():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            y = x.clone()
+            add_to(y, 2.0)
+            z = 2 * self.weight
+            with torch.no_grad():
+                add_to(z, 3.0)
+            return poptorch.identity_loss(y * z, "sum")
+
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, make_options(), optimizer)
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert training(x) == ((x + 2) * 5).sum()
+    training.copyWeightsToHost()
+    torch.testing.assert_close(model.weight.detach(), 1 - 0.1 * 2 * (x + 2))
+
+
+def test_a_changing_operator_that_is_defined_anew():
+    for number in (2.0, 3.0):
+
+        def forward(x, number=number):
+            x.mul_(number)
+
+        operator = torch.library.custom_op(
+            "popsim_tests::times", forward, mutates_args={"x"}, schema="(Tensor(a!) x) -> ()"
+        )
+
+        class Model(torch.nn.Module):
+            def forward(self, x, operator=operator):
+                y = x.clone()
+                operator(y)
+                return y
+
+        x = torch.ones(2)
+        assert torch.equal(poptorch.inferenceModel(Model(), make_options())(x), number * x)
+
+
 def test_an_operator_in_python_sees_the_type_that_forward_sees():
     seen = []
 

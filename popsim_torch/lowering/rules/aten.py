@@ -14,6 +14,7 @@ from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorL
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.maps import cast
 from popsim_torch.trace.device import on_cpu_zeros
+from popsim_torch.trace.mutating_operators import is_functional_form
 
 # Numbers of torch's enums, as operator schemas take them.
 SCALAR_TYPES = {
@@ -256,7 +257,8 @@ def lower_aten(
 
 def _widens(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator computes float16 in float32; what users write in Python sees its type."""
-    return operator not in _MOVES_DATA and operator._schema.name not in OPDEFS
+    users = operator._schema.name in OPDEFS or is_functional_form(operator)
+    return operator not in _MOVES_DATA and not users
 
 
 def _results(node: torch.fx.Node) -> list[Any]:
