@@ -16,8 +16,8 @@ from popsim_torch.errors import UsageTypeError, UsageValueError
 
 __all__ = ["PythonOp", "register_custom_op"]
 
-# Programs may call them as long as the process lives.
-_kept: list[abi.OpEntry] = []
+# Programs may call what they were compiled with as long as the process lives.
+_kept: list[Any] = []
 
 
 class PythonOp:
@@ -38,7 +38,7 @@ class PythonOp:
         self._entry = abi.OpEntry(
             domain=domain.encode(), name=name.encode(), version=version, alone=1
         )
-        self._entry.kernel = abi.Function(_guarded(functools.partial(_compute, kernel)))
+        self._entry.kernel = _for_c(abi.Function, _compute, kernel)
         _kept.append(self._entry)
         _native.add_custom_op(ctypes.addressof(self._entry))
 
@@ -53,7 +53,7 @@ class PythonOp:
         refuses what the kernel cannot compute. Without it ``example_outputs`` are believed, and
         compared with what the kernel returns.
         """
-        self._entry.shapes = abi.Function(_guarded(functools.partial(_declare, function)))
+        self._entry.shapes = _for_c(abi.Function, _declare, function)
         return function
 
     def gradient(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ class PythonOp:
         floating-point output (zeros where none arrives) and returns one for each floating-point
         input.
         """
-        self._entry.gradient = abi.Function(_guarded(functools.partial(_compute, function)))
+        self._entry.gradient = _for_c(abi.Function, _compute, function)
         return function
 
     def cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,12 +71,12 @@ class PythonOp:
 
         Or flops and bytes. Inputs have no values. Without it only its operands count.
         """
-        self._entry.cost = abi.CostFunction(_guarded(functools.partial(_count, function)))
+        self._entry.cost = _for_c(abi.CostFunction, _count, function)
         return function
 
     def gradient_cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Set the same for the gradient, whose inputs the function is given."""
-        self._entry.gradient_cost = abi.CostFunction(_guarded(functools.partial(_count, function)))
+        self._entry.gradient_cost = _for_c(abi.CostFunction, _count, function)
         return function
 
 
@@ -131,18 +131,25 @@ def register_custom_op(
     return register
 
 
-def _guarded(function: Callable[..., None]) -> Callable[..., int]:
-    """Return a function for C, which gets its errors as text."""
+def _for_c(kind: Any, does: Callable[..., None], function: Callable[..., Any]) -> Any:
+    """Return a function of C that does something with a function of the user's.
+
+    Args:
+        kind: The type of the function of C.
+        does: Is given the user's function and what the function of C is.
+        function: The user's. What it raises becomes text.
+    """
 
     def call(pointer: Any, *more: Any) -> int:
         try:
             with torch.inference_mode(False), torch.no_grad():
-                function(pointer, *more)
+                does(function, pointer, *more)
             return 0
         except BaseException as error:
             return abi.fail(pointer, f"{type(error).__name__}: {error}")
 
-    return call
+    _kept.append(kind(call))
+    return _kept[-1]
 
 
 def _inputs(call: Any) -> list[torch.Tensor]:

@@ -113,6 +113,14 @@ class _Operator(torch.autograd.Function):
             ctx.save_for_backward(*given, *output)
 
     @staticmethod
+    def vmap(_info: Any, _in_dims: Any, call: CustomCall, *_: Any) -> Any:
+        """Refuse."""
+        raise Error(
+            f"custom_op{user_line(' at ')}: {call.shown} is called under torch.vmap, and its "
+            "kernel knows no further axis. Call it on the whole batch."
+        )
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """Return the gradient of each input."""
         if not has_gradient(ctx.call):

@@ -1,5 +1,7 @@
 """Operators whose kernels are written in Python."""
 
+import gc
+
 import pytest
 import torch
 
@@ -227,3 +229,98 @@ def test_what_cannot_be_registered(arguments, kind):
     with pytest.raises(kind, match="register_custom_op: the ") as caught:
         poptorch.register_custom_op(**arguments)
     assert isinstance(caught.value, poptorch.Error)
+
+
+# --- Together with the rest of the package ---
+
+
+def test_functions_that_are_set_anew_leave_compiled_models_alone():
+    op = register("Anew", lambda x: 2 * x, torch.empty_like, gradient=lambda x, y, g: 2 * g)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(X.clone())
+
+        def forward(self):
+            (y,) = poptorch.custom_op([self.weight], "Anew", DOMAIN, 1, [self.weight])
+            return poptorch.identity_loss(y, "sum")
+
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    training = poptorch.trainingModel(model, make_options(), optimizer)
+    training.compile()
+    op.gradient(lambda x, y, g: 100 * g)
+    gc.collect()
+    training()
+    training.copyWeightsToHost()
+    assert torch.equal(model.weight.detach(), X - 2)
+
+
+def test_stochastic_rounding_leaves_kernels_the_type_that_forward_sees():
+    seen = []
+
+    def kernel(x):
+        seen.append(x.dtype)
+        return x + 1
+
+    register("Seeing", kernel, torch.empty_like)
+    options = make_options()
+    options.Precision.enableStochasticRounding(True)
+    model = poptorch.inferenceModel(OneCall("Seeing", domain=DOMAIN), options)
+    assert torch.equal(model(X.half())[0], X.half() + 1)
+    assert seen == [torch.float16]
+
+
+def test_floating_point_checks_look_at_results():
+    register("Dividing", lambda x: x / 0)
+    options = make_options()
+    options.Precision.enableFloatingPointExceptions(True)
+    model = poptorch.inferenceModel(OneCall("Dividing", domain=DOMAIN), options)
+    with pytest.raises(poptorch.Error, match=r"'Dividing:0' \(custom, .*division by zero"):
+        model(X)
+
+
+def test_gradients_in_forward():
+    register("Squared", lambda x: x * x, torch.empty_like, gradient=lambda x, y, g: 2 * x * g)
+
+    def squared(x):
+        return poptorch.custom_op([x], "Squared", DOMAIN, 1, [x])[0]
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            with torch.enable_grad():
+                inner = x.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(squared(inner).sum(), inner)
+            return slope, torch.func.grad(lambda y: squared(y).sum())(x)
+
+    for slope in poptorch.inferenceModel(Model(), make_options())(X):
+        assert torch.equal(slope, 2 * X)
+
+
+def test_vmap_is_refused():
+    register("Mapped", lambda x: x)
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.vmap(lambda row: poptorch.custom_op([row], "Mapped", DOMAIN, 1, [row])[0])(
+                x
+            )
+
+    with pytest.raises(poptorch.Error, match=r"Mapped version 1 is called under torch\.vmap"):
+        poptorch.inferenceModel(Model(), make_options())(torch.ones(2, 3))
+
+
+def test_without_inputs_and_without_axes():
+    register("Filled", lambda value: torch.full((2,), value))
+    register("Summed", lambda x: (x.sum(), x > 1))
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            (filled,) = poptorch.custom_op([], "Filled", DOMAIN, 1, [x[:2]], {"value": 3.0})
+            examples = [torch.tensor(0.0), torch.zeros(3, dtype=torch.bool)]
+            return filled, *poptorch.custom_op((x,), "Summed", DOMAIN, 1, examples)
+
+    filled, total, larger = poptorch.inferenceModel(Model(), make_options())(X)
+    assert (filled.tolist(), total.item()) == ([3, 3], 6)
+    assert larger.tolist() == [False, True, True]
