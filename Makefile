@@ -94,7 +94,7 @@ bench-quick: ## run every benchmark with one round each
 
 # --- Check it ----------------------------------------------------------------
 
-CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
+CXX_FILES = $(shell find csrc popsim_torch tests tutorials -name '*.h' -o -name '*.cpp')
 
 test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
 	$(PY) -m pytest -m "not slow"
@@ -133,7 +133,7 @@ golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read th
 # print, so reports are files.
 ASAN := build/asan
 ASAN_TESTS := tests/mutants tests/unit/memory tests/parity/test_stage_buffers.py \
-  $(patsubst %,tests/ops/test_%.py,anchor aten ctc_beam_search ctc_loss embedding fps grouped_updates join nearest nll_loss pooling recurrent)
+  $(patsubst %,tests/ops/test_%.py,anchor aten ctc_beam_search ctc_loss custom embedding fps grouped_updates join nearest nll_loss pooling recurrent)
 test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where misused memory stops them (a slow build)
 	POPSIM_SANITIZE=address $(PY) setup.py --quiet build --build-temp $(ASAN)/temp --build-lib $(ASAN)/lib
 	@rm -f $(ASAN)/report.*

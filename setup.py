@@ -72,6 +72,7 @@ COMMON = (
     "csrc/ops/aten/",
     "csrc/ops/check.cpp",
     "csrc/ops/control/",
+    "csrc/ops/custom/",
     "csrc/ops/host/",
     "csrc/ops/op_def.cpp",
     "csrc/ops/operands/aten_types.cpp",
@@ -234,7 +235,7 @@ def extension() -> CppExtension:
     names = "".join(f"{name}," for name in targets)
     each = " ".join(f"X({name})" for name in targets)
     compile_args += [f'-DPOPSIM_TARGETS="{names}"', f"-DPOPSIM_FOR_EACH_TARGET(X)={each}"]
-    include_dirs = [str(ROOT / "csrc")]
+    include_dirs = [str(ROOT / "csrc"), str(ROOT / "popsim_torch" / "include")]
     sanitizer = os.environ.get("POPSIM_SANITIZE")
     if sanitizer:
         compile_args += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-O1", "-g1"]

@@ -6,6 +6,7 @@ from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.attributes import Attribute, accessAttributes
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popsim_torch.control_flow import cond, for_loop
+from popsim_torch.custom_ops import custom_op, custom_op_include, register_custom_op
 from popsim_torch.dataloader import AsynchronousDataAccessor, DataLoader
 from popsim_torch.enums import (
     AutoStage,
@@ -50,7 +51,6 @@ from popsim_torch.options import Options, TensorLocationSettings
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.refused import (
     MultiConv,
-    custom_op,
     dynamic_slice,
     dynamic_update,
     serializedMatMul,
@@ -121,6 +121,7 @@ __all__ = [
     "createPoptorchError",
     "ctc_beam_search_decoder",
     "custom_op",
+    "custom_op_include",
     "dynamic_slice",
     "dynamic_update",
     "enums",
@@ -148,6 +149,7 @@ __all__ = [
     "registerCustomArgParser",
     "registerPostCompileHook",
     "registerPreCompileHook",
+    "register_custom_op",
     "removeBlocks",
     "serializedMatMul",
     "setLogLevel",

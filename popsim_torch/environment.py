@@ -93,6 +93,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "POPART_LOG_LEVEL": _level,
     "POPLAR_ENGINE_OPTIONS": json_object,
     "PVTI_OPTIONS": json_object,
+    "POPSIM_CHECK_CUSTOM_OPS": flag,
 }
 
 

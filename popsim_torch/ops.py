@@ -6,7 +6,7 @@ Outside of tracing (a plain run on the CPU) they are identities or the plain PyT
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,6 +74,9 @@ class OpListener(Protocol):
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """Return a number that no other tensor of this trace has; an error for host tensors."""
+
+    def custom_op(self, inputs: Sequence[torch.Tensor], call: Any) -> list[torch.Tensor]:
+        """Return the results of a custom operator."""
 
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` in front of the names of the operations in the scope."""

@@ -12,7 +12,6 @@ from popsim_torch.errors import not_supported_yet
 
 __all__ = [
     "MultiConv",
-    "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "serializedMatMul",
@@ -32,11 +31,6 @@ def _refused(name: str, feature: str, advice: str) -> Callable[..., NoReturn]:
 
 MultiConv = _refused(
     "MultiConv", "a group of convolutions", "Leave it out: values are the same without it."
-)
-custom_op = _refused(
-    "custom_op",
-    "an operator by name and domain",
-    "Define it with torch.library.custom_op and call that.",
 )
 dynamic_slice = _refused(
     "dynamic_slice", "a slice at a place known at run time", "Use torch.index_select."

@@ -10,6 +10,7 @@
 #include "dense/matmul.h"
 #include "dense/vector/piece_matmul.h"
 #include "ops/check.h"
+#include "ops/custom/call.h"
 #include "ops/kernels.h"
 #include "ops/schema.h"
 #include "ops/work.h"
@@ -163,6 +164,40 @@ void bind_schema(py::module_& m) {
   m.def("parse_schema", &ops::parse_schema, py::arg("text"));
 }
 
+// The same for what is not known to be right, by the user's own shape rule.
+std::optional<std::vector<Type>> custom_op_types(const graph::Graph& graph,
+                                                 int64_t index) {
+  std::vector<Type> types;
+  for (const auto& type : ops::custom::types_of(view_of(graph, index))) {
+    if (type.state != ops::TensorType::State::kKnown) return std::nullopt;
+    types.emplace_back(name_of(type.dtype), type.shape);
+  }
+  return types;
+}
+
+void bind_custom_ops(py::module_& m) {
+  py::class_<popsim_custom_op>(m, "CustomOp")
+      .def_readonly("domain", &popsim_custom_op::domain)
+      .def_readonly("name", &popsim_custom_op::name)
+      .def_readonly("version", &popsim_custom_op::version)
+      .def_property_readonly("has_gradient", [](const popsim_custom_op& self) {
+        return self.gradient != nullptr;
+      });
+  m.def("look_for_custom_ops", &ops::custom::look_for_libraries,
+        py::arg("files"));
+  m.def("custom_ops", &ops::custom::all, py::return_value_policy::reference);
+  m.def("find_custom_op", &ops::custom::find,
+        py::return_value_policy::reference, py::arg("domain"), py::arg("name"),
+        py::arg("version"));
+  m.def(
+      "add_custom_op",
+      [](uintptr_t address) {
+        ops::custom::add(reinterpret_cast<const popsim_custom_op*>(address));
+      },
+      py::arg("address"));
+  m.def("custom_op_types", &custom_op_types, py::arg("graph"), py::arg("op"));
+}
+
 void bind_table(py::module_& m) {
   py::class_<OpDef>(m, "OpDef")
       .def_readonly("name", &OpDef::name)
@@ -195,6 +230,7 @@ void bind_ops(py::module_& m) {
   bind_targets(m);
   bind_schema(m);
   bind_table(m);
+  bind_custom_ops(m);
   bind_dense(m);
 }
 

@@ -23,6 +23,7 @@ const std::array kCommonOps{
     [] { extern const OpDef kAnchor; return &kAnchor; }(),
     [] { extern const OpDef kAten; return &kAten; }(),
     [] { extern const OpDef kBranch; return &kBranch; }(),
+    [] { extern const OpDef kCustom; return &kCustom; }(),
     [] { extern const OpDef kHostCall; return &kHostCall; }(),
     [] { extern const OpDef kLoop; return &kLoop; }(),
     [] { extern const OpDef kPrint; return &kPrint; }(),

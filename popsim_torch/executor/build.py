@@ -6,6 +6,7 @@ from typing import Any
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
+from popsim_torch.environment import flag
 from popsim_torch.errors import InternalError
 from popsim_torch.ir import (
     Graph,
@@ -50,14 +51,16 @@ def to_native(graph: Graph) -> _native.Graph:
             tensor.base,
             tensor.offset,
         )
+    guarded = {"guarded": True} if flag("POPSIM_CHECK_CUSTOM_OPS") else {}
     for op in graph.ops:
+        attributes = op.attributes | (guarded if op.kind == "custom" else {})
         try:
             native.add_op(
                 op.kind,
                 _text(op.name),
                 op.inputs,
                 op.outputs,
-                {key: _attribute(key, value) for key, value in op.attributes.items()},
+                {key: _attribute(key, value) for key, value in attributes.items()},
                 getattr(_native.Phase, op.phase.name),
                 op.stage,
                 op.origin.source,

@@ -13,6 +13,8 @@ out of their tensors are not in the list:
 - ``_ctc_loss`` and its gradient: labels.
 
 Nor can a file bring along the code that ``poptorch.CPU`` calls.
+A ``custom`` op is not listed, not even one that the process has registered: its kernel was written
+for the values that its own model gives it, and a file may give it any.
 
 A model that has one of these, or an operator that is not PyTorch's, is compiled from its code;
 ``loadExecutable`` compares what comes out with the file.
@@ -132,10 +134,16 @@ OPERATORS = _ELEMENTWISE | _REDUCTIONS | _LAYOUTS | _LAYERS | _MATRICES | _RANDO
 def foreign_operators(graph: Graph) -> list[str]:
     """Return the operators of a graph that a file may not name, each once."""
     ops = [op for _, op in walk_all(graph)]
-    found = {op.attributes.get("operator") for op in ops if op.kind == "aten"}
+    found = (op.attributes.get("operator") for op in ops if op.kind == "aten")
+    foreign = {str(name) for name in found if name not in OPERATORS}
+    foreign |= {
+        f"{op.attributes.get('domain')}::{op.attributes.get('name')}"
+        for op in ops
+        if op.kind == "custom"
+    }
     if any(op.kind == "host_call" for op in ops):
-        found.add("poptorch.CPU")
-    return sorted({str(name) for name in found if name not in OPERATORS})
+        foreign.add("poptorch.CPU")
+    return sorted(foreign)
 
 
 def check_operators(graph: Graph) -> None:

@@ -25,9 +25,11 @@ from popsim_torch.passes.op_table import op_table
 
 _EXACT = frozenset(
     {"anchor", "cat", "embedding", "host_call", "into_zeros", "max_pool", "print", "random"}
-    | {"stochastic_round"}
+    | {"stochastic_round", "custom"}
 )
-"""Kinds of ops that give numbers as they were, or are given them in their type."""
+"""Kinds of ops that give numbers as they were, or are given them in their type.
+
+And users' kernels, which know no float32 in the place of float16."""
 _LONG_TAIL = "aten"
 """Computes in float32 and is followed by a conversion, or moves numbers."""
 _TYPE_ATTRIBUTES = ("dtype", "dtypes", "statistics")

@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from popsim_torch.custom_ops.registry import CustomCall
 from popsim_torch.errors import Error
 from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
@@ -27,6 +28,7 @@ from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
+from popsim_torch.trace.custom import custom_results
 from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
 from popsim_torch.trace.markers import PrintedTensor, mark
@@ -36,6 +38,7 @@ from popsim_torch.trace.traced_tensors import (
     current_graph,
     find_node,
     is_functorch_wrapped_tensor,
+    is_host_tensor,
     is_traced,
     node_of,
     unwrapped,
@@ -219,6 +222,17 @@ class Recorder:
         self.after_call(reduced)
         self.mark_loss(reduced)
         return reduced
+
+    def custom_op(self, inputs: Sequence[torch.Tensor], call: CustomCall) -> list[torch.Tensor]:
+        """Return the results of a custom operator."""
+        given = [self.known(one) if is_host_tensor(one) else one for one in inputs]
+        given = [self.constant(one) if is_host_tensor(one) else one for one in given]
+        self._set_origin(call.name)
+        with torch._C.DisableTorchFunction():
+            results = custom_results(call, given)
+        for result in results:
+            self.after_call(result)
+        return results
 
     def checkpoint(self, tensor: torch.Tensor) -> None:
         """Take note of a value to keep for the backward pass; data of the host is kept anyway."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.trace.ctc import ctc_call
+from popsim_torch.trace.mutating_operators import functional_call
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -99,4 +100,4 @@ def traceable_call(
         bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))
         if len(bounds) == 2:
             return functools.partial(_random_between, args[0], *bounds, **settings)
-    return None
+    return functional_call(func, args, kwargs)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import popsim_torch as poptorch
 from popsim_torch.executor import compile as compile_path
 from popsim_torch.ir import LoopCounts, Program
+from tests.custom_ops import split
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,25 @@ def searches() -> Compiled:
     return compiled(model, torch.randn(9, 3), torch.randn(5, 3, 4), lengths)
 
 
+def custom() -> Compiled:
+    """An operator of the user's own."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(6, 4)
+
+        def forward(self, x):
+            y = self.first(x)
+            below, above = poptorch.custom_op(
+                [y], split.NAME, split.DOMAIN, 1, [y, y], {"scale": 0.5, "signs": ["a", "b"]}
+            )
+            return above - 2 * below
+
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    return _training(_Losses(Body(), F.mse_loss), optimizer, torch.randn(3, 6), torch.randn(3, 4))
+
+
 def inference() -> Compiled:
     """The long tail, a buffer that forward changes, and half-precision products."""
 
@@ -362,7 +382,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, speech, searches, control, inference, host),
+        *(pipeline, rounded, words, speech, searches, control, custom, inference, host),
     )
 }
 

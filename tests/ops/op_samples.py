@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tests.custom_ops import split
 from tests.ops.dense_samples import CONVOLUTIONS, MATMULS
 from tests.ops.sample import F16, F32, F64, Sample, channels_last, columns, float32, positive, whole
 
@@ -137,6 +138,7 @@ OTHERS = [
         for name, make in {"first": lambda *shape: shape, "last": channels_last}.items()
     ),
     Sample("cat", "middle", [(300, 200, 3), (300, 100, 3)], [(300, 300, 3)], {"axis": 1}),
+    Sample("custom", "split", [(500, 700)], [(500, 700), (500, 700)], split.attributes()),
     Sample("copy", "transposed", [columns(500, 700)], [(500, 700)]),
     Sample("copy", "converted", [(500, 700)], [(F64, (500, 700))], {"dtype": "float64"}),
     Sample("copy", "plain", [(500, 700)], [(500, 700)]),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.custom_ops import library
+
 HERE = Path(__file__).parent
 
 
@@ -113,4 +115,17 @@ def test_host_calls(tmp_path):
         "same": "True torch.int32",
         "raised": "not today",
         "refused": "True",
+    }
+
+
+def test_custom_operators(tmp_path):
+    out, _ = run("custom_op.py", library.loaded(), cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert lines == {
+        "inference": "True",
+        "training": "True",
+        "gather": "True",
+        "leaky": "[-0.019999999552965164, 1.0]",
+        "outside": "True",
+        "error": "True",
     }

@@ -31,6 +31,7 @@ PYTHON_LAYERS = (
         "compile_hooks",
         "poptorch_core",
     ),
+    ("custom_ops",),
     ("trace", "passes"),
     ("lowering", "searches"),
     ("files",),
@@ -44,16 +45,16 @@ PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace")
 # Who may name a module that is otherwise low enough for everybody.
 PYTHON_DOORS = {
     "_C": {"_native"},
-    "_native": {"trace", "passes", "ops", "processor", "executor", "model", "report"},
+    "_native": {"trace", "passes", "ops", "custom_ops", "processor", "executor", "model", "report"},
 }
 
 # The families of ops; none knows another, but what is written here.
 CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
-        *("aten", "attention", "control", "convolution", "decode", "embedding", "host", "layout"),
-        *("loss", "map", "matmul", "norm", "points", "pool", "random", "recurrent", "reduce"),
-        *("softmax", "update"),
+        *("aten", "attention", "control", "convolution", "custom", "decode", "embedding", "host"),
+        *("layout", "loss", "map", "matmul", "norm", "points", "pool", "random", "recurrent"),
+        *("reduce", "softmax", "update"),
     )
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}

@@ -109,6 +109,7 @@ def test_every_member_of_an_enum_is_listed(enum):
         "inferenceModel",
         "load",
         "ipu_print_tensor",
+        "custom_op",
         "identity_loss",
         "set_available_memory",
         "recomputationCheckpoint",

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._library.custom_ops import OPDEFS
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.maps import cast
 from popsim_torch.trace.device import on_cpu_zeros
+from popsim_torch.trace.mutating_operators import is_functional_form
 
 # Numbers of torch's enums, as operator schemas take them.
 SCALAR_TYPES = {
@@ -221,7 +223,7 @@ def lower_aten(
         Error: An argument that the device does not know.
     """
     operator: Any = target or node.target
-    boxer = _Boxer(builder, place, widen=operator not in _MOVES_DATA)
+    boxer = _Boxer(builder, place, widen=_widens(operator))
     arguments = [boxer(value) for value in _bound(node, operator)]
     single = isinstance(node.meta.get("val"), torch.Tensor)
     flat = _results(node)
@@ -251,6 +253,12 @@ def lower_aten(
         for tensor, result in zip(outputs, flat, strict=True)
     ]
     return narrowed[0] if single else narrowed
+
+
+def _widens(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator computes float16 in float32; what users write in Python sees its type."""
+    users = operator._schema.name in OPDEFS or is_functional_form(operator)
+    return operator not in _MOVES_DATA and not users
 
 
 def _results(node: torch.fx.Node) -> list[Any]:

@@ -11,6 +11,7 @@ import torch.fx
 from popsim_torch.errors import InternalError
 from popsim_torch.lowering.rules import (
     creation,
+    custom,
     dense,
     elementwise,
     host,
@@ -71,6 +72,7 @@ class RuleTable:
 RULES = RuleTable(
     (
         creation.RULES,
+        custom.RULES,
         dense.RULES,
         elementwise.RULES,
         host.RULES,

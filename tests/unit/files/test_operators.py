@@ -189,41 +189,55 @@ def tripled(x: torch.Tensor) -> torch.Tensor:
 tripled.register_fake(torch.empty_like)
 
 
+@poptorch.register_custom_op("Tripled", domain="popsim_tests")
+def tripled_kernel(x):
+    return x * 3
+
+
+def custom_op(x):
+    return poptorch.custom_op([x], "Tripled", "popsim_tests", 1, example_outputs=[x])[0]
+
+
+# What calls them, by the names of the operators.
+OWN = {"popsim_tests::tripled": tripled, "popsim_tests::Tripled": custom_op}
+
+
 class Tripled(nn.Module):
-    def __init__(self):
+    def __init__(self, operator):
         super().__init__()
         self.fc = nn.Linear(3, 2)
+        self.operator = operator
 
     def forward(self, x):
-        return tripled(self.fc(x))
+        return self.operator(self.fc(x))
 
 
-def test_a_models_own_operator_is_loaded_into_the_model_alone(tmp_path, caplog):
-    net, x, path = Tripled(), torch.randn(4, 3), tmp_path / "file"
+@pytest.mark.parametrize("name", OWN)
+def test_a_models_own_operator_is_loaded_into_the_model_alone(name, tmp_path, caplog):
+    net, x, path = Tripled(OWN[name]), torch.randn(4, 3), tmp_path / "file"
     model = poptorch.inferenceModel(net, make_options())
     model.compileAndExport(path, x)
-    assert "calls popsim_tests::tripled" in caplog.text
+    assert f"calls {name}" in caplog.text
     assert "poptorch.load will refuse it" in caplog.text
-    with pytest.raises(
-        Error, match=r"file: Its program calls popsim_tests::tripled, .*executor\.$"
-    ):
+    with pytest.raises(Error, match=rf"file: Its program calls {name}, .*executor\.$"):
         poptorch.load(path)
     again = poptorch.inferenceModel(net, make_options())
     again.loadExecutable(path)
-    torch.testing.assert_close(again(x), net(x))
+    torch.testing.assert_close(again(x), 3 * net.fc(x))
 
 
 def test_without_the_model_there_is_no_warning(tmp_path, caplog):
-    model = poptorch.inferenceModel(Tripled(), make_options())
+    model = poptorch.inferenceModel(Tripled(tripled), make_options())
     model.compileAndExport(tmp_path / "file", torch.randn(4, 3), export_model=False)
     assert "popsim_tests" not in caplog.text
 
 
-def test_a_models_own_operator_is_not_cached(tmp_path):
-    net, x = Tripled(), torch.randn(4, 3)
+@pytest.mark.parametrize("name", OWN)
+def test_a_models_own_operator_is_not_cached(name, tmp_path):
+    net, x = Tripled(OWN[name]), torch.randn(4, 3)
     for _ in range(2):
         options = make_options().enableExecutableCaching(tmp_path)
-        torch.testing.assert_close(poptorch.inferenceModel(net, options)(x), net(x))
+        torch.testing.assert_close(poptorch.inferenceModel(net, options)(x), 3 * net.fc(x))
     assert os.listdir(tmp_path) == []
 
 

@@ -1,0 +1,112 @@
+"""Operators of users that change an argument, in the place of which stands one that does not.
+
+It computes the changed tensors anew, on copies, and they are copied to where they belong: that,
+``aten.copy_``, can be taken out of a trace, which an operator that nobody knows cannot.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["functional_call", "is_functional_form"]
+
+_SUFFIX = "_functional"
+_OWN = ("aten", "prims", "popsim")
+# How often an operator of that name was defined: each has a form of its own.
+_defined: Counter[str] = Counter()
+# They exist as long as their libraries do.
+_libraries: list[Any] = []
+
+
+def functional_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return what to call in the place of an operator that changes arguments; None for others.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if isinstance(func, torch._ops.OpOverloadPacket) and func.overloads() == ["default"]:  # type: ignore[no-untyped-call]
+        func = func.default
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace in _OWN:
+        return None
+    if not func._schema.is_mutable or not _is_plain(func._schema):
+        return None
+    return functools.partial(_call, func, args, kwargs)
+
+
+def is_functional_form(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator stands for one that changes arguments."""
+    return re.search(rf"{_SUFFIX}\d*$", operator.namespace) is not None
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether single tensors are what it changes, and new tensors what it returns."""
+    changed = [a for a in schema.arguments if a.alias_info is not None]
+    return all(str(a.type) == "Tensor" and a.alias_info.is_write for a in changed) and all(
+        str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns
+    )
+
+
+def _changed(schema: Any) -> list[tuple[int, str]]:
+    """Return position and name of each argument that is changed."""
+    return [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
+
+
+def _call(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    schema = operator._schema
+    # Such operators have no gradient: what they change keeps that of what it was.
+    with torch.no_grad():
+        found = _functional_form(operator)(*args, **kwargs)
+        results = [found] if isinstance(found, torch.Tensor) else list(found)
+        split = len(schema.returns)
+        for (i, name), value in zip(_changed(schema), results[split:], strict=True):
+            target = args[i] if i < len(args) else kwargs[name]
+            target.copy_(value)
+    returned = tuple(results[:split])
+    return returned if split > 1 else next(iter(returned), None)
+
+
+@functools.cache
+def _functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """Define the operator that returns its results, then the changed arguments."""
+    schema = operator._schema
+    changed = _changed(schema)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        copies = []
+        for i, name in changed:
+            if i < len(given):
+                given[i] = given[i].clone()
+                copies.append(given[i])
+            else:
+                kwargs[name] = kwargs[name].clone()
+                copies.append(kwargs[name])
+        found = operator(*given, **kwargs)
+        results = [found] if isinstance(found, torch.Tensor) else list(found or ())
+        everything = (*results, *copies)
+        return everything if len(everything) > 1 else everything[0]
+
+    _defined[str(operator)] += 1
+    number = _defined[str(operator)]
+    namespace = f"{operator.namespace}{_SUFFIX}{number if number > 1 else ''}"
+    name = schema.name.partition("::")[2]
+    arguments = str(schema).partition("(")[2].rpartition(") -> ")[0]
+    arguments = re.sub(r"Tensor\(\w+!\)", "Tensor", arguments)
+    returns = ", ".join(["Tensor"] * (len(schema.returns) + len(changed)))
+    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define(f"{name}({arguments}) -> ({returns})")
+    library.impl(name, compute, "CPU")
+    torch.library.register_fake(f"{namespace}::{name}", compute, lib=library)
+    _libraries.append(library)
+    form: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), name).default
+    return form
