@@ -6,13 +6,14 @@ Outside of tracing (a plain run on the CPU) they are identities or the plain PyT
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error, UsageAssertionError, UsageKeyError, UsageValueError
 
 __all__ = [
@@ -61,6 +62,15 @@ class OpListener(Protocol):
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """Return a number that no other tensor of this trace has; an error for host tensors."""
+
+    def multi_conv(self, check: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
+        """Group the convolutions in the scope; ``check`` is told how many there were."""
+
+    def rebuilt_region(self) -> contextlib.AbstractContextManager[None]:
+        """Let the backward pass rebuild what is computed in the scope."""
+
+    def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
+        """Return ``tensor``, marked as an input or output that is to overlap with computation."""
 
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` in front of the names of the operations in the scope."""

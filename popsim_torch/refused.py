@@ -12,18 +12,12 @@ from popsim_torch.errors import not_supported_yet
 
 __all__ = [
     "CPU",
-    "MultiConv",
     "cond",
     "ctc_beam_search_decoder",
     "custom_op",
-    "dynamic_slice",
-    "dynamic_update",
     "for_loop",
     "fps",
     "nearest",
-    "serializedMatMul",
-    "set_overlap_for_input",
-    "set_overlap_for_output",
 ]
 
 
@@ -41,9 +35,6 @@ CPU = _refused(
     "a call of the host from inside the program",
     "Split the model there, or define the operator with torch.library.custom_op.",
 )
-MultiConv = _refused(
-    "MultiConv", "a group of convolutions", "Leave it out: values are the same without it."
-)
 cond = _refused(
     "cond", "a branch in the program", "Compute both sides and choose with torch.where."
 )
@@ -55,12 +46,6 @@ custom_op = _refused(
     "an operator by name and domain",
     "Define it with torch.library.custom_op and call that.",
 )
-dynamic_slice = _refused(
-    "dynamic_slice", "a slice at a place known at run time", "Use torch.index_select."
-)
-dynamic_update = _refused(
-    "dynamic_update", "an update at a place known at run time", "Use torch.index_copy."
-)
 for_loop = _refused(
     "for_loop",
     "a loop in the program",
@@ -68,12 +53,3 @@ for_loop = _refused(
 )
 fps = _refused("fps", "farthest point sampling", "Sample on the host.")
 nearest = _refused("nearest", "a search for nearest points", "Use torch.cdist and argmin.")
-serializedMatMul = _refused(
-    "serializedMatMul", "a product in slices", "Use torch.matmul: values are the same."
-)
-set_overlap_for_input = _refused(
-    "set_overlap_for_input", "overlapped input", "Leave it out: values are the same without it."
-)
-set_overlap_for_output = _refused(
-    "set_overlap_for_output", "overlapped output", "Leave it out: values are the same without it."
-)

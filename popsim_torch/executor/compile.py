@@ -28,6 +28,7 @@ from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.numerics import Numerics
+from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -213,10 +214,13 @@ def compile_model(
             module_scopes=bool(options.module_namescope_enabled),
             location_excludes=tuple(options.source_location_excludes),
             back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
+            input_names=tuple(arguments.names),
         )
         with channel.tracepoint("graphPreprocessing"):
             traced = trace(trace_request)
         _write_trace(dump, "trace", traced)
+        if traced.overlaps:
+            check_overlap(options)
         pipelined, num_ipus = _check_stages(options, stages, loop, training)
         plan = None
         if optimizer is not None:

@@ -23,7 +23,10 @@ from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
 
 _EXACT = frozenset(
-    {"anchor", "cat", "embedding", "into_zeros", "max_pool", "print", "random", "stochastic_round"}
+    {
+        *("anchor", "cat", "dynamic_slice", "dynamic_update", "embedding", "into_zeros"),
+        *("max_pool", "print", "random", "stochastic_round"),
+    }
 )
 """Kinds of ops that give numbers as they were, or draw them in their type."""
 _LONG_TAIL = "aten"

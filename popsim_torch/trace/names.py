@@ -78,6 +78,7 @@ _TYPES = {
     "scatter_add": "ScatterReduce",
     "scatter_reduce": "ScatterReduce",
     "select": "Slice",
+    "serialized_matmul": "MatMul",
     "sum": "ReduceSum",
     "t": "Transpose",
     "topk": "TopK",
