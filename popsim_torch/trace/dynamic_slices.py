@@ -165,21 +165,27 @@ def _part(values: _Values, item: Any) -> tuple[torch.Tensor, int, int] | None:
     if not (is_traced(start) and is_traced(stop)):
         return None
     (first, offset), (last, end) = _number(node_of(start)), _number(node_of(stop))
-    if not _is_same(first, last) or _is_changed(first):
-        return None
-    return start, end - offset, step
+    return (start, end - offset, step) if _is_same(first, last) else None
 
 
 def _is_same(node: Any, other: Any) -> bool:
-    """Whether two nodes read the same element of the same tensor."""
+    """Whether two nodes are computed in the same way from what has not been changed since."""
+    if isinstance(node, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(node) == len(other) and all(map(_is_same, node, other))
     if not (isinstance(node, torch.fx.Node) and isinstance(other, torch.fx.Node)):
-        return bool(node == other)
+        return type(node) is type(other) and bool(node == other)
     if node is other:
-        return True
+        return not _is_changed(node)
+    target: Any = node.target
     return (
-        node.target is other.target is aten.select.int
+        target is other.target
+        and isinstance(target, torch._ops.OpOverload)
+        and target.namespace == "aten"
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
         and not node.kwargs
         and not other.kwargs
+        and len(node.args) == len(other.args) > 0
         and all(map(_is_same, node.args, other.args))
     )
 
