@@ -1,6 +1,8 @@
 #include "runtime/stage_run.h"
 
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -16,6 +18,13 @@ using graph::Phase;
 using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
+
+// Kernels of PyTorch compute as they are called: without notes for gradients,
+// and in the types that the program says, whatever torch.autocast would choose.
+struct PlainKernels {
+  c10::InferenceMode no_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
 
 UserError failure(const Op& op, const char* reason) {
   return UserError(join("while running ", describe(op), ": ", reason));
@@ -129,12 +138,12 @@ void StageRun::execute(const Block& block,
 }
 
 void StageRun::load(std::span<Listener* const> listeners) {
-  const c10::InferenceMode no_autograd;
+  const PlainKernels plain;
   execute(setup_, listeners);
 }
 
 void StageRun::run(const Call& call) {
-  const c10::InferenceMode no_autograd;
+  const PlainKernels plain;
   context_.sinks = call.sinks;
   context_.seed = call.seed;
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;

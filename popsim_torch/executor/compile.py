@@ -188,7 +188,9 @@ def compile_model(
     progress = _progress(_draws_bar(options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
-    with _one_at_a_time, around_compilation(), without_source, progress as step:
+    # An autocast around the call would concern host tensors, and what torch does while it traces.
+    no_autocast = torch._C._DisableAutocast()
+    with _one_at_a_time, around_compilation(), without_source, no_autocast, progress as step:
         limit_repeats(options.max_repeat_logs)
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"

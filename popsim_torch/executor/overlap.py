@@ -24,7 +24,8 @@ def check_overlap(options: Options) -> None:
             f"Overlapped IO is not supported with poptorch.PipelinedExecution ({function}). Use "
             "another strategy, such as options.setExecutionStrategy(poptorch.ShardedExecution())."
         )
-    if not getattr(options.TensorLocations, "numIOTiles", None):
+    locations = options.TensorLocations
+    if not locations.exists("numIOTiles"):
         raise Error(
             f"No IO tiles allocated for {function}: it needs at least 32. Call "
             "options.TensorLocations.numIOTiles(32)."

@@ -49,13 +49,12 @@ def check_overlaps(
     name_of = dict(zip(inputs, names, strict=True))
     for mark in marks:
         if mark.for_input and mark.source in name_of:
-            others = [user for user in mark.source.users if user is not mark.result]
-            if others or mark.source in outputs:
+            others = [str(user.target) for user in mark.source.users if user is not mark.result]
+            if others:
                 raise Error(
                     "poptorch.set_overlap_for_input must be the only op applied to an input, but "
                     f"the input '{name_of[mark.source]}' is also used elsewhere "
-                    f"({', '.join(str(user.target) for user in others) or 'as an output'}). Use "
-                    "what set_overlap_for_input returns everywhere."
+                    f"({', '.join(others)}). Use what set_overlap_for_input returns everywhere."
                 )
     for mark in marks:
         if not mark.for_input and list(outputs).count(mark.result) > 1:  # type: ignore[arg-type]
