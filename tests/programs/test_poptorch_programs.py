@@ -82,3 +82,14 @@ def test_debugging(tmp_path):
         "cycles": "True",
     }
     assert "hidden: (" in err and "hidden_gradient: (" in err
+
+
+def test_annotations(tmp_path):
+    out, _ = run("annotations.py", cwd=tmp_path)
+    assert out.splitlines() == [
+        "serializedMatMul True True",
+        "MultiConv True",
+        "dynamic slices True",
+        "overlap True True",
+        "recomputation True True 0",
+    ]
