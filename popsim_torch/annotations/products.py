@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from popsim_torch.dtypes import returned_dtype
 from popsim_torch.enums import MatMulSerializationMode
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.ops import op_listener
@@ -105,14 +106,16 @@ def _check_factor(mode: MatMulSerializationMode, factor: int, sizes: dict[str, i
 
 def _result_dtype(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.dtype:
     """Return the type of the result: that of the operands which are no parameters."""
-    for name, tensor in (("lhs", lhs), ("rhs", rhs)):
-        if tensor.dtype not in _FLOATING:
+    types = [returned_dtype(tensor.dtype) for tensor in (lhs, rhs)]
+    for name, dtype in zip(("lhs", "rhs"), types, strict=True):
+        if dtype not in _FLOATING:
             raise Error(
-                f"serializedMatMul: {name} is {tensor.dtype}; operands must be float32 or float16. "
+                f"serializedMatMul: {name} is {dtype}; operands must be float32 or float16. "
                 "Convert it, or use torch.matmul."
             )
-    others = {t.dtype for t in (lhs, rhs) if not isinstance(t, torch.nn.Parameter)}
-    others = others or {lhs.dtype, rhs.dtype}
+    pairs = zip((lhs, rhs), types, strict=True)
+    others = {dtype for tensor, dtype in pairs if not isinstance(tensor, torch.nn.Parameter)}
+    others = others or set(types)
     return others.pop() if len(others) == 1 else torch.float32
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from popsim_torch.dtypes import returned_dtype
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 
@@ -110,12 +111,14 @@ def dynamic_update(
             f"{what}: input and src must have same dimensionality: input has {input.dim()} "
             f"dimensions, src has {src.dim()}."
         )
-    if input.dtype != src.dtype:
+    traced = op_listener.get() is not None
+    of_input, of_src = (returned_dtype(t.dtype) if traced else t.dtype for t in (input, src))
+    if of_input != of_src:
         raise Error(
-            f"{what}: input and src must have same dtype: input is {input.dtype}, src is "
-            f"{src.dtype}. Convert one of them."
+            f"{what}: input and src must have same dtype: input is {of_input}, src is {of_src}. "
+            "Convert one of them."
         )
-    if op_listener.get() is None:
+    if not traced:
         first = _index(input, dim, start, size, 1)[dim % input.dim()]
         return torch.slice_scatter(input, src, dim, first.start, first.stop)
     _check_size(what, input, dim, size)

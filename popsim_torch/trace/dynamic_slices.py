@@ -98,6 +98,8 @@ class _Values(Protocol):
 
 aten = torch.ops.aten
 
+_MAX_DEPTH = 8  # of arithmetic that is written down twice
+
 _SAME_NUMBER = frozenset(
     {
         aten._to_copy.default,
@@ -168,25 +170,28 @@ def _part(values: _Values, item: Any) -> tuple[torch.Tensor, int, int] | None:
     return (start, end - offset, step) if _is_same(first, last) else None
 
 
-def _is_same(node: Any, other: Any) -> bool:
+def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
     """Whether two nodes are computed in the same way from what has not been changed since."""
     if isinstance(node, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(node) == len(other) and all(map(_is_same, node, other))
+        return len(node) == len(other) and all(
+            _is_same(one, two, depth) for one, two in zip(node, other, strict=True)
+        )
     if not (isinstance(node, torch.fx.Node) and isinstance(other, torch.fx.Node)):
         return type(node) is type(other) and bool(node == other)
     if node is other:
         return not _is_changed(node)
     target: Any = node.target
     return (
-        target is other.target
+        depth > 0
+        and target is other.target
         and isinstance(target, torch._ops.OpOverload)
         and target.namespace == "aten"
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and not node.kwargs
         and not other.kwargs
-        and len(node.args) == len(other.args) > 0
-        and all(map(_is_same, node.args, other.args))
+        and len(node.args) > 0
+        and _is_same(node.args, other.args, depth - 1)
     )
 
 

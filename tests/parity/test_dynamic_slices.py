@@ -73,6 +73,30 @@ def test_tensors_of_every_type(dtype):
     assert torch.equal(updated.to(dtype), expected)
 
 
+def test_integers_of_two_widths_that_forward_sees_as_one():
+    def function(x, src, start):
+        assert x.dtype == src.dtype == torch.int32
+        return poptorch.dynamic_update(x, src, 0, start, 2)
+
+    for types in ((torch.int64, torch.int32), (torch.int32, torch.int64)):
+        x, src = torch.arange(6).to(types[0]), torch.tensor([70, 80]).to(types[1])
+        out = inference(function)(x, src, torch.tensor(5))
+        assert out.tolist() == [80, 1, 2, 3, 4, 70]
+
+
+def test_constants_of_the_host():
+    table, src = torch.arange(12.0, dtype=torch.float64), -torch.ones(2, dtype=torch.int64)
+
+    def function(x, start):
+        return poptorch.dynamic_slice(table, 0, start, 3, 1), poptorch.dynamic_update(
+            x, src, 0, start, 2
+        )
+
+    read, updated = inference(function)(torch.arange(5), torch.tensor(4))
+    assert read.tolist() == [4.0, 5.0, 6.0]
+    assert updated.tolist() == [-1, 1, 2, 3, -1]
+
+
 def test_a_start_that_is_known():
     model = inference(lambda x: poptorch.dynamic_slice(x, 1, torch.tensor(10), 4, 1))
     assert torch.equal(model(X), X[:, wrapped(10, 4, 12)])

@@ -141,6 +141,37 @@ def test_half_partials_are_for_products_that_keep_no_precision():
     assert attributes == [True, False]
 
 
+def test_half_partials_of_a_float32_weight():
+    """Its slices are what a product of its own would be: with the weight in float16."""
+    options = make_options()
+    options.Precision.setPartialsType(torch.half)
+    weight, x = torch.rand(512, 8), torch.rand(16, 512).half()
+    ours, expected = (
+        poptorch.inferenceModel(Product(weight.clone(), *given, multiply=multiply), options.clone())
+        for multiply, given in (
+            (poptorch.serializedMatMul, (Mode.OutputChannels, 4)),
+            (torch.matmul, ()),
+        )
+    )
+    assert torch.equal(ours(x)[0], expected(x)[0])
+
+
+def test_a_constant_of_the_host():
+    weight = torch.randn(6, 4, dtype=torch.float64)
+    model = poptorch.inferenceModel(
+        _Function(lambda x: poptorch.serializedMatMul(x, weight, Mode.ReducingDim, 2)),
+        make_options(),
+    )
+    x = torch.randn(3, 6)
+    assert_close(model(x), x @ weight.float(), ONE_PASS[FLOAT])
+
+
+class _Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
 def test_rounding_at_random():
     options = make_options(seed=1)
     options.Precision.enableStochasticRounding(True)

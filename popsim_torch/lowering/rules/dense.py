@@ -86,12 +86,23 @@ def _scales(node: torch.fx.Node) -> dict[str, Attribute]:
     return {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}  # type: ignore[arg-type]
 
 
+def _in_half(builder: Builder, operand: Tensor, place: Place) -> Tensor:
+    if operand.dtype == torch.float16:
+        return operand
+    half = builder.value(torch.float16, operand.shape)
+    builder.op("copy", [operand], [half], {"dtype": dtype_name(torch.float16)}, place=place)
+    return half
+
+
 def _serialized_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add a product in slices; float16 sums are for those that add up nothing in float32."""
     arguments: Any = node.args
     a, b = (builder.tensor(arg) for arg in arguments[:2])
     slices, factor, wide, dtype = arguments[2:]
-    half = not wide and builder.half_partials.matmul and a.dtype == b.dtype
+    half = builder.half_partials.matmul and not wide
+    if half and dtype == torch.float16:
+        a, b = (_in_half(builder, operand, place) for operand in (a, b))
+    half = half and a.dtype == b.dtype
     attributes: dict[str, Attribute] = {
         "slices": slices,
         "factor": factor,
