@@ -29,7 +29,7 @@ _GENERATORS = tuple(
     for name in vars(torch.utils.checkpoint)
     if name.startswith("_checkpoint_without_reentrant_generator")
 )
-_SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, True)
+_REBUILT = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE, False)
 
 
 @contextmanager
@@ -106,7 +106,8 @@ class _KeepingSelected(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         context = SelectiveCheckpointContext(is_recompute=False)
         context.op_output = result  # (older versions of PyTorch do not take it)
-        if listener is not None and self._policy(context, func, *args, **kwargs) in _SAVED:
+        policy = self._policy(context, func, *args, **kwargs)
+        if listener is not None and policy not in _REBUILT:
             for value in tree_iter(result):
                 if is_traced(value):
                     listener.checkpoint(value)
