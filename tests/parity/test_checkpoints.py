@@ -21,7 +21,6 @@ WIDTH = 16
 def layer():
     """Return layers with random numbers, and with a norm that keeps statistics."""
     return nn.Sequential(
-        nn.LayerNorm(WIDTH),
         nn.Linear(WIDTH, WIDTH),
         nn.BatchNorm1d(WIDTH),
         nn.GELU(),
@@ -108,9 +107,12 @@ WAYS = {
     "keywords": (with_keywords, direct),
     "tuples": (of_tuples, lambda part, x: part(x) + x),
     "nested": (nested, nested_without),
-    "random state": (functools.partial(only, preserve_rng_state=False), direct),
-    "no check": (functools.partial(only, determinism_check="none"), direct),
-    "late stop": (functools.partial(only, early_stop=False), direct),
+    "settings": (
+        functools.partial(
+            only, preserve_rng_state=False, determinism_check="none", early_stop=False
+        ),
+        direct,
+    ),
     "policy": (functools.partial(only, context_fn=selective(save_products)), direct),
     "bool policy": (functools.partial(only, context_fn=selective(lambda *_, **__: True)), direct),
     "list": (functools.partial(only, context_fn=selective([torch.ops.aten.addmm.default])), direct),
@@ -118,12 +120,12 @@ WAYS = {
 
 
 class Net(nn.Module):
-    """Three parts that ``wrap`` calls, each on a stage of its own if it is staged."""
+    """Two parts that ``wrap`` calls, each on a stage of its own if it is staged."""
 
     def __init__(self, make, wrap, *, staged=False):
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.parts = nn.ModuleList(make() for _ in range(3))
+        self.parts = nn.ModuleList(make() for _ in range(2))
         self._wrap, self._staged = wrap, staged
 
     def forward(self, x, y):
@@ -134,7 +136,7 @@ class Net(nn.Module):
         return x, poptorch.identity_loss(((x - y) ** 2).mean(), "none")
 
 
-def train(make, wrap, *, dtype=torch.float32, staged=False, mode=None, ga=5, calls=1):
+def train(make, wrap, *, dtype=torch.float32, staged=False, mode=None, ga=3):
     """Return what calls and the weights behind them show, and the executor."""
     torch.manual_seed(1)
     net = Net(make, wrap, staged=staged).to(dtype)
@@ -144,10 +146,8 @@ def train(make, wrap, *, dtype=torch.float32, staged=False, mode=None, ga=5, cal
         options._Popart.set("autoRecomputation", mode)
     optimizer = poptorch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     model = poptorch.trainingModel(net, options, optimizer)
-    seen = []
-    for _ in range(calls):
-        seen += model(*torch.randn(2, 4 * ga, WIDTH).to(dtype))
-    return seen + [value.clone() for value in net.state_dict().values()], model
+    seen = model(*torch.randn(2, 4 * ga, WIDTH).to(dtype))
+    return [*seen, *(value.clone() for value in net.state_dict().values())], model
 
 
 @functools.cache
@@ -175,11 +175,13 @@ def test_it_changes_no_bit(way):
     wrap, inner = WAYS[way]
     seen, model = train(layer, wrap)
     assert_same(seen, without("layers", inner))
-    assert way == "bool policy" or copies(model)
+    assert bool(copies(model)) == (way != "bool policy")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [*((part, torch.float16) for part in PARTS), ("lstm", torch.float32)],
+)
 def test_it_changes_no_bit_of_any_layer(part, dtype):
     seen, model = train(PARTS[part], only, dtype=dtype)
     assert_same(seen, without(part, direct, dtype))
@@ -206,7 +208,7 @@ def test_dropout_masks_are_drawn_again_and_the_same():
     _, model = train(nn.Identity, lambda _, x: only(nn.Dropout(0.5), x), ga=1)
     ops = model.compiled.program.graph.ops
     streams = [op.attributes["stream"] for op in ops if op.kind == "random"]
-    assert len(streams) == 6 and len(set(streams)) == 3
+    assert len(streams) == 4 and len(set(streams)) == 2
 
 
 # Memory
@@ -245,17 +247,11 @@ def test_it_takes_less_memory():
     assert whole < selected < plain
 
 
-def test_what_a_policy_saves_is_kept():
-    kept = functools.partial(only, context_fn=selective(lambda *_, **__: True))
-    _, model = train(layer, kept, ga=1)
-    assert not copies(model)
-
-
 def test_what_leaves_a_region_is_kept():
     _, model = train(layer, only, ga=1)
     names = copies(model)
-    assert "parts/1/3/Gelu:0__re" in names
-    assert not any(name.startswith("parts/0/5") for name in names)  # the next one begins with it
+    assert "parts/1/2/Gelu:0__re" in names
+    assert not any(name.startswith("parts/0/4") for name in names)  # the next one begins with it
 
 
 def test_inference_keeps_nothing_anyway():
@@ -287,7 +283,7 @@ def test_the_forward_context_is_entered_and_the_other_one_is_not():
         return Context("forward"), Context("again")
 
     train(layer, functools.partial(only, context_fn=context_fn), ga=1)
-    assert entered == ["forward", "forward left"] * 3
+    assert entered == ["forward", "forward left"] * 2
 
 
 def test_a_check_that_there_is_not():
