@@ -10,7 +10,7 @@ from popsim_torch.dtypes import returned_dtype
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 
-__all__ = ["dynamic_slice", "dynamic_update", "slice_of_run"]
+__all__ = ["as_index", "dynamic_slice", "dynamic_update", "slice_of_run"]
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _INDICES = (torch.int32, torch.int64)
@@ -76,7 +76,7 @@ def slice_of_run(
             f"{length}: its size may be from 1 to {length}, its step from 1 on."
         )
     result: torch.Tensor = torch.ops.popsim.dynamic_slice(
-        tensor, _as_index(start), dim % tensor.dim(), -(-size // step), step
+        tensor, as_index(start), dim % tensor.dim(), -(-size // step), step
     )
     return result
 
@@ -131,7 +131,7 @@ def dynamic_update(
             f"an input of shape {tuple(input.shape)} are replaced: src must have shape "
             f"{tuple(part)}, and size may be from 1 to {input.shape[dim]}."
         )
-    result: torch.Tensor = torch.ops.popsim.dynamic_update(input, src, _as_index(start), dim, 1)
+    result: torch.Tensor = torch.ops.popsim.dynamic_update(input, src, as_index(start), dim, 1)
     return result
 
 
@@ -168,7 +168,8 @@ def _check_size(what: str, tensor: torch.Tensor, dim: int, size: int) -> int:
     return int(tensor.shape[dim])
 
 
-def _as_index(start: torch.Tensor) -> torch.Tensor:
+def as_index(start: torch.Tensor) -> torch.Tensor:
+    """Return a number in a type that the device's ops take as a position."""
     return start if start.dtype in _INDICES else start.to(torch.int32)
 
 

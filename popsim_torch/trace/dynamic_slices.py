@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import EllipsisType, NoneType
 from typing import Any, Protocol
 
 import torch
 import torch.fx
 
-from popsim_torch.annotations.slices import slice_of_run
+from popsim_torch.annotations.slices import as_index, slice_of_run
 from popsim_torch.trace.known_values import changed_arguments, memories_of
 from popsim_torch.trace.markers import NAMESPACE
 from popsim_torch.trace.traced_tensors import is_traced, node_of
@@ -98,6 +99,8 @@ class _Values(Protocol):
 
 aten = torch.ops.aten
 
+# Axis, first position, how many positions it reaches over, step.
+_Place = tuple[int, torch.Tensor, int, int]
 _MAX_DEPTH = 8  # of arithmetic that is written down twice
 
 _SAME_NUMBER = frozenset(
@@ -119,19 +122,21 @@ _MOVED: dict[Any, Callable[[int, int], int]] = {
 
 def slicing_call(
     values: _Values, name: str, args: tuple[Any, ...]
-) -> Callable[[], torch.Tensor] | None:
-    """Return what computes ``t[x:x + k]`` for an ``x`` of a run; None for any other call.
+) -> Callable[[], torch.Tensor | None] | None:
+    """Return what computes ``t[x:x + k]``, or assigns to it, for an ``x`` of a run.
+
+    It is None for any other call.
 
     Args:
         values: Tells what is known of a tensor.
         name: Of the function that is called.
         args: Its positional arguments.
     """
-    if name != "__getitem__" or not is_traced(args[0]):
+    if name not in ("__getitem__", "__setitem__") or not is_traced(args[0]):
         return None
-    tensor, index = args
+    tensor, index, *assigned = args
     index = index if isinstance(index, tuple) else (index,)
-    parts: list[tuple[int, torch.Tensor, int, int]] = []
+    parts: list[_Place] = []
     rest: list[Any] = []
     axis = 0
     for item in index:
@@ -141,7 +146,11 @@ def slicing_call(
             item = slice(None)
         rest.append(item)
         axis += tensor.dim() - _num_axes(index) if item is Ellipsis else _num_axes((item,))
-    return functools.partial(_sliced, tensor, parts, tuple(rest)) if parts else None
+    if not parts:
+        return None
+    return functools.partial(
+        _assign if assigned else _sliced, tensor, parts, tuple(rest), *assigned
+    )
 
 
 def _num_axes(index: tuple[Any, ...]) -> int:
@@ -149,7 +158,7 @@ def _num_axes(index: tuple[Any, ...]) -> int:
     count = 0
     for item in index:
         is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
-        count += item.dim() if is_mask else item is not None and item is not Ellipsis
+        count += item.dim() if is_mask else not isinstance(item, (NoneType, EllipsisType, bool))
     return count
 
 
@@ -220,9 +229,24 @@ def _number(node: torch.fx.Node) -> tuple[torch.fx.Node, int]:
             return node, offset
 
 
-def _sliced(
-    tensor: torch.Tensor, parts: list[tuple[int, torch.Tensor, int, int]], rest: tuple[Any, ...]
-) -> torch.Tensor:
-    for axis, start, size, step in parts:
-        tensor = slice_of_run(tensor, axis, start, size, step)
-    return tensor if all(item == slice(None) for item in rest) else tensor[rest]
+def _sliced(tensor: torch.Tensor, parts: Sequence[_Place], rest: tuple[Any, ...]) -> torch.Tensor:
+    for place in parts:
+        tensor = slice_of_run(tensor, *place)
+    return tensor if all(map(_is_whole, rest)) else tensor[rest]
+
+
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, slice) and item.start is item.stop is item.step is None
+
+
+def _assign(
+    tensor: torch.Tensor, parts: Sequence[_Place], rest: tuple[Any, ...], value: Any
+) -> None:
+    """Assign to a part of the first part, and put that back into the tensor."""
+    (axis, start, size, step), *others = parts
+    part = slice_of_run(tensor, axis, start, size, step)
+    if others:
+        _assign(part, others, rest, value)
+    else:
+        part[rest] = value
+    tensor.copy_(torch.ops.popsim.dynamic_update(tensor, part, as_index(start), axis, step))

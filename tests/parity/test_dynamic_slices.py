@@ -198,6 +198,68 @@ def test_a_slice_from_a_tensor_to_a_constant_behind_it(name):
         assert torch.equal(out, expected(X, start)), start
 
 
+def assign(index, value):
+    def function(t, x, v):
+        t = t.clone()
+        t[index(x)] = value(v)
+        return t * 1
+
+    return function
+
+
+ASSIGNED = {
+    "slice": (lambda x: (slice(None), slice(x, x + 4)), lambda v: v),
+    "number": (lambda x: (slice(None), slice(x, x + 4)), lambda v: 7.0),
+    "row": (lambda x: (slice(None), slice(x, x + 4)), lambda v: v[0, 0]),
+    "element": (lambda x: (2, slice(x, x + 4), 1), lambda v: v[0, :, 0]),
+    "two": (lambda x: (slice(x, x + 2), slice(x + 1, x + 5)), lambda v: v[:2]),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_assignment_to_a_slice(name):
+    index, value = ASSIGNED[name]
+    model = inference(assign(index, value))
+    v = -torch.arange(1.0, 49).view(4, 4, 3)
+    for start in STARTS:
+        expected = X.clone()
+        where = [
+            torch.tensor(wrapped(item.start, item.stop - item.start, X.shape[axis]))
+            if isinstance(item, slice) and item.start is not None
+            else item
+            for axis, item in enumerate(index(start))
+        ]
+        if name == "two":
+            where = [where[0][:, None], where[1]]
+        expected[tuple(where)] = value(v)
+        assert torch.equal(model(X, torch.tensor(start), v), expected)
+
+
+def test_assignment_to_a_slice_of_an_input_reaches_the_caller():
+    def function(cache, entry, position):
+        cache[position : position + 1] = entry
+        return cache.sum()
+
+    cache, model = torch.zeros(4, 2), inference(function)
+    for position in (2, 0):
+        total = model(cache, torch.full((1, 2), 1.0 + position), torch.tensor([position]))
+    assert cache.tolist() == [[1, 1], [0, 0], [3, 3], [0, 0]] and float(total) == 8
+
+
+def test_gradients_of_an_assignment_to_a_slice():
+    def function(x, v, start):
+        x = x * 1
+        x[:, start : start + 3] = v
+        return x
+
+    model = Trained(function, torch.randn(2, 12), torch.randn(2, 3))
+    of_x, of_v = gradients(model, torch.tensor([10]))
+    expected, where = torch.arange(1.0, 25).view(2, 12), wrapped(10, 3, 12)
+    assert torch.equal(of_v, expected[:, where])
+    expected[:, where] = 0
+    assert torch.equal(of_x, expected)
+
+
 def test_a_slice_at_a_known_place_is_that_of_torch():
     def sliced(t):
         x = torch.tensor(10)
