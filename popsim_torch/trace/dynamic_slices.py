@@ -176,7 +176,7 @@ def _part(values: _Values, item: Any) -> tuple[torch.Tensor, int, int] | None:
     if not (is_traced(start) and is_traced(stop)):
         return None
     (first, offset), (last, end) = _number(node_of(start)), _number(node_of(stop))
-    return (start, end - offset, step) if _is_same(first, last) else None
+    return (start, end - offset, step) if first and last and _is_same(first, last) else None
 
 
 def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
@@ -216,12 +216,17 @@ def _is_changed(node: torch.fx.Node) -> bool:
     return False
 
 
-def _number(node: torch.fx.Node) -> tuple[torch.fx.Node, int]:
-    """Return what a number was computed from, and what was added to that."""
+def _number(node: torch.fx.Node) -> tuple[torch.fx.Node | None, int]:
+    """Return what a number was computed from, and what was added to that.
+
+    It was computed from None if something on the way was changed afterwards.
+    """
     offset = 0
     while True:
         args: Any = node.args
-        if node.target in _SAME_NUMBER:
+        if _is_changed(node):
+            return None, 0
+        if node.target in _SAME_NUMBER and not args[0].meta["val"].is_floating_point():
             node = args[0]
         elif node.target in _MOVED and not node.kwargs and isinstance(args[1], int):
             node, offset = args[0], _MOVED[node.target](offset, args[1])

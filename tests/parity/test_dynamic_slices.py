@@ -291,8 +291,24 @@ def changed_behind_a_view(t, x):
     return t[:, first:end]
 
 
+def changed_copy_behind_a_view(t, x):
+    x = x.clone()
+    first = x.view(-1)
+    end = first + 4
+    x += 1
+    return t[:, first:end]
+
+
+def rounded(t, x):
+    return t[:, (x / 3).int() : (x / 3 + 4).int()]
+
+
 @pytest.mark.parametrize(
-    "function", [end_of_another, no_start, changed_in_between, changed_behind_a_view]
+    "function",
+    [
+        *(end_of_another, no_start, rounded),
+        *(changed_in_between, changed_behind_a_view, changed_copy_behind_a_view),
+    ],
 )
 def test_a_length_that_only_a_run_tells(function):
     with pytest.raises(poptorch.Error, match="only supported in eager mode"):
