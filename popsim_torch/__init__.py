@@ -2,6 +2,14 @@
 
 from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, testing
 from popsim_torch.alias import install, uninstall
+from popsim_torch.annotations import (
+    MultiConv,
+    dynamic_slice,
+    dynamic_update,
+    serializedMatMul,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.attributes import Attribute, accessAttributes
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
@@ -49,14 +57,6 @@ from popsim_torch.ops import (
 )
 from popsim_torch.options import Options, TensorLocationSettings
 from popsim_torch.processor import BuildInfo, build_info
-from popsim_torch.refused import (
-    MultiConv,
-    dynamic_slice,
-    dynamic_update,
-    serializedMatMul,
-    set_overlap_for_input,
-    set_overlap_for_output,
-)
 from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
     BeginBlock,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error, UsageAssertionError, UsageKeyError, UsageValueError
 
 __all__ = [
@@ -77,6 +78,15 @@ class OpListener(Protocol):
 
     def custom_op(self, inputs: Sequence[torch.Tensor], call: Any) -> list[torch.Tensor]:
         """Return the results of a custom operator."""
+
+    def multi_conv(self, check: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
+        """Group the convolutions in the scope; ``check`` is told how many there were."""
+
+    def rebuilt_region(self) -> contextlib.AbstractContextManager[None]:
+        """Let the backward pass rebuild what is computed in the scope."""
+
+    def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
+        """Return ``tensor``, marked as an input or output that is to overlap with computation."""
 
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` in front of the names of the operations in the scope."""

@@ -1,6 +1,8 @@
 #include "runtime/stage_run.h"
 
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
@@ -15,6 +17,13 @@ using graph::Phase;
 using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
+
+// Kernels of PyTorch compute as they are called: without notes for gradients,
+// and in the types that the program says, whatever torch.autocast would choose.
+struct PlainKernels {
+  c10::InferenceMode no_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
 
 Stopped stopped(int64_t num_iterations, const Plan& plan) {
   return Stopped(join("run: stopped after ", num_iterations, " of ",
@@ -65,13 +74,13 @@ const StageRun::Block& StageRun::block(const Action& action) const {
 }
 
 void StageRun::load(std::span<Listener* const> listeners) {
-  const c10::InferenceMode no_autograd;
+  const PlainKernels plain;
   context_.listeners = listeners;
   instructions_.execute(setup_, context_);
 }
 
 void StageRun::run(const Call& call) {
-  const c10::InferenceMode no_autograd;
+  const PlainKernels plain;
   context_.sinks = call.sinks;
   context_.seed = call.seed;
   context_.listeners = call.listeners;

@@ -29,6 +29,7 @@ from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.numerics import Numerics
+from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -191,7 +192,9 @@ def compile_model(
     progress = _progress(_draws_bar(options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
-    with _one_at_a_time, around_compilation(), without_source, progress as step:
+    # An autocast around the call would concern host tensors, and what torch does while it traces.
+    no_autocast = torch._C._DisableAutocast()
+    with _one_at_a_time, around_compilation(), without_source, no_autocast, progress as step:
         limit_repeats(options.max_repeat_logs)
         dump = Dump.from_environment(
             f"{type(module).__name__}_{'training' if training else 'inference'}"
@@ -217,10 +220,13 @@ def compile_model(
             module_scopes=bool(options.module_namescope_enabled),
             location_excludes=tuple(options.source_location_excludes),
             back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
+            input_names=tuple(arguments.names),
         )
         with channel.tracepoint("graphPreprocessing"):
             traced = trace(trace_request)
         _write_trace(dump, "trace", traced)
+        if traced.overlaps:
+            check_overlap(options)
         pipelined, num_ipus = _check_stages(options, stages, loop, training)
         plan = None
         if optimizer is not None:

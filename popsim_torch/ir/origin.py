@@ -16,6 +16,9 @@ class Origin:
         op_type: The type that results are named by, where it is not that of the operator.
         source: ``file:line`` of the user's code, empty when unknown.
         call: Number of the call, from 1; 0 for what no call asked for.
+        region: Number of the part of forward whose values the backward pass is to rebuild
+            (``torch.utils.checkpoint``), from 1; 0 outside of all.
+        multi_conv: Number of the group of convolutions it belongs to, from 1; 0 for none.
     """
 
     scope: str = ""
@@ -24,6 +27,8 @@ class Origin:
     op_type: str | None = None
     source: str = ""
     call: int = 0
+    region: int = 0
+    multi_conv: int = 0
 
 
 NOWHERE = Origin()

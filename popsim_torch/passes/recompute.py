@@ -17,13 +17,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, names
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, names, walk
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.recompute_choice import (
     Recomputation,
     Repeatable,
     choose_values,
     find_repeatable,
+    values_inside_regions,
 )
 
 
@@ -32,16 +33,18 @@ def recompute(graph: Graph, mode: Recomputation, checkpoints: Collection[int] = 
 
     Args:
         graph: With its backward pass; the ops in the order of their phases.
-        mode: Which values.
+        mode: Which values, besides those inside of a region (``Origin.region``).
         checkpoints: Ids of tensors (not of views) that are kept.
 
     Returns:
         The number of ops that run once more.
     """
-    if mode == Recomputation.NONE:
+    if mode == Recomputation.NONE and not any(op.origin.region for _, op in walk(graph)):
         return 0
     repeatable = find_repeatable(graph)
-    return _Rebuilding(repeatable, choose_values(repeatable, mode, checkpoints)).run()
+    chosen = choose_values(repeatable, mode, checkpoints)
+    chosen |= values_inside_regions(repeatable, checkpoints)
+    return _Rebuilding(repeatable, chosen).run()
 
 
 class _Rebuilding:

@@ -18,6 +18,9 @@ The rules of the modes:
   whose backward follows its forward at once, only what leads to a checkpoint: the rest would be
   thrown away and computed again at the next moment.
 * ``ALL``: everything but checkpoints, what comes from another stage, and ops without inputs.
+
+Besides, in any mode, what stays inside of a region of forward that user code asks to rebuild
+(``torch.utils.checkpoint``).
 """
 
 from __future__ import annotations
@@ -164,6 +167,28 @@ def choose_values(
             return choice.all_before_the_end()
         case Recomputation.ALL:
             return {value for value in choice.free if any(True for _ in repeatable.inputs(value))}
+
+
+def values_inside_regions(repeatable: Repeatable, checkpoints: Collection[int]) -> set[int]:
+    """Return the ids of the values that forward only reads inside of the region that computes them.
+
+    What leaves a region is kept: the next one is rebuilt from it.
+
+    Args:
+        repeatable: What there is to choose from.
+        checkpoints: Ids of values that are kept in any case.
+    """
+    region_of = {
+        value: repeatable.ops[positions[0]].origin.region
+        for value, positions in repeatable.writers.items()
+    }
+    inside = {value for value, region in region_of.items() if region} - set(checkpoints)
+    for _, op in walk(repeatable.graph):
+        if op.phase == Phase.FORWARD:
+            for root in repeatable.roots(op.inputs):
+                if root in inside and op.origin.region != region_of[root]:
+                    inside.remove(root)
+    return inside
 
 
 class _Choice:

@@ -24,8 +24,10 @@ from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
 
 _EXACT = frozenset(
-    {"anchor", "cat", "embedding", "host_call", "into_zeros", "max_pool", "print", "random"}
-    | {"stochastic_round", "custom"}
+    {
+        *("anchor", "cat", "custom", "dynamic_slice", "dynamic_update", "embedding", "host_call"),
+        *("into_zeros", "max_pool", "print", "random", "stochastic_round"),
+    }
 )
 """Kinds of ops that give numbers as they were, or are given them in their type.
 

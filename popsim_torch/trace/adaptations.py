@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo
-import torch.utils.checkpoint
-from torch.utils._pytree import tree_iter
 
 from popsim_torch.ops import op_listener
+from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.traced_tensors import host_computation
 
@@ -68,44 +67,21 @@ def _without_compiler() -> Iterator[None]:
         yield
 
 
-# What PyTorch runs around a checkpointed function: since 2.14 ``..._generator_impl``, beside the
-# former name.
-_CHECKPOINT_GENERATORS = tuple(
-    name
-    for name in vars(torch.utils.checkpoint)
-    if name.startswith("_checkpoint_without_reentrant_generator")
-)
-
-
 @contextmanager
-def _without_checkpointing() -> Iterator[None]:
-    """Let ``torch.utils.checkpoint`` call its function as if it was called directly.
+def _without_autocast() -> Iterator[None]:
+    """Let ``torch.autocast`` choose no types: those of forward's tensors are the device's.
 
-    Which values are computed again in the backward pass is decided for the whole program. The
-    values are the same.
+    It cannot run on this device, which has no kernels of its own.
     """
 
-    def checkpointed(*_args: object, **_kwargs: object) -> Iterator[None]:
-        yield  # what is in front of the call, and behind it
+    def enter(self: torch.autocast) -> torch.autocast:
+        return self
 
-    generators: dict[str, Any] = dict.fromkeys(_CHECKPOINT_GENERATORS, checkpointed)
-    with mock.patch.multiple(
-        torch.utils.checkpoint, CheckpointFunction=_ReentrantCheckpoint, **generators
-    ):
+    def leave(self: torch.autocast, *_exception: object) -> bool:
+        return False
+
+    with mock.patch.multiple(torch.autocast, __enter__=enter, __exit__=leave):
         yield
-
-
-class _ReentrantCheckpoint:
-    """Stands for the autograd function behind ``checkpoint(use_reentrant=True)``."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
-        """Call the function; like PyTorch's, without gradients if no argument needs one."""
-        needs_gradient = any(
-            isinstance(value, torch.Tensor) and value.requires_grad for value in tree_iter(args)
-        )
-        with nullcontext() if needs_gradient else torch.no_grad():
-            return function(*args)
 
 
 def _with_range_on_device() -> AbstractContextManager[Any]:
@@ -127,6 +103,7 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_validation,
     _without_mask_detection,
     _without_compiler,
-    _without_checkpointing,
+    rebuilding_checkpoints,
+    _without_autocast,
     _with_range_on_device,
 )

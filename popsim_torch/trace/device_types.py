@@ -38,6 +38,7 @@ _INDICES = {
 # Where functions take what is put into their first argument, which must have its type.
 _SOURCES = {
     "__setitem__": (2, "value"),
+    "dynamic_update": (1, "part"),
     "index_add": (3, "source"),
     "index_copy": (3, "source"),
     "index_put": (2, "values"),

@@ -29,6 +29,7 @@ from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.device_types import as_device_types, seen_dtype
+from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.known_values import reads_device
@@ -238,7 +239,9 @@ class FunctionMode(TorchFunctionMode):
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
         elif (
-            replacement := recurrent_call(name, args, kwargs) or traceable_call(func, args, kwargs)
+            replacement := recurrent_call(name, args, kwargs)
+            or traceable_call(func, args, kwargs)
+            or slicing_call(self._listener, name, args)
         ) is not None:
             with self:
                 result = replacement()

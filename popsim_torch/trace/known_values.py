@@ -162,7 +162,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return None
             needed.add(current)
             todo += current.all_input_nodes
-            for memory in _memories(current):
+            for memory in memories_of(current):
                 todo += self._writers.get(memory, ())
         return sorted(needed)
 
@@ -170,8 +170,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Take note of changes in place among the nodes that were recorded since the last time."""
         node = next(iter(graph.nodes)) if self._last is None else self._last.next
         while node.op != "root":
-            for changed in _changed_arguments(node):
-                for memory in _memories(changed):
+            for changed in changed_arguments(node):
+                for memory in memories_of(changed):
                     self._writers[memory].append(node)
             self._last, node = node, node.next
 
@@ -229,7 +229,8 @@ def _is_computable(node: torch.fx.Node) -> bool:
     )
 
 
-def _changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+def changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Return the arguments that a node's operator changes in place."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return
@@ -240,7 +241,7 @@ def _changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
             yield from (value for value in tree_iter(given) if isinstance(value, torch.fx.Node))
 
 
-def _memories(node: torch.fx.Node) -> Iterator[int]:
+def memories_of(node: torch.fx.Node) -> Iterator[int]:
     """Return what identifies the memory of each of a node's results."""
     for value in tree_iter(node.meta.get("val")):
         if isinstance(value, torch.Tensor):

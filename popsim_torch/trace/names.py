@@ -82,6 +82,7 @@ _TYPES = {
     "scatter_add": "ScatterReduce",
     "scatter_reduce": "ScatterReduce",
     "select": "Slice",
+    "serialized_matmul": "MatMul",
     "sum": "ReduceSum",
     "t": "Transpose",
     "topk": "TopK",

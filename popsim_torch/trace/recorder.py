@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from popsim_torch.custom_ops.registry import CustomCall
+from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
@@ -33,6 +34,8 @@ from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
 from popsim_torch.trace.markers import PrintedTensor, mark
 from popsim_torch.trace.origin import set_origin, user_line
+from popsim_torch.trace.overlaps import OverlapMark
+from popsim_torch.trace.regions import Regions
 from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.traced_tensors import (
     current_graph,
@@ -91,6 +94,8 @@ class Recorder:
         self._tensor_of: WeakValueDictionary[torch.fx.Node, torch.Tensor] = WeakValueDictionary()
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self.values = KnownValues(result.constants, self.constant)
+        self._regions = Regions()
+        self.overlaps: list[OverlapMark] = []
         # Autograd nodes seen so far; kept, because their identity is what counts.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
@@ -120,7 +125,7 @@ class Recorder:
         Autograd's nodes hold hooks that hold this object, where the garbage collector cannot see
         it: what is kept here would be kept for ever.
         """
-        for seen in (self._seen, self._hooked, self.losses, self.differentiated):
+        for seen in (self._seen, self._hooked, self.losses, self.differentiated, self.overlaps):
             seen.clear()
         for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
@@ -161,7 +166,7 @@ class Recorder:
     def before_call(self, function: Callable[..., Any]) -> None:
         """Take note of where the nodes made next come from."""
         if getattr(function, "__name__", "") not in _METADATA:
-            self._set_origin()
+            self._set_origin(multi_conv=self._regions.group_of(function))
 
     def after_call(self, result: torch.Tensor) -> None:
         """Ask for the gradient of a differentiable result, and follow its way back."""
@@ -239,6 +244,27 @@ class Recorder:
         tensor = self.known(tensor)
         if isinstance(tensor, FakeTensor):
             self._result.checkpoints.append(node_of(tensor))
+
+    def rebuilt_region(self) -> AbstractContextManager[None]:
+        """Let the backward pass rebuild what is computed in the scope."""
+        return self._regions.rebuilding()
+
+    def multi_conv(self, check: Callable[[int], None]) -> AbstractContextManager[None]:
+        """Group the convolutions in the scope; ``check`` is told how many there were."""
+        return self._regions.multi_conv(check)
+
+    def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
+        """Return another tensor with the values of ``tensor``, and take note of both."""
+        self._set_origin()
+        tensor = self.known(tensor)
+        if not is_traced(tensor):
+            self.overlaps.append(OverlapMark(None, None, mode, for_input))
+            return tensor
+        with torch._C.DisableTorchFunction():
+            result = torch.ops.aten.alias.default(tensor)
+        self.overlaps.append(OverlapMark(node_of(tensor), node_of(result), mode, for_input))
+        self.after_call(result)
+        return result  # type: ignore[no-any-return]
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """Return a number that no other tensor of this trace has."""
@@ -418,7 +444,7 @@ class Recorder:
             if node is not None:
                 self._result.partial_gradients[position, operand] = node
 
-    def _set_origin(self, op_type: str | None = None) -> None:
+    def _set_origin(self, op_type: str | None = None, multi_conv: int = 0) -> None:
         source = user_line(excludes=self._location_excludes)
         self._origin = Origin(
             self._scopes[-1],
@@ -427,6 +453,8 @@ class Recorder:
             op_type,
             source,
             next(self._calls),
+            self._regions.rebuilt,
+            multi_conv,
         )
         set_origin(self._origin)
 

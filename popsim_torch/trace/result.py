@@ -30,6 +30,7 @@ class TraceRequest:
         location_excludes: Pieces of paths of files whose lines are not given as where an operation
             comes from, unless there is no other line.
         back_end: The settings of the back end that are on.
+        input_names: What messages call the inputs.
     """
 
     module: nn.Module
@@ -40,6 +41,7 @@ class TraceRequest:
     module_scopes: bool = True
     location_excludes: tuple[str, ...] = ()
     back_end: frozenset[str] = frozenset()
+    input_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class TraceResult:
         checkpoints: Nodes of values that are kept for the backward pass.
         controls: What the ``popsim::control`` nodes repeat or choose from, by index.
         loss_dtype: Element type of the loss that training starts from.
+        overlaps: Whether an input or output is marked for overlap with computation.
     """
 
     graph_module: torch.fx.GraphModule
@@ -99,6 +102,7 @@ class TraceResult:
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
     loss_dtype: torch.dtype = torch.float32
+    overlaps: bool = False
 
     @property
     def num_outputs(self) -> int:

@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from popsim_torch import logs
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype
+from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
@@ -40,6 +41,7 @@ from popsim_torch.trace.module_state import (
     check_not_reassigned,
 )
 from popsim_torch.trace.origin import recording
+from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
 
@@ -83,9 +85,23 @@ class _Tracer:
                 self._result.graph_module = make_fx(
                     self._joint, tracing_mode="real", _disable_torch_fn_metadata_mode=True
                 )(*flat)
+            self._check_overlaps()
         finally:
             self._recorder.close()
         return self._result
+
+    def _check_overlaps(self) -> None:
+        marks, request = self._recorder.overlaps, self._request
+        if not marks:
+            return
+        graph = self._result.graph_module.graph
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        first = len(self._names)
+        inputs = placeholders[first : first + len(request.inputs)]
+        outputs: Any = graph.output_node().args[0]
+        num_outputs = self._result.num_outputs
+        check_overlaps(marks, inputs, request.input_names, outputs[:num_outputs])
+        self._result.overlaps = any(mark.mode != OverlapMode.NoOverlap for mark in marks)
 
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         fake = _fake(self._mode, tensor.shape, tensor.dtype)

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import popsim_torch as poptorch
 from popsim_torch.executor import compile as compile_path
@@ -260,6 +261,36 @@ def speech() -> Compiled:
     return _training(Model(), optimizer, torch.randn(3, 6, 4), targets, *lengths)
 
 
+def slices() -> Compiled:
+    """Products in slices, parts whose place a run tells, a checkpoint."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 8))
+            self.last = nn.Linear(8, 4)
+
+        def forward(self, x, start):
+            mode = poptorch.MatMulSerializationMode
+            x = poptorch.serializedMatMul(x, self.weight, mode.OutputChannels, 4)
+            part = poptorch.dynamic_slice(x, 1, start, 4, 2)
+            x = poptorch.dynamic_update(x, part.tanh(), 1, start, 2)
+            return checkpoint(lambda x: self.last(torch.sigmoid(x)), x, use_reentrant=False)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = Body()
+
+        def forward(self, x, start, target):
+            y = self.body(x, start)
+            return y, poptorch.identity_loss(F.mse_loss(y, target), "none")
+
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    data = torch.randn(4, 6), torch.tensor([3]), torch.randn(4, 4)
+    return _training(Model(), optimizer, *data)
+
+
 def control() -> Compiled:
     """Loops and branches inside of each other, with their gradients and an anchor inside."""
 
@@ -382,7 +413,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, speech, searches, control, custom, inference, host),
+        *(pipeline, rounded, words, speech, searches, control, slices, custom, inference, host),
     )
 }
 

@@ -75,7 +75,19 @@ def average(function: str, x: Any, axes: list[int], out: tuple[int, ...]) -> Sam
     return Sample("reduce", name, [x], [out], attributes)
 
 
+def serialized(slices: str) -> Sample:
+    """Return a product in slices."""
+    return Sample(
+        "serialized_matmul",
+        slices,
+        [(300, 520), columns(520, 400)],
+        [(300, 400)],
+        {"slices": slices, "factor": 4, "wide_sums": False, "dtype": "dtype"},
+    )
+
+
 OTHERS = [
+    *(serialized(slices) for slices in ("rows", "columns", "depth")),
     Sample(
         "attention",
         "kept",
@@ -156,6 +168,20 @@ OTHERS = [
         [(9,), *_CTC_BATCH, float32(120, 549)],
         [(120, 9, 50)],
         _CTC,
+    ),
+    Sample(
+        "dynamic_slice",
+        "wrapped",
+        [(300, 200, 3), torch.tensor(150)],
+        [(300, 100, 3)],
+        {"axis": 1, "count": 100},
+    ),
+    Sample(
+        "dynamic_update",
+        "wrapped",
+        [(300, 200, 3), (300, 100, 3), torch.tensor(150)],
+        [(300, 200, 3)],
+        {"axis": 1},
     ),
     Sample(
         "into_zeros",

@@ -129,3 +129,14 @@ def test_custom_operators(tmp_path):
         "outside": "True",
         "error": "True",
     }
+
+
+def test_annotations(tmp_path):
+    out, _ = run("annotations.py", cwd=tmp_path)
+    assert out.splitlines() == [
+        "serializedMatMul True True",
+        "MultiConv True",
+        "dynamic slices True",
+        "overlap True True",
+        "recomputation True True 0",
+    ]

@@ -112,6 +112,11 @@ def test_every_member_of_an_enum_is_listed(enum):
         "custom_op",
         "identity_loss",
         "set_available_memory",
+        "serializedMatMul",
+        "dynamic_slice",
+        "dynamic_update",
+        "set_overlap_for_input",
+        "set_overlap_for_output",
         "recomputationCheckpoint",
         "nop",
         "ctc_beam_search_decoder",
@@ -137,7 +142,14 @@ def test_every_argument_of_a_loader_is_listed():
 
 
 @pytest.mark.parametrize(
-    "path", ["PoplarExecutor", "DataLoader", "AsynchronousDataAccessor", "TensorLocationSettings"]
+    "path",
+    [
+        "PoplarExecutor",
+        "DataLoader",
+        "AsynchronousDataAccessor",
+        "MultiConv",
+        "TensorLocationSettings",
+    ],
 )
 def test_every_method_is_listed(path):
     # What the classes have for popsim_torch itself is in small letters.

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.reductions import reduce_over
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
+from popsim_torch.trace.serialized_products import SERIALIZED_MATMUL
 
 aten = torch.ops.aten
 
@@ -82,6 +84,35 @@ def _product_plus(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 def _scales(node: torch.fx.Node) -> dict[str, Attribute]:
     return {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}  # type: ignore[arg-type]
+
+
+def _in_half(builder: Builder, operand: Tensor, place: Place) -> Tensor:
+    if operand.dtype == torch.float16:
+        return operand
+    half = builder.value(torch.float16, operand.shape)
+    builder.op("copy", [operand], [half], {"dtype": dtype_name(torch.float16)}, place=place)
+    return half
+
+
+def _serialized_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    """Add a product in slices; float16 sums are for those that add up nothing in float32."""
+    arguments: Any = node.args
+    a, b = (builder.tensor(arg) for arg in arguments[:2])
+    slices, factor, wide, dtype = arguments[2:]
+    half = builder.half_partials.matmul and not wide
+    if half and dtype == torch.float16:
+        a, b = (_in_half(builder, operand, place) for operand in (a, b))
+    half = half and a.dtype == b.dtype
+    attributes: dict[str, Attribute] = {
+        "slices": slices,
+        "factor": factor,
+        "wide_sums": wide,
+        "dtype": dtype_name(dtype),
+        **partials_attribute(a.dtype, half=half),
+    }
+    out = _result(builder, node)
+    builder.op("serialized_matmul", [a, b], [out], attributes, place=place)
+    return out
 
 
 def _vector_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
@@ -181,6 +212,7 @@ _LOWER: dict[Any, Any] = {
     aten.vdot.default: _vector_product,
 }
 RULES: dict[Any, Rule] = {
+    SERIALIZED_MATMUL: Rule(_serialized_product),
     **{target: Rule(lower, _of_one_type) for target, lower in _LOWER.items()},
     **{target: Rule(_with_float_partials) for target in _WITHOUT_HALF_PARTIALS},
 }

@@ -1,4 +1,4 @@
-"""Concatenation, and gradients of parts of a tensor: zeros around the gradient of the part."""
+"""Concatenation, parts of a tensor whose place a run tells, and gradients of parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.fx
 from popsim_torch.ir import Attribute
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule, all_filled, operands
+from popsim_torch.trace.dynamic_slices import DYNAMIC_SLICE, DYNAMIC_UPDATE
 
 aten = torch.ops.aten
 
@@ -54,7 +55,30 @@ def _into_zeros(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     return out
 
 
+def _dynamic_slice(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
+    x, start, axis, count, step = arguments
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    attributes: dict[str, Attribute] = {"axis": axis, "count": count, "step": step}
+    inputs = [builder.tensor(x), builder.tensor(start)]
+    builder.op("dynamic_slice", inputs, [out], attributes, place=place)
+    return out
+
+
+def _dynamic_update(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = node.args
+    *tensors, axis, step = arguments
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    inputs = [builder.tensor(tensor) for tensor in tensors]
+    builder.op("dynamic_update", inputs, [out], {"axis": axis, "step": step}, place=place)
+    return out
+
+
 RULES: dict[Any, Rule] = {
+    DYNAMIC_SLICE: Rule(_dynamic_slice),
+    DYNAMIC_UPDATE: Rule(_dynamic_update),
     aten.cat.default: Rule(_cat, _is_of_one_rank),
     **{target: Rule(_into_zeros, _keeps_type) for target in _INTO_ZEROS},
 }

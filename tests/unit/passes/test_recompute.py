@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from popsim_torch.ir import Graph, Phase, Tensor, TensorKind, verify
+from popsim_torch.ir import Graph, Origin, Phase, Tensor, TensorKind, verify
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 
@@ -367,3 +367,55 @@ def test_batch_norm_is_a_norm():
         "relu__re(norm__re)",
         "gradient(fc, mean, deviation, relu__re, further)",
     ]
+
+
+# Regions
+
+
+def chain_in_regions(*, layers=3):
+    """Return a chain, each layer of which but the last is in a region of its own."""
+    program, values = chain(layers=layers)
+    for op in program.graph.ops:
+        number = int(op.name[-1])
+        if op.phase == FORWARD and number < layers:
+            op.origin = Origin(region=number)
+    return program, values
+
+
+def test_what_stays_inside_of_a_region_is_rebuilt_in_any_mode_and_what_leaves_it_is_kept():
+    program, _ = chain_in_regions()
+    assert program.recompute(NONE) == 2
+    assert program.lines() == [
+        "gradient 3(fc3, act3)",
+        "fc2__re(act1, fc2.weight)",
+        "gradient 2(fc2__re, act2)",
+        "fc1__re(input, fc1.weight)",
+        "gradient 1(fc1__re, act1)",
+    ]
+
+
+def test_one_region_of_two_layers_is_rebuilt_as_a_whole():
+    program, _ = chain_in_regions()
+    for op in program.graph.ops:
+        if op.origin.region:
+            op.origin = Origin(region=1)
+    assert program.recompute(NONE) == 3
+    assert program.lines() == [
+        "gradient 3(fc3, act3)",
+        "fc1__re(input, fc1.weight)",
+        "act1__re(fc1__re)",
+        "fc2__re(act1__re, fc2.weight)",
+        "gradient 2(fc2__re, act2)",
+        "gradient 1(fc1__re, act1__re)",
+    ]
+
+
+def test_a_checkpoint_inside_of_a_region_is_kept():
+    program, values = chain_in_regions()
+    assert program.recompute(NONE, values[0][0]) == 1
+    assert "gradient 1(fc1, act1)" in program.lines()
+
+
+def test_a_mode_rebuilds_what_no_region_does():
+    program, _ = chain_in_regions()
+    assert program.recompute(ALL) == 6

@@ -1,0 +1,127 @@
+"""``torch.utils.checkpoint`` in a traced model: what it wraps is rebuilt in the backward pass.
+
+The function runs once, as if it was called directly, in a region of its own
+(``ops.OpListener.rebuilt_region``); the program then repeats the region's ops in the backward pass
+(``passes/recompute.py``). Random numbers are the same the second time by themselves, and so is
+everything else: nothing is left to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
+
+from popsim_torch.ops import op_listener
+from popsim_torch.trace.traced_tensors import is_traced
+
+# What PyTorch runs around a checkpointed function: since 2.14 ``..._generator_impl``, beside the
+# former name.
+_GENERATORS = tuple(
+    name
+    for name in vars(torch.utils.checkpoint)
+    if name.startswith("_checkpoint_without_reentrant_generator")
+)
+_REBUILT = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE, False)
+
+
+@contextmanager
+def rebuilding_checkpoints() -> Iterator[None]:
+    """Let ``torch.utils.checkpoint`` open a region of the trace and call its function in it."""
+    generators: dict[str, Any] = dict.fromkeys(_GENERATORS, _checkpointed)
+    with mock.patch.multiple(
+        torch.utils.checkpoint, CheckpointFunction=_ReentrantCheckpoint, **generators
+    ):
+        yield
+
+
+def _region() -> AbstractContextManager[None]:
+    listener = op_listener.get()
+    return nullcontext() if listener is None else listener.rebuilt_region()
+
+
+def _checkpointed(
+    _function: Callable[..., Any],
+    _preserve_rng_state: bool = True,
+    context_fn: Callable[[], Any] = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    _early_stop: bool = True,
+    *_args: Any,
+    **_kwargs: Any,
+) -> Iterator[None]:
+    """Stand for what runs around ``checkpoint(use_reentrant=False)``, in front of it and behind.
+
+    There is one run of the Python function only, so the second context of ``context_fn`` is not
+    entered, and neither random numbers nor metadata have to be compared.
+    """
+    allowed = list(torch.utils.checkpoint._allowed_determinism_checks_to_fns)
+    if determinism_check not in allowed:
+        raise ValueError(
+            f"determinism_check should be one of {allowed}, but got {determinism_check}"
+        )
+    if debug and context_fn is not noop_context_fn:
+        raise ValueError("debug=True is incompatible with non-default context_fn")
+    with ExitStack() as stack:
+        if torch.is_grad_enabled():
+            stack.enter_context(_region())
+            stack.enter_context(_forward_context(context_fn))
+        yield
+
+
+def _forward_context(context_fn: Callable[[], Any]) -> Any:
+    """Return the context that the function runs in; ours for PyTorch's own policies."""
+    context, _ = context_fn()
+    if isinstance(context, torch.utils.checkpoint._CachingTorchDispatchMode):
+        return _KeepingSelected(context.policy_fn)
+    return context
+
+
+class _KeepingSelected(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the results of those operators in a region that a policy wants to be saved.
+
+    Args:
+        policy: As ``create_selective_checkpoint_contexts`` takes it.
+    """
+
+    def __init__(self, policy: Callable[..., CheckpointPolicy | bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._policy = policy
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator, and keep its results if the policy says so."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        listener = op_listener.get()
+        if func in torch.utils.checkpoint.SAC_IGNORED_OPS:
+            return result
+        context = SelectiveCheckpointContext(is_recompute=False)
+        context.op_output = result  # (older versions of PyTorch do not take it)
+        policy = self._policy(context, func, *args, **kwargs)
+        if listener is not None and policy not in _REBUILT:
+            for value in tree_iter(result):
+                if is_traced(value):
+                    listener.checkpoint(value)
+        return result
+
+
+class _ReentrantCheckpoint:
+    """Stands for the autograd function behind ``checkpoint(use_reentrant=True)``."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve_random_state: bool, *args: Any) -> Any:
+        """Call the function; like PyTorch's, without gradients if no argument needs one."""
+        needs_gradient = any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in tree_iter(args)
+        )
+        with _region() if needs_gradient else torch.no_grad():
+            return function(*args)
