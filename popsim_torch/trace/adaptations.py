@@ -13,6 +13,7 @@ import torch._dynamo
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_iter
 
+from popsim_torch.trace.cumulative_norm import cumulative_norm
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.traced_tensors import host_computation
 
@@ -126,4 +127,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_compiler,
     _without_checkpointing,
     _with_range_on_device,
+    cumulative_norm,
 )

@@ -97,15 +97,15 @@ class NamedGraph:
     def lasting_changes(self) -> list[torch.fx.Node]:
         """Return the nodes that give a placeholder a new value that outlives the micro-batch.
 
-        Changes of inputs, parameters and floating-point buffers last; buffers of integers are
-        constants of the program.
+        Changes of inputs, parameters, floating-point buffers and counters last; other buffers of
+        integers are constants of the program.
         """
         return [node for node in self.nodes if is_mutating(node) and self._lasts(node)]
 
     def _lasts(self, write: torch.fx.Node) -> bool:
         target: Any = write.args[0]
-        floating = bool(target.meta["val"].dtype.is_floating_point)
-        return floating or self.placeholders.index(target) >= self.first_input
+        is_input = self.placeholders.index(target) >= self.first_input
+        return is_input or not self.traced.is_constant(self.names[target])
 
     def needed(self, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
         """Return the nodes that results, lasting changes, checks and ``wanted`` depend on."""

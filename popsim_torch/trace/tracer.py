@@ -29,6 +29,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
+from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
@@ -62,6 +63,7 @@ class _Tracer:
             self._parameters,
             self._buffers,
             len(request.inputs),
+            lasting_counters(module, self._buffers),
         )
         self._recorder = Recorder(
             request.module,
