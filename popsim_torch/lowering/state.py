@@ -62,10 +62,12 @@ class StateLowering:
     def _warn_of_frozen(self, buffers: list[str]) -> None:
         """Say which buffers keep the value they have now: those that are not floating-point."""
         nodes = self._traced.placeholders[len(self._traced.traced.parameters) :]
+        trace = self._traced.traced
         frozen = [
             name
             for name, node in zip(buffers, nodes, strict=False)
-            if self._traced.traced.is_constant(name) and (node.users or node in self._changes)
+            if name in trace.read_constants
+            or (trace.is_constant(name) and (node.users or node in self._changes))
         ]
         if frozen:
             logs.python.warning(

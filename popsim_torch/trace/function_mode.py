@@ -46,6 +46,8 @@ _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
 # Answered with the tensor's values, in ways that pass by the operators of PyTorch.
 _READS = _PRINTS | {"tolist"}
+# What Python's ``copy`` module calls.
+_COPIES = frozenset({"__deepcopy__", "__reduce_ex__"})
 _GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 _SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -155,7 +157,10 @@ class FunctionMode(TorchFunctionMode):
             return _call_on_host(func, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
-        _refuse_host(name, args, kwargs)
+        if _leaves_device(name, args, kwargs):
+            return self._to_host(func, name, args, kwargs)
+        if name in _COPIES and args[0].is_leaf:
+            return _copied(name, args[0])
         func, args, kwargs = as_device_types(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if makes_tensor_of_data(func, name):
@@ -163,6 +168,8 @@ class FunctionMode(TorchFunctionMode):
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
         args, kwargs = tree_map(self._lifted, (args, kwargs), is_leaf=_is_size)
+        if name == "tensor_split":
+            args, kwargs = self._with_numbers(args, kwargs)
         args, kwargs = on_device(func, args, kwargs)
         if func in _device_constructors():
             kwargs["device"] = DEVICE
@@ -217,7 +224,36 @@ class FunctionMode(TorchFunctionMode):
             return _call_on_host(func, (value, *args[1:]), kwargs)
         if name in _PRINTS:
             return _placeholder(args[0])
-        raise reads_device()
+        raise reads_device(args[0])
+
+    def _to_host(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a function that takes a tensor of the device to the host."""
+        value = self._listener.known_value(args[0])
+        if value is not None:
+            return _call_on_host(func, (value, *args[1:]), kwargs)
+        raise Error(
+            f"Illegal move to CPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors live "
+            "on the device. Return the tensor from the model, or anchor it, to see it on the host."
+        )
+
+    def _with_numbers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments with numbers in the place of tensors, but for the first one."""
+
+        def numbers(value: Any) -> Any:
+            if not is_traced(value):
+                return value
+            return self._read(torch.Tensor.tolist, "tolist", (value,), {})
+
+        others, kwargs = tree_map(numbers, (args[1:], kwargs))
+        return (*args[:1], *others), kwargs
 
     def _call(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -323,18 +359,20 @@ def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...])
         )
 
 
-def _refuse_host(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse calls that take a device tensor to the host."""
+def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call takes a device tensor to the host."""
     if not args or not is_traced(args[0]):
-        return
-    leaves = name in _LEAVES_DEVICE or (
+        return False
+    return name in _LEAVES_DEVICE or (
         name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values()))
     )
-    if leaves:
-        raise Error(
-            f"Illegal move to CPU (Tensor.{name}): inside forward, tensors live on the device. "
-            "Return the tensor from the model, or anchor it, to see it on the host."
-        )
+
+
+def _copied(name: str, tensor: torch.Tensor) -> Any:
+    """Return what Python's ``copy`` module asks for: a copy, or how to make a shallow one."""
+    if name == "__deepcopy__":
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return torch.Tensor.view_as, (tensor, tensor)
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:

@@ -66,6 +66,7 @@ class TraceResult:
         buffers: The same of each buffer placeholder.
         num_inputs: Number of input placeholders.
         counters: Names of the integer buffers that keep what forward counts in them.
+        read_constants: Names of parameters and buffers that forward took values from.
         outputs: What forward returned; as many results are outputs as it names.
         gradients: Names of the parameters that the remaining results are gradients of.
         constants: Data of the ``popsim::constant`` nodes, by index.
@@ -85,6 +86,7 @@ class TraceResult:
     buffers: dict[str, torch.Tensor]
     num_inputs: int
     counters: frozenset[str] = frozenset()
+    read_constants: set[str] = field(default_factory=set)
     outputs: OutputSpec = field(default_factory=lambda: OutputSpec(()))
     gradients: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)

@@ -126,6 +126,7 @@ class _Tracer:
             )
             structure = module(*args, **kwargs)
             check_not_reassigned(module, given)
+            self._result.read_constants = self._recorder.values.read_constants()
         self._result.outputs = OutputSpec(
             structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
         )
