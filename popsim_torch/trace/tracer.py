@@ -43,6 +43,8 @@ from popsim_torch.trace.origin import recording
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
 
+_logger = logging.getLogger("poptorch::python")
+
 
 def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with mode:
@@ -137,6 +139,12 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
         self._result.loss_dtype = loss.dtype
+        if loss.grad_fn is None:
+            _logger.warning(
+                "trainingModel: the loss does not depend on any parameter that requires a "
+                "gradient, so nothing is trained."
+            )
+            return []
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
