@@ -14,7 +14,7 @@ from popsim_torch.ir import Program, Role, Tensor, TensorKind, names
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.builder import Builder, HalfPartials, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
-from popsim_torch.lowering.rules.aten import check_results
+from popsim_torch.lowering.rules.aten import unsupported
 from popsim_torch.lowering.rules.creation import is_random
 from popsim_torch.lowering.rules.prints import lower_print
 from popsim_torch.lowering.rules.table import RULES
@@ -51,6 +51,7 @@ class _Lowering:
         self._state = StateLowering(self._builder, self._program, named, self._needed)
 
     def run(self) -> Program:
+        self._check_supported()
         loss_scale = self._state.add_placeholders()
         if loss_scale is not None:
             self._add_loss_scale(loss_scale)
@@ -65,6 +66,29 @@ class _Lowering:
         self._note_outputs()
         self._program.graph.ops.sort(key=lambda op: op.phase)
         return self._program
+
+    def _check_supported(self) -> None:
+        """Refuse what the device cannot run: all of it at once."""
+        reasons: dict[str, str] = {}
+        for node in self._named.nodes:
+            target: Any = node.target
+            if (
+                node.op != "call_function"
+                or node not in self._needed
+                or target in (operator.getitem, PRINT, CONSTANT)
+            ):
+                continue
+            reason, name = "is not an ATen operator.", str(target)
+            if isinstance(target, torch._ops.OpOverload):
+                reason, name = "" if is_mutating(node) else unsupported(node), target._schema.name
+            if reason and name not in reasons:
+                place = self._builder.place_of(node, self._named.message_name(node))
+                reasons[name] = f"{name} in {place.shown} {reason}"
+        if reasons:
+            raise Error(
+                f"Unsupported ops found in compiled model: [{', '.join(reasons)}]. "
+                + " ".join(reasons.values())
+            )
 
     def _add_loss_scale(self, node: torch.fx.Node) -> None:
         assert self._plan is not None
@@ -105,14 +129,8 @@ class _Lowering:
         if node.target is CONSTANT:
             index: Any = node.args[2]
             return self._builder.constant(self._named.traced.constants[index])
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise Error(
-                f"Unsupported ops found in compiled model: [{node.target}] in {place.shown} is "
-                "not an ATen operator."
-            )
         if is_mutating(node):
             return None
-        check_results(node, place)
         return RULES.rule_of(node).lower(self._builder, node, place)
 
     def _add_aliases(self) -> None:

@@ -103,8 +103,7 @@ class StateLowering:
         if source.dtype != variable.dtype:
             attributes["dtype"] = dtype_name(variable.dtype)
         self._builder.op("copy", [source], [view], attributes, place=place)
-        if name in self._program.buffers:
-            self._program.changed_buffers.append(name)
+        self._program.changed_state.append(name)
 
     def _add(self, node: torch.fx.Node, kind: TensorKind, role: Role) -> Tensor:
         value: torch.Tensor = node.meta["val"]

@@ -13,6 +13,7 @@ import torch._dynamo
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_iter
 
+from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.cumulative_norm import cumulative_norm
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.traced_tensors import host_computation
@@ -116,9 +117,18 @@ def _with_range_on_device() -> AbstractContextManager[Any]:
         with host_computation(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is deprecated, which would be said of this line
             values: torch.Tensor = on_host(*args, **kwargs)
+        if device is None:
+            warn_of_no_device("range")
         return values if torch.device(device or DEVICE).type == "cpu" else values.to(DEVICE)
 
     return mock.patch.object(torch, "range", on_device)
+
+
+def _without_autocast() -> AbstractContextManager[Any]:
+    """Leave element types as forward has them under ``torch.autocast``, as PopTorch does."""
+    return mock.patch.multiple(
+        torch.autocast, __enter__=lambda self: self, __exit__=lambda *_: None
+    )
 
 
 _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
@@ -127,5 +137,6 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_compiler,
     _without_checkpointing,
     _with_range_on_device,
+    _without_autocast,
     cumulative_norm,
 )

@@ -24,7 +24,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
 from popsim_torch.trace.back_end_choices import replacements
-from popsim_torch.trace.call_arguments import on_device, without_dropout
+from popsim_torch.trace.call_arguments import (
+    draws_random_numbers,
+    on_device,
+    warn_of_no_device,
+    with_device,
+    without_dropout,
+)
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.device_types import as_device_types, seen_dtype
 from popsim_torch.trace.eager_errors import eager_error
@@ -164,6 +170,8 @@ class FunctionMode(TorchFunctionMode):
         func, args, kwargs = as_device_types(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if makes_tensor_of_data(func, name):
+            if func is torch.tensor and kwargs.get("device") is None and not is_traced(args[:1]):
+                warn_of_no_device(name)
             self._listener.before_call(func)
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
@@ -171,8 +179,7 @@ class FunctionMode(TorchFunctionMode):
         if name == "tensor_split":
             args, kwargs = self._with_numbers(args, kwargs)
         args, kwargs = on_device(func, args, kwargs)
-        if func in _device_constructors():
-            kwargs["device"] = DEVICE
+        kwargs = with_device(func, args, kwargs)
         if not self._training:
             args, kwargs, unchanged = without_dropout(name, args, kwargs)
             if unchanged is not None:
@@ -203,12 +210,17 @@ class FunctionMode(TorchFunctionMode):
     def _stays_on_host(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a call only concerns host tensors: it is computed now, not traced."""
+        """Whether a call only concerns host tensors: it is computed now, not traced.
+
+        Random numbers are the device's, which draws others in each run.
+        """
         values = tree_leaves((args, kwargs))
         if any(is_traced(value) or _is_device(value) for value in values):
             return False
         if func in _device_constructors():
             return _is_cpu(kwargs.get("device"))
+        if draws_random_numbers(func, kwargs) and not _is_cpu(kwargs.get("device")):
+            return False
         return any(isinstance(value, torch.Tensor) for value in values)
 
     def _read(

@@ -204,7 +204,8 @@ def _translated_errors() -> Iterator[None]:
             "the model is traced. Use masks or torch.where, and fixed sizes."
         ) from error
     except UnsupportedOperatorException as error:
-        raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
+        func: Any = error.func
+        raise Error(f"Unsupported ops found in compiled model: [{func._schema.name}]") from error
     except Exception as error:
         without_fakes(error)
         raise
