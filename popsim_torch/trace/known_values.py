@@ -4,8 +4,8 @@ A tensor that forward makes from Python numbers, NumPy arrays or tensors of the 
 values in every run; so have the parameters and buffers that are constants. The recorded graph tells
 how they come about: where forward asks for one (``if tensor:``, a size, a mask), the part of the
 graph that the tensor depends on is computed then and there, with every change in place up to now.
-What nobody asks for is not computed, and nothing computed here is kept: the graph alone is the
-truth.
+What nobody asks for is not computed. What was computed is kept for the next question, unless that
+needs something from in front of a change in place: the graph alone is the truth.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._state: dict[torch.fx.Node, tuple[str, torch.Tensor]] = {}
         self._read: dict[torch.fx.Node, str] = {}
         self._last: torch.fx.Node | None = None
+        # What was computed so far, in the order of the graph, and the last change in place there.
+        self._values: dict[torch.fx.Node, Any] = {}
+        self._last_write: torch.fx.Node | None = None
         # Nodes that change memory in place, by the memory.
         self._writers: defaultdict[int, list[torch.fx.Node]] = defaultdict(list)
 
@@ -129,17 +132,21 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         node = node_of(tensor)
         needed = self._needed(node) if node.graph is self.graph else None
+        if needed and self._last_write is not None and needed[0] < self._last_write:
+            # Something that reads what has been written over since.
+            self._forget_values()
+            needed = self._needed(node)
         if needed is None:
             return None
-        for step in needed:
-            if step.op == "placeholder":
-                self._read.setdefault(step, user_line(" at "))
         mode: Any = get_proxy_mode()
-        values: dict[torch.fx.Node, Any] = {}
         with host_computation(), torch.no_grad():
-            for step in needed:
-                values[step] = self._compute(step, values, mode.tracer.root)
-        result: torch.Tensor = values[node]
+            try:
+                for step in needed:
+                    self._run(step, mode.tracer.root)
+            except BaseException:
+                self._forget_values()
+                raise
+            result: torch.Tensor = self._values[node].clone()
         return result
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -153,8 +160,13 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._data = []
         self._state = {}
         self._read = {}
+        self._forget_values()
         self.graph = self._last = None
         self._writers.clear()
+
+    def _forget_values(self) -> None:
+        self._values.clear()
+        self._last_write = None
 
     def _of_dynamic_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator whose results have the shape that values say."""
@@ -197,21 +209,34 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return what to compute for a node's value now, in order; None if it is not known."""
         self._note_writers(node.graph)
         needed: set[torch.fx.Node] = set()
-        todo = [node]
+        todo: list[tuple[torch.fx.Node, torch.fx.Node | None]] = [(node, None)]
         while todo:
-            current = todo.pop()
-            if current in needed:
-                continue
-            if current.op == "placeholder":
-                if current not in self._state or self._is_changed(current):
+            current, reader = todo.pop()
+            if current not in self._values and current not in needed:
+                if not self._is_computable(current):
                     return None
-            elif not _is_computable(current):
-                return None
-            needed.add(current)
-            todo += _operands(current)
-            for memory in _memories(current):
-                todo += self._writers.get(memory, ())
+                needed.add(current)
+                todo += [(operand, current) for operand in _operands(current)]
+            for writer in self._writers_before(current, reader):
+                if writer not in needed:
+                    todo.append((writer, writer))
         return sorted(needed)
+
+    def _writers_before(
+        self, node: torch.fx.Node, reader: torch.fx.Node | None
+    ) -> Iterator[torch.fx.Node]:
+        """Return what changes a node's memory in front of a reader and was not computed yet."""
+        for memory in _memories(node):
+            for writer in reversed(self._writers.get(memory, ())):
+                if writer in self._values:
+                    break
+                if reader is None or writer < reader:
+                    yield writer
+
+    def _is_computable(self, node: torch.fx.Node) -> bool:
+        if node.op == "placeholder":
+            return node in self._state and not self._is_changed(node)
+        return _is_computable(node)
 
     def _is_changed(self, placeholder: torch.fx.Node) -> bool:
         self._note_writers(placeholder.graph)
@@ -226,9 +251,15 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._writers[memory].append(node)
             self._last, node = node, node.next
 
-    def _compute(
-        self, node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch.nn.Module
-    ) -> Any:
+    def _run(self, node: torch.fx.Node, root: torch.nn.Module) -> None:
+        """Compute a node."""
+        if node.op == "placeholder":
+            self._read.setdefault(node, user_line(" at "))
+        self._values[node] = self._compute(node, root)
+        if next(_changed_arguments(node), None) is not None:
+            self._last_write = node
+
+    def _compute(self, node: torch.fx.Node, root: torch.nn.Module) -> Any:
         if node.target is CONSTANT:
             index: Any = node.args[2]
             return self._data[index].clone()
@@ -240,7 +271,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def argument(value: Any) -> Any:
             if isinstance(value, torch.fx.Node):
-                return values[value] if value in values else _unset(value)
+                return self._values[value] if value in self._values else _unset(value)
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         args: Any = map_aggregate(node.args, argument)

@@ -234,7 +234,42 @@ def changes_host_tensors(model, x):
     return table + x
 
 
+def reads_in_turns(model, x):
+    table, step = torch.zeros(3), torch.ones(3)
+    doubled = table * 2 + 1
+    part = table[1:]
+    found = 0.0
+    for position in range(3):
+        table += step
+        found += table.sum().item() + doubled.sum().item()
+        product = table * step
+        step[position] += 1
+        found += step.sum().item() + part.sum().item()
+        table[0] = product[1]
+        found += product.prod().item() + table[0].item()
+    return x * found
+
+
+def counts_up(model, x):
+    step = torch.tensor([0, 1])
+    while step[1] < 50:
+        following = step.flip(0)
+        following[1] += following[0]
+        step.copy_(following)
+    return x * step[0].item() + step
+
+
+def read_before_it_changed(model, x):
+    table = torch.zeros(3)
+    total = table.sum()
+    table[0] = x.sum()
+    return x + 1 if total == 0 else x
+
+
 CHANGES = {
+    "read in turns": reads_in_turns,
+    "counted up": lambda m, x: counts_up(m, x[:, :2]),
+    "values of the device written later": read_before_it_changed,
     "views": changes_views,
     "arrays": changes_arrays,
     "host tensors": changes_host_tensors,
