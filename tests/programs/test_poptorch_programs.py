@@ -82,3 +82,9 @@ def test_debugging(tmp_path):
         "cycles": "True",
     }
     assert "hidden: (" in err and "hidden_gradient: (" in err
+
+
+def test_model_state(tmp_path):
+    out, err = run("model_state.py", cwd=tmp_path)
+    assert out.splitlines() == ["counted 24", "went on True 32", "frozen True", "evaluated True"]
+    assert "nothing is trained" in err
