@@ -34,11 +34,12 @@ _DROPOUTS = frozenset(
     }
 )
 # Draw random numbers; also those that change a tensor in place, which end in an underscore.
-_RANDOM = frozenset(
+_RANDOM = _DROPOUTS | frozenset(
     {
         *("bernoulli", "multinomial", "normal", "poisson", "binomial"),
         *("rand_like", "randn_like", "randint_like"),
         *("cauchy_", "exponential_", "geometric_", "log_normal_", "random_", "uniform_"),
+        *("gumbel_softmax", "rrelu"),
     }
 )
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
@@ -98,7 +99,8 @@ def with_device(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
     """
-    drawn = func is torch.normal and not any(isinstance(value, torch.Tensor) for value in args)
+    given = (*args, *kwargs.values())
+    drawn = func is torch.normal and not any(isinstance(value, torch.Tensor) for value in given)
     if func not in _device_constructors() and not drawn:
         return kwargs
     if kwargs.get("device") is None:
@@ -113,6 +115,18 @@ def warn_of_no_device(name: str) -> None:
         name: Of a function of torch.
     """
     _logger.warning("No device set in torch.%s(): forcing to IPU%s", name, user_line(" at "))
+
+
+def copied(name: str, tensor: torch.Tensor) -> Any:
+    """Return what Python's ``copy`` module asks for: a copy, or how to make a shallow one.
+
+    Args:
+        name: ``__deepcopy__`` or ``__reduce_ex__``.
+        tensor: What it copies.
+    """
+    if name == "__deepcopy__":
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return torch.Tensor.view_as, (tensor, tensor)
 
 
 def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

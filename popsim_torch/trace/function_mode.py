@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from popsim_torch.errors import Error
 from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.call_arguments import (
+    copied,
     draws_random_numbers,
     on_device,
-    warn_of_no_device,
     with_device,
     without_dropout,
 )
@@ -52,8 +52,6 @@ _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
 # Answered with the tensor's values, in ways that pass by the operators of PyTorch.
 _READS = _PRINTS | {"tolist"}
-# What Python's ``copy`` module calls.
-_COPIES = frozenset({"__deepcopy__", "__reduce_ex__"})
 _GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 _SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -165,13 +163,11 @@ class FunctionMode(TorchFunctionMode):
             return self._read(func, name, args, kwargs)
         if _leaves_device(name, args, kwargs):
             return self._to_host(func, name, args, kwargs)
-        if name in _COPIES and args[0].is_leaf:
-            return _copied(name, args[0])
+        if name == "__reduce_ex__" or (name == "__deepcopy__" and args[0].is_leaf):
+            return copied(name, args[0])
         func, args, kwargs = as_device_types(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if makes_tensor_of_data(func, name):
-            if func is torch.tensor and kwargs.get("device") is None and not is_traced(args[:1]):
-                warn_of_no_device(name)
             self._listener.before_call(func)
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
@@ -378,13 +374,6 @@ def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return name in _LEAVES_DEVICE or (
         name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values()))
     )
-
-
-def _copied(name: str, tensor: torch.Tensor) -> Any:
-    """Return what Python's ``copy`` module asks for: a copy, or how to make a shallow one."""
-    if name == "__deepcopy__":
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return torch.Tensor.view_as, (tensor, tensor)
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:

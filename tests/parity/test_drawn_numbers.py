@@ -63,6 +63,8 @@ OF_HOST_TENSORS = {
     "normal_": (lambda: HOST.clone().normal_(), 0.0, 1.0),
     "bernoulli": (lambda: torch.bernoulli(HOST), 0.5, 0.5),
     "normal": (lambda: torch.normal(HOST, 1.0), 0.5, 1.0),
+    "normal by keywords": (lambda: torch.normal(mean=HOST, std=2 * HOST), 0.5, 1.0),
+    "rrelu": (lambda: torch.rrelu(-HOST, 0.0, 2.0, training=True), -0.5, 0.2887),
     "normal with a size": (lambda: torch.normal(1.0, 2.0, (SIZE,)), 1.0, 2.0),
 }
 

@@ -125,8 +125,8 @@ def unsupported(node: torch.fx.Node) -> str:
         if result is not None and (
             not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
-            kind = getattr(result, "dtype", type(result).__name__)
-            return f"gives {kind}, which the device does not know."
+            given = getattr(result, "dtype", type(result).__name__)
+            return f"gives {given}, which the device does not know."
     return ""
 
 
