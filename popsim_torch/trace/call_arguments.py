@@ -140,8 +140,17 @@ def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def without_dropout(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor | None]:
-    """Return the call's arguments with dropout off, or the tensor it returns unchanged."""
+    """Return the call's arguments with dropout off, or the tensor it returns unchanged.
+
+    Raises:
+        ValueError: A probability of dropout is none.
+    """
     if name in _DROPOUTS:
+        probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        if not 0 <= probability <= 1:
+            raise ValueError(
+                f"dropout probability has to be between 0 and 1, but got {probability}"
+            )
         return args, kwargs, args[0] if args else kwargs["input"]
     if name == "scaled_dot_product_attention":
         # query, key, value, mask, dropout_p
