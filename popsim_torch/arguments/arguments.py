@@ -213,7 +213,8 @@ class ArgumentSpec:
         if tensor.requires_grad:
             self._warn(
                 "requires_grad",
-                f"Input {name} has requires_grad=True: it is detached, no gradient reaches it.",
+                f"Input {name} has requires_grad=True set: it will be detached, and no gradient "
+                "reaches it.",
             )
         tensor = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
         if not tensor.is_contiguous():

@@ -28,7 +28,7 @@ class DeviceState:
         self._executable = compiled.executable
         self._program = compiled.program
         self._plan = compiled.plan
-        self._changes_weights = self._plan is not None or bool(self._program.changed_buffers)
+        self._changes_weights = self._plan is not None or bool(self._program.changed_state)
         # Runs that the weights have seen which host and device have in common. A run counts from
         # its beginning: while it goes on, the device is ahead, and refuses to be copied.
         self._runs_in_common = 0
@@ -92,7 +92,7 @@ class DeviceState:
         """
         logs.backend.info("Writing weights from IPU to host")
         updates = () if self._plan is None else self._plan.updates
-        changed = [*(update.parameter for update in updates), *self._program.changed_buffers]
+        changed = {*(update.parameter for update in updates), *self._program.changed_state}
         num_runs = self._executable.num_runs
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(changed, what_fits=what_fits)

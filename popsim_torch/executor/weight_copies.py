@@ -8,6 +8,7 @@ from typing import Any
 from popsim_torch import optim
 from popsim_torch.errors import Error
 from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.trace.cumulative_norm import lasting_counters
 
 __all__ = ["WeightCopies"]
 
@@ -88,13 +89,14 @@ class WeightCopies(ExecutorBase):
             Error: The model has no such buffer, or it is a constant of the program.
         """
         buffers = dict(self._traced_model.named_buffers(remove_duplicate=False))
+        counters = lasting_counters(self._traced_model, buffers)
         for name in self._updatable_buffers():
             if name not in buffers:
                 raise Error(
                     f"Options.updatableNamedBuffers: the model has no buffer '{name}'. It has "
                     f"{', '.join(sorted(buffers)) or 'none'}."
                 )
-            if not buffers[name].is_floating_point():
+            if not buffers[name].is_floating_point() and name not in counters:
                 raise Error(
                     f"Options.updatableNamedBuffers: the buffer '{name}' of type "
                     f"{buffers[name].dtype} is a constant of the compiled model, as all buffers "

@@ -112,8 +112,8 @@ def _check_tables(program: Program) -> None:
     check("outputs", program.outputs)
     check("changed inputs", program.changed_inputs.values())
     check("checkpoints", program.checkpoints)
-    if not set(program.changed_buffers) <= set(program.buffers):
-        raise ValueError("its program changes buffers that it does not have")
+    if not set(program.changed_state) <= {*program.parameters, *program.buffers}:
+        raise ValueError("its program changes parameters or buffers that it does not have")
     num_inputs = sum(tensor.kind == TensorKind.INPUT for tensor in tensors)
     if not set(program.changed_inputs) <= set(range(num_inputs)):
         raise ValueError("its program changes inputs that it does not have")

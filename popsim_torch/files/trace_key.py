@@ -84,8 +84,8 @@ class _Hasher:
             if field.name in ("parameters", "buffers"):
                 for name, tensor in value.items():
                     self.add((name, tensor.dtype, tensor.shape))
-                    if not tensor.dtype.is_floating_point:
-                        self._add_data(tensor)  # a constant of the program
+                    if traced.is_constant(name):
+                        self._add_data(tensor)
             else:
                 self.add(value)
 

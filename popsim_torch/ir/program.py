@@ -103,7 +103,7 @@ class Program:
         graph: The ops and tensors.
         parameters: Tensor ids by parameter name, of the parameters that the program uses.
         buffers: Tensor ids by buffer name, of the floating-point buffers that it uses.
-        changed_buffers: Names of the buffers that forward changes.
+        changed_state: Names of the parameters and buffers that forward changes.
         states: Tensor ids of optimizer states and accumulators, by name.
         scalars: Tensor ids of hyper-parameters, by name.
         outputs: Tensor ids of what forward returns.
@@ -121,7 +121,7 @@ class Program:
     graph: Graph = field(default_factory=Graph)
     parameters: dict[str, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
-    changed_buffers: list[str] = field(default_factory=list)
+    changed_state: list[str] = field(default_factory=list)
     states: dict[str, int] = field(default_factory=dict)
     scalars: dict[str, int] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)

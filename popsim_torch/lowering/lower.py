@@ -15,7 +15,7 @@ from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.bodies import BodyBuilder, lower_control
 from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
-from popsim_torch.lowering.rules.aten import check_results
+from popsim_torch.lowering.rules.aten import unsupported
 from popsim_torch.lowering.rules.creation import is_random
 from popsim_torch.lowering.rules.host import warn_of_calls_left_out
 from popsim_torch.lowering.rules.prints import lower_print
@@ -23,11 +23,13 @@ from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.trace.control.bodies import Control, control_of
+from popsim_torch.trace.control.bodies import CONTROL, Control, control_of
 from popsim_torch.trace.functionalise import is_mutating
 from popsim_torch.trace.markers import CONSTANT, PRINT
 from popsim_torch.trace.named_graph import NamedGraph
 from popsim_torch.trace.origin import origin_of
+
+_OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL)
 
 
 class _Lowering:
@@ -54,6 +56,7 @@ class _Lowering:
         self._state = StateLowering(self._builder, self._program, named, self._needed)
 
     def run(self) -> Program:
+        self._check_supported()
         loss_scale = self._state.add_placeholders()
         if loss_scale is not None:
             self._add_loss_scale(loss_scale)
@@ -70,6 +73,26 @@ class _Lowering:
         self._note_outputs()
         self._program.graph.ops.sort(key=lambda op: op.phase)
         return self._program
+
+    def _check_supported(self) -> None:
+        """Refuse what the device cannot run: all of it at once."""
+        reasons: dict[str, str] = {}
+        needed = (node for node in self._named.nodes if node in self._needed)
+        for node in self._named.with_bodies(needed):
+            target: Any = node.target
+            if node.op != "call_function" or target in _OWN_TARGETS:
+                continue
+            reason, name = "is not an ATen operator.", str(target)
+            if isinstance(target, torch._ops.OpOverload):
+                reason, name = "" if is_mutating(node) else unsupported(node), target._schema.name
+            if reason and name not in reasons:
+                place = self._builder.place_of(node, self._named.message_name(node))
+                reasons[name] = f"{name} in {place.shown} {reason}"
+        if reasons:
+            raise Error(
+                f"Unsupported ops found in compiled model: [{', '.join(reasons)}]. "
+                + " ".join(reasons.values())
+            )
 
     def _add_loss_scale(self, node: torch.fx.Node) -> None:
         assert self._plan is not None
@@ -139,14 +162,8 @@ class _Lowering:
         if node.target is CONSTANT:
             index: Any = node.args[2]
             return builder.constant(self._named.traced.constants[index])
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise Error(
-                f"Unsupported ops found in compiled model: [{node.target}] in {place.shown} is "
-                "not an ATen operator."
-            )
         if is_mutating(node):
             return None
-        check_results(node, place)
         return RULES.rule_of(node).lower(builder, node, place)
 
     def _add_aliases(self) -> None:

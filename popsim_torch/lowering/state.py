@@ -49,7 +49,7 @@ class StateLowering:
         trace = self._traced.traced
         state = [*trace.parameters.items(), *trace.buffers.items()]
         end = self._traced.first_input + trace.num_inputs
-        self._warn_of_frozen(list(trace.buffers.items()))
+        self._warn_of_frozen(list(trace.buffers))
         for position, node in enumerate(self._traced.placeholders[:end]):
             if position >= self._traced.first_input:
                 self._add(node, TensorKind.INPUT, Role.INPUT)
@@ -59,13 +59,15 @@ class StateLowering:
         rest = self._traced.placeholders[end:]
         return rest[0] if rest else None
 
-    def _warn_of_frozen(self, buffers: list[tuple[str, torch.Tensor]]) -> None:
+    def _warn_of_frozen(self, buffers: list[str]) -> None:
         """Say which buffers keep the value they have now: those that are not floating-point."""
         nodes = self._traced.placeholders[len(self._traced.traced.parameters) :]
+        trace = self._traced.traced
         frozen = [
             name
-            for (name, host), node in zip(buffers, nodes, strict=False)
-            if not host.dtype.is_floating_point and (node.users or node in self._changes)
+            for name, node in zip(buffers, nodes, strict=False)
+            if name in trace.read_constants
+            or (trace.is_constant(name) and (node.users or node in self._changes))
         ]
         if frozen:
             logs.python.warning(
@@ -101,8 +103,7 @@ class StateLowering:
         if source.dtype != variable.dtype:
             attributes["dtype"] = dtype_name(variable.dtype)
         self._builder.op("copy", [source], [view], attributes, place=place)
-        if name in self._program.buffers:
-            self._program.changed_buffers.append(name)
+        self._program.changed_state.append(name)
 
     def _add(self, node: torch.fx.Node, kind: TensorKind, role: Role) -> Tensor:
         value: torch.Tensor = node.meta["val"]
@@ -113,7 +114,7 @@ class StateLowering:
         return tensor
 
     def _add_state(self, node: torch.fx.Node, name: str, host: torch.Tensor) -> None:
-        if not host.dtype.is_floating_point:
+        if self._traced.traced.is_constant(name):
             self._builder.values[node] = self._builder.constant(host.detach().clone())
             return
         is_parameter = name in self._traced.traced.parameters

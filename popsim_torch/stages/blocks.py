@@ -216,6 +216,18 @@ def _block_hooks(module: nn.Module) -> dict[int, _BeginBlockHook]:
     return {key: hook for key, hook in hooks.items() if isinstance(hook, _BeginBlockHook)}
 
 
+class _Call(nn.Module):
+    """Stands for a callable that is no module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self._function(*args, **kwargs)
+
+
 @overload
 def BeginBlock(
     layer_to_call: M, user_id: str | int | None = None, ipu_id: int | None = None
@@ -223,7 +235,7 @@ def BeginBlock(
 @overload
 def BeginBlock(
     layer_to_call: Callable[P, R], user_id: str | int | None = None, ipu_id: int | None = None
-) -> Callable[P, R]: ...
+) -> nn.Module: ...
 def BeginBlock(
     layer_to_call: Any, user_id: str | int | None = None, ipu_id: int | None = None
 ) -> Any:
@@ -237,7 +249,7 @@ def BeginBlock(
         ipu_id: The IPU to run on, unless the block's ``Stage`` names one.
 
     Returns:
-        The module itself, its class and parameter names unchanged; for another callable a function
+        The module itself, its class and parameter names unchanged; for another callable a module
         that begins the block and calls it.
 
     Raises:
@@ -260,11 +272,7 @@ def BeginBlock(
             "callable."
         )
 
-    def begin_and_call(*args: Any, **kwargs: Any) -> Any:
-        hook()
-        return layer_to_call(*args, **kwargs)
-
-    return functools.update_wrapper(begin_and_call, layer_to_call)
+    return BeginBlock(_Call(layer_to_call), user_id, ipu_id)
 
 
 def BlockFunction(

@@ -12,7 +12,9 @@ import torch
 import torch._dynamo
 
 from popsim_torch.ops import op_listener
+from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
+from popsim_torch.trace.cumulative_norm import cumulative_norm
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.traced_tensors import host_computation
 
@@ -94,6 +96,8 @@ def _with_range_on_device() -> AbstractContextManager[Any]:
         with host_computation(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is deprecated, which would be said of this line
             values: torch.Tensor = on_host(*args, **kwargs)
+        if device is None:
+            warn_of_no_device("range")
         return values if torch.device(device or DEVICE).type == "cpu" else values.to(DEVICE)
 
     return mock.patch.object(torch, "range", on_device)
@@ -106,4 +110,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     rebuilding_checkpoints,
     _without_autocast,
     _with_range_on_device,
+    cumulative_norm,
 )

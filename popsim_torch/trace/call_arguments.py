@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._prims_common import canonicalize_dim
+from torch.utils._device import _device_constructors
 
+from popsim_torch.errors import Error
+from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.mixed_types import in_one_type
+from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS
+
+_logger = logging.getLogger("poptorch::python")
 
 _DROPOUTS = frozenset(
     {
@@ -24,6 +31,15 @@ _DROPOUTS = frozenset(
         "feature_dropout_",
         "feature_alpha_dropout",
         "feature_alpha_dropout_",
+    }
+)
+# Draw random numbers; also those that change a tensor in place, which end in an underscore.
+_RANDOM = _DROPOUTS | frozenset(
+    {
+        *("bernoulli", "multinomial", "normal", "poisson", "binomial"),
+        *("rand_like", "randn_like", "randint_like"),
+        *("cauchy_", "exponential_", "geometric_", "log_normal_", "random_", "uniform_"),
+        *("gumbel_softmax", "rrelu"),
     }
 )
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
@@ -41,14 +57,76 @@ def on_device(
         func: A function of torch.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+
+    Raises:
+        Error: Random numbers are to come from a generator of the host.
     """
     name = getattr(func, "__name__", "")
+    if kwargs.get("generator") is not None:
+        raise Error(
+            f"forward{user_line(' at ')} draws random numbers from a torch.Generator "
+            f"({name}), which is the host's. Leave it out: the device draws other numbers in each "
+            'run, and Options.randomSeed seeds it. Or add device="cpu" to draw on the host, once '
+            "for all runs."
+        )
     if name in _SOFTMAXES:
         _check_softmax_axis(args, kwargs)
     sparse = _SPARSE_ARGUMENT.get(func)
     if sparse is not None and len(args) > sparse:
         args = (*args[:sparse], False, *args[sparse + 1 :])
     return in_one_type(name, args, kwargs)
+
+
+def draws_random_numbers(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random numbers for tensors, from no generator of its own.
+
+    Args:
+        func: A function of torch.
+        kwargs: Its keyword arguments.
+    """
+    name = getattr(func, "__name__", "")
+    drawn = name in _RANDOM or name.removesuffix("_") in _RANDOM
+    return drawn and kwargs.get("generator") is None
+
+
+def with_device(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the keyword arguments with which a function that makes a tensor makes it there.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    given = (*args, *kwargs.values())
+    drawn = func is torch.normal and not any(isinstance(value, torch.Tensor) for value in given)
+    if func not in _device_constructors() and not drawn:
+        return kwargs
+    if kwargs.get("device") is None:
+        warn_of_no_device(func.__name__)
+    return {**kwargs, "device": DEVICE}
+
+
+def warn_of_no_device(name: str) -> None:
+    """Say in the log that a call that names no device makes a tensor of the device.
+
+    Args:
+        name: Of a function of torch.
+    """
+    _logger.warning("No device set in torch.%s(): forcing to IPU%s", name, user_line(" at "))
+
+
+def copied(name: str, tensor: torch.Tensor) -> Any:
+    """Return what Python's ``copy`` module asks for: a copy, or how to make a shallow one.
+
+    Args:
+        name: ``__deepcopy__`` or ``__reduce_ex__``.
+        tensor: What it copies.
+    """
+    if name == "__deepcopy__":
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return torch.Tensor.view_as, (tensor, tensor)
 
 
 def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -62,8 +140,17 @@ def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def without_dropout(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor | None]:
-    """Return the call's arguments with dropout off, or the tensor it returns unchanged."""
+    """Return the call's arguments with dropout off, or the tensor it returns unchanged.
+
+    Raises:
+        ValueError: A probability of dropout is none.
+    """
     if name in _DROPOUTS:
+        probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        if not 0 <= probability <= 1:
+            raise ValueError(
+                f"dropout probability has to be between 0 and 1, but got {probability}"
+            )
         return args, kwargs, args[0] if args else kwargs["input"]
     if name == "scaled_dot_product_attention":
         # query, key, value, mask, dropout_p

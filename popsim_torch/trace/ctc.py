@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.own_operators import define_with_gradient
 
 _SCHEMAS = (
@@ -143,7 +144,7 @@ def _lengths(
                 raise RuntimeError(
                     f"Expected {name} to have values from 0 to {most}, but got value {length}"
                 )
-        tensor = torch.tensor(known, dtype=torch.int64)
+        tensor = torch.tensor(known, dtype=torch.int64, device=DEVICE)
     if tensor.shape[0] != items:
         raise RuntimeError(f"{name} must be of size batch_size")
     return tensor if tensor.dtype in _INDICES else tensor.long()

@@ -24,7 +24,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
 from popsim_torch.trace.back_end_choices import replacements
-from popsim_torch.trace.call_arguments import on_device, without_dropout
+from popsim_torch.trace.call_arguments import (
+    copied,
+    draws_random_numbers,
+    on_device,
+    with_device,
+    without_dropout,
+)
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
 from popsim_torch.trace.device import DEVICE
@@ -163,7 +169,10 @@ class FunctionMode(TorchFunctionMode):
             return _call_on_host(func, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
-        _refuse_host(name, args, kwargs)
+        if _leaves_device(name, args, kwargs):
+            return self._to_host(func, name, args, kwargs)
+        if name == "__reduce_ex__" or (name == "__deepcopy__" and args[0].is_leaf):
+            return copied(name, args[0])
         func, args, kwargs = as_device_types(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if makes_tensor_of_data(func, name):
@@ -171,9 +180,10 @@ class FunctionMode(TorchFunctionMode):
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
         args, kwargs = tree_map(self._lifted, (args, kwargs), is_leaf=_is_size)
+        if name == "tensor_split":
+            args, kwargs = self._with_numbers(args, kwargs)
         args, kwargs = on_device(func, args, kwargs)
-        if func in _device_constructors():
-            kwargs["device"] = DEVICE
+        kwargs = with_device(func, args, kwargs)
         if not self._training:
             args, kwargs, unchanged = without_dropout(name, args, kwargs)
             if unchanged is not None:
@@ -200,12 +210,17 @@ class FunctionMode(TorchFunctionMode):
     def _stays_on_host(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a call only concerns host tensors: it is computed now, not traced."""
+        """Whether a call only concerns host tensors: it is computed now, not traced.
+
+        Random numbers are the device's, which draws others in each run.
+        """
         values = tree_leaves((args, kwargs))
         if any(is_traced(value) or _is_device(value) for value in values):
             return False
         if func in _device_constructors():
             return _is_cpu(kwargs.get("device"))
+        if draws_random_numbers(func, kwargs) and not _is_cpu(kwargs.get("device")):
+            return False
         return any(isinstance(value, torch.Tensor) for value in values)
 
     def _read(
@@ -221,7 +236,36 @@ class FunctionMode(TorchFunctionMode):
             return _call_on_host(func, (value, *args[1:]), kwargs)
         if name in _PRINTS:
             return _placeholder(args[0])
-        raise reads_device()
+        raise reads_device(args[0])
+
+    def _to_host(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a function that takes a tensor of the device to the host."""
+        value = self._listener.known_value(args[0])
+        if value is not None:
+            return _call_on_host(func, (value, *args[1:]), kwargs)
+        raise Error(
+            f"Illegal move to CPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors live "
+            "on the device. Return the tensor from the model, or anchor it, to see it on the host."
+        )
+
+    def _with_numbers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments with numbers in the place of tensors, but for the first one."""
+
+        def numbers(value: Any) -> Any:
+            if not is_traced(value):
+                return value
+            return self._read(torch.Tensor.tolist, "tolist", (value,), {})
+
+        others, kwargs = tree_map(numbers, (args[1:], kwargs))
+        return (*args[:1], *others), kwargs
 
     def _call(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -332,18 +376,13 @@ def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...])
         )
 
 
-def _refuse_host(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse calls that take a device tensor to the host."""
+def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call takes a device tensor to the host."""
     if not args or not is_traced(args[0]):
-        return
-    leaves = name in _LEAVES_DEVICE or (
+        return False
+    return name in _LEAVES_DEVICE or (
         name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values()))
     )
-    if leaves:
-        raise Error(
-            f"Illegal move to CPU (Tensor.{name}): inside forward, tensors live on the device. "
-            "Return the tensor from the model, or anchor it, to see it on the host."
-        )
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -71,9 +71,9 @@ class _Replay(torch.fx.Interpreter):
         except RuntimeError as error:
             if not is_mutating(n):
                 raise
-            source = origin_of(n).source
+            source, target = origin_of(n).source, cast(torch._ops.OpOverload, n.target)
             raise Error(
-                f"Unsupported ops found in compiled model: [{n.target}]"
+                f"Unsupported ops found in compiled model: [{target._schema.name}]"
                 f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
                 "cannot take out of a traced model. Call the operator that returns a new tensor."
             ) from error

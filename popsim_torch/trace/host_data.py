@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.traced_tensors import host_computation, is_traced
 
@@ -50,6 +51,8 @@ def tensor_of_data(
     Raises:
         Error: The data has numbers of the device in it.
     """
+    if func is torch.tensor and kwargs.get("device") is None and not any(map(is_traced, args)):
+        warn_of_no_device("tensor")
     settings = {key: value for key, value in kwargs.items() if key != "device"}
     if name == "new":
         source, *sizes = args

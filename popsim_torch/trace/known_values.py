@@ -1,10 +1,11 @@
 """Values that are known while a model is traced.
 
 A tensor that forward makes from Python numbers, NumPy arrays or tensors of the host has the same
-values in every run. The recorded graph tells how they come about: where forward asks for one (``if
-tensor:``, a size, a mask), the part of the graph that the tensor depends on is computed then and
-there, with every change in place up to now. What nobody asks for is not computed, and nothing
-computed here is kept: the graph alone is the truth.
+values in every run; so have the parameters and buffers that are constants. The recorded graph tells
+how they come about: where forward asks for one (``if tensor:``, a size, a mask), the part of the
+graph that the tensor depends on is computed then and there, with every change in place up to now.
+What nobody asks for is not computed. What was computed is kept for the next question, unless that
+needs something from in front of a change in place: the graph alone is the truth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from popsim_torch.errors import Error
 from popsim_torch.trace.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import host_computation, is_batched, is_traced, node_of
+from popsim_torch.trace.traced_tensors import (
+    find_node,
+    host_computation,
+    is_batched,
+    is_traced,
+    node_of,
+)
 
 aten = torch.ops.aten
 
@@ -36,6 +43,13 @@ _UNSET = frozenset(
         "empty_strided",
         "new_empty",
         "new_empty_strided",
+    }
+)
+# Take a shape, a device and an element type from their first argument, and none of its values.
+_TAKE_SHAPE = frozenset(
+    {
+        *("empty_like", "full_like", "ones_like", "zeros_like"),
+        *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros"),
     }
 )
 _MASKS = (torch.bool, torch.uint8)
@@ -59,9 +73,44 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._data = data
         self._constant = constant
         self.graph: torch.fx.Graph | None = None
+        # Placeholders of constants, with name and tensor of the host; what was read, and where.
+        self._state: dict[torch.fx.Node, tuple[str, torch.Tensor]] = {}
+        self._read: dict[torch.fx.Node, str] = {}
         self._last: torch.fx.Node | None = None
+        # What was computed so far, in the order of the graph, and the last change in place there.
+        self._values: dict[torch.fx.Node, Any] = {}
+        self._last_write: torch.fx.Node | None = None
         # Nodes that change memory in place, by the memory.
         self._writers: defaultdict[int, list[torch.fx.Node]] = defaultdict(list)
+
+    def start(
+        self, graph: torch.fx.Graph | None, state: dict[torch.fx.Node, tuple[str, torch.Tensor]]
+    ) -> None:
+        """Begin with a graph.
+
+        Args:
+            graph: The graph that is recorded.
+            state: Name and tensor of the host for each placeholder of a constant.
+        """
+        self.graph = graph
+        self._state = state
+
+    def read_constants(self) -> set[str]:
+        """Return the names of parameters and buffers that forward took values from.
+
+        Raises:
+            Error: Forward has changed one of them since: eager PyTorch would read another value in
+                the next call.
+        """
+        for node, line in self._read.items():
+            if self._is_changed(node):
+                raise Error(
+                    "aten::item is only supported in eager mode: forward reads the value of "
+                    f"'{self._state[node][0]}'{line} and changes it in place behind that. It would "
+                    "be another value in each run, but the model is traced once. Count outside of "
+                    "the model, and pass the number as an input."
+                )
+        return {self._state[node][0] for node in self._read}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -83,25 +132,35 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         node = node_of(tensor)
         needed = self._needed(node) if node.graph is self.graph else None
+        if needed and self._last_write is not None and needed[0] < self._last_write:
+            # Something that reads what has been written over since.
+            self._forget_values()
+            needed = self._needed(node)
         if needed is None:
             return None
         mode: Any = get_proxy_mode()
-        values: dict[torch.fx.Node, Any] = {}
         with host_computation(), torch.no_grad():
-            for step in needed:
-                values[step] = self._compute(step, values, mode.tracer.root)
-        result: torch.Tensor = values[node]
+            try:
+                for step in needed:
+                    self._run(step, mode.tracer.root)
+            except BaseException:
+                self._forget_values()
+                raise
+            result: torch.Tensor = self._values[node].clone()
         return result
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
         value = self.find(tensor)
         if value is None:
-            raise reads_device()
+            raise reads_device(tensor)
         return value
 
     def clear(self) -> None:
         """Forget the graph and the data."""
         self._data = []
+        self._state = {}
+        self._read = {}
+        self._forget_values()
         self.graph = self._last = None
         self._writers.clear()
 
@@ -111,6 +170,11 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._last = last
         for memory, writers in self._writers.items():
             self._writers[memory] = [node for node in writers if node not in gone]
+        self._forget_values()
+
+    def _forget_values(self) -> None:
+        self._values.clear()
+        self._last_write = None
 
     def _of_dynamic_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator whose results have the shape that values say."""
@@ -153,18 +217,38 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return what to compute for a node's value now, in order; None if it is not known."""
         self._note_writers(node.graph)
         needed: set[torch.fx.Node] = set()
-        todo = [node]
+        todo: list[tuple[torch.fx.Node, torch.fx.Node | None]] = [(node, None)]
         while todo:
-            current = todo.pop()
-            if current in needed:
-                continue
-            if not _is_computable(current):
-                return None
-            needed.add(current)
-            todo += current.all_input_nodes
-            for memory in memories_of(current):
-                todo += self._writers.get(memory, ())
+            current, reader = todo.pop()
+            if current not in self._values and current not in needed:
+                if not self._is_computable(current):
+                    return None
+                needed.add(current)
+                todo += [(operand, current) for operand in _operands(current)]
+            for writer in self._writers_before(current, reader):
+                if writer not in needed:
+                    todo.append((writer, writer))
         return sorted(needed)
+
+    def _writers_before(
+        self, node: torch.fx.Node, reader: torch.fx.Node | None
+    ) -> Iterator[torch.fx.Node]:
+        """Return what changes a node's memory in front of a reader and was not computed yet."""
+        for memory in memories_of(node):
+            for writer in reversed(self._writers.get(memory, ())):
+                if writer in self._values:
+                    break
+                if reader is None or writer < reader:
+                    yield writer
+
+    def _is_computable(self, node: torch.fx.Node) -> bool:
+        if node.op == "placeholder":
+            return node in self._state and not self._is_changed(node)
+        return _is_computable(node)
+
+    def _is_changed(self, placeholder: torch.fx.Node) -> bool:
+        self._note_writers(placeholder.graph)
+        return any(memory in self._writers for memory in memories_of(placeholder))
 
     def _note_writers(self, graph: torch.fx.Graph) -> None:
         """Take note of changes in place among the nodes that were recorded since the last time."""
@@ -175,19 +259,27 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._writers[memory].append(node)
             self._last, node = node, node.next
 
-    def _compute(
-        self, node: torch.fx.Node, values: dict[torch.fx.Node, Any], root: torch.nn.Module
-    ) -> Any:
+    def _run(self, node: torch.fx.Node, root: torch.nn.Module) -> None:
+        """Compute a node."""
+        if node.op == "placeholder":
+            self._read.setdefault(node, user_line(" at "))
+        self._values[node] = self._compute(node, root)
+        if next(changed_arguments(node), None) is not None:
+            self._last_write = node
+
+    def _compute(self, node: torch.fx.Node, root: torch.nn.Module) -> Any:
         if node.target is CONSTANT:
             index: Any = node.args[2]
             return self._data[index].clone()
+        if node.op == "placeholder":
+            return self._state[node][1].detach().clone()
         if node.op == "get_attr":
             attribute: torch.Tensor = getattr(root, str(node.target))
             return attribute.clone()
 
         def argument(value: Any) -> Any:
             if isinstance(value, torch.fx.Node):
-                return values[value]
+                return self._values[value] if value in self._values else _unset(value)
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         args: Any = map_aggregate(node.args, argument)
@@ -200,15 +292,32 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result.zero_() if getattr(target, "_opname", "") in _UNSET else result
 
 
-def reads_device() -> Error:
-    """Return the error for forward's reading a value of the device."""
+def reads_device(tensor: torch.Tensor) -> Error:
+    """Return the error for forward's reading a value of the device.
+
+    Args:
+        tensor: What it reads.
+    """
     return Error(
-        "aten::item is only supported in eager mode: forward reads the value of a tensor on the "
-        f"device{user_line(' at ')}, which does not exist while the model is traced (`if tensor:`, "
+        "aten::item is only supported in eager mode: forward reads the value of "
+        f"{_described(find_node(tensor))}{user_line(' at ')}, a tensor on the device of shape "
+        f"{tuple(tensor.shape)}, which does not exist while the model is traced (`if tensor:`, "
         "float(tensor), tensor.item(), a tensor as a size or a fill value). Write "
-        "torch.where(condition, a, b) in the place of `if condition:`, or return the tensor and "
-        "decide outside of the model."
+        "torch.where(condition, a, b) in the place of `if condition:`, or "
+        "poptorch.cond(condition, then_body, then_inputs, else_body, else_inputs); or return the "
+        "tensor and decide outside of the model."
     )
+
+
+def _described(node: torch.fx.Node | None) -> str:
+    if node is None:
+        return "a tensor"
+    if node.op == "placeholder":
+        return "a parameter, buffer or input"
+    target: Any = node.target
+    if target is operator.getitem:
+        return _described(node.all_input_nodes[0])
+    return f"a result of {getattr(target, 'overloadpacket', target)}"
 
 
 def _on_host(func: Any, arguments: Any) -> Any:
@@ -227,6 +336,19 @@ def _is_computable(node: torch.fx.Node) -> bool:
         and target.namespace in ("aten", "prims")
         and torch.Tag.nondeterministic_seeded not in target.tags
     )
+
+
+def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the nodes whose values a node reads."""
+    if getattr(node.target, "_opname", "") in _TAKE_SHAPE:
+        return [operand for operand in node.all_input_nodes if operand is not node.args[0]]
+    return node.all_input_nodes
+
+
+def _unset(node: torch.fx.Node) -> torch.Tensor:
+    """Return a tensor of the host with the shape and the type of a node's result, and no values."""
+    like: torch.Tensor = node.meta["val"]
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
 
 
 def changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.traced_tensors import find_node
 
 _LOSS_NAMES = (
     "binary_cross_entropy",
@@ -68,26 +70,39 @@ TRACEABLE: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 
 def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether ``other`` is computed from ``loss``."""
-    if loss is other or other.grad_fn is None:
+    goal, start = _origin(loss), _origin(other)
+    if loss is other or goal is None or start is None:
         return False
-    goal = loss.grad_fn
-    seen = {other.grad_fn}
-    todo = [other.grad_fn]
+    seen = {start}
+    todo = [start]
     while todo:
         node = todo.pop()
         if node is goal:
-            return other.grad_fn is not goal
-        for following, _ in node.next_functions:
+            return start is not goal
+        for following in _operands(node):
             if following is not None and following not in seen:
                 seen.add(following)
                 todo.append(following)
     return False
 
 
+def _origin(loss: torch.Tensor) -> Any:
+    """Return autograd's node of a tensor, or that of the recorded graph if it needs no gradient."""
+    return loss.grad_fn if loss.grad_fn is not None else find_node(loss)
+
+
+def _operands(node: Any) -> Sequence[Any]:
+    if isinstance(node, torch.fx.Node):
+        return node.all_input_nodes
+    return [following for following, _ in node.next_functions]
+
+
 def find_final_loss(
     losses: list[torch.Tensor], differentiated: Sequence[torch.Tensor] = ()
 ) -> torch.Tensor:
     """Return the one loss that does not feed another one; the last one if none needs a gradient.
+
+    Those that need no gradient count only if there are no others: nothing is trained then.
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
@@ -102,17 +117,15 @@ def find_final_loss(
             "trainingModel: Couldn't find a loss in graph. A training model's forward has to call "
             "a loss function of torch.nn, or poptorch.identity_loss on the tensor to minimise."
         )
-    with_gradient = [loss for loss in losses if loss.grad_fn is not None]
-    final = [
-        loss for loss in with_gradient if not any(_feeds(loss, other) for other in with_gradient)
-    ] or losses[-1:]  # nothing is trained by one that needs no gradient
+    candidates = [loss for loss in losses if loss.grad_fn is not None] or losses
+    final = [loss for loss in candidates if not any(_feeds(loss, other) for other in candidates)]
     outer = [loss for loss in final if not any(loss is other for other in differentiated)]
     final = outer or final
-    if len({loss.grad_fn for loss in final}) > 1:
+    if len({_origin(loss) for loss in final}) > 1:
         raise Error(
             f"trainingModel: Multiple independent losses found in graph ({len(final)} of them). "
-            "Combine them and wrap the result: poptorch.identity_loss(loss1 + loss2, "
-            'reduction="sum").'
+            "There has to be one final loss: combine them and wrap the result, "
+            'poptorch.identity_loss(loss1 + loss2, reduction="sum").'
         )
     loss = final[-1]
     if loss.numel() != 1:

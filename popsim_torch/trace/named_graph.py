@@ -107,15 +107,15 @@ class NamedGraph:
     def lasting_changes(self) -> list[torch.fx.Node]:
         """Return the nodes that give a placeholder a new value that outlives the micro-batch.
 
-        Changes of inputs, parameters and floating-point buffers last; buffers of integers are
-        constants of the program.
+        Changes of inputs, parameters, floating-point buffers and counters last; other buffers of
+        integers are constants of the program.
         """
         return [node for node in self.nodes if is_mutating(node) and self._lasts(node)]
 
     def _lasts(self, write: torch.fx.Node) -> bool:
         target: Any = write.args[0]
-        floating = bool(target.meta["val"].dtype.is_floating_point)
-        return floating or self.placeholders.index(target) >= self.first_input
+        is_input = self.placeholders.index(target) >= self.first_input
+        return is_input or not self.traced.is_constant(self.names[target])
 
     def streams(self, is_random: Callable[[torch.fx.Node], bool]) -> dict[torch.fx.Node, int]:
         """Return a number for each node that draws random numbers, the same for its copies.
@@ -124,16 +124,16 @@ class NamedGraph:
             is_random: Whether a node draws some.
         """
         numbers: dict[object, int] = {}
-        found = filter(is_random, self._in_order(self.traced.graph_module.graph))
+        found = filter(is_random, self.with_bodies(self.nodes))
         return {node: numbers.setdefault(draw_of(node), len(numbers)) for node in found}
 
-    def _in_order(self, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
-        """Yield all nodes, those of a body behind the node that runs it."""
-        for node in graph.nodes:
+    def with_bodies(self, nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
+        """Yield nodes, and behind each that runs bodies the nodes of these."""
+        for node in nodes:
             yield node
             control = control_of(node, self.traced.controls)
             for body in () if control is None else control.bodies:
-                yield from self._in_order(body.graph)
+                yield from self.with_bodies(body.graph.nodes)
 
     def needed(self, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
         """Return the nodes that results, lasting changes, checks and ``wanted`` depend on."""

@@ -108,8 +108,11 @@ class Recorder:
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin a trace in which parameters and buffers are these traced tensors, by name."""
         self._graph = current_graph()
-        self.values.graph = self._graph
         host = {**self._result.parameters, **self._result.buffers}
+        constants = filter(self._result.is_constant, host)
+        self.values.start(
+            self._graph, {node_of(state[name]): (name, host[name]) for name in constants}
+        )
         self._known = {id(tensor): state[name] for name, tensor in host.items()}
         self._state_of = {node_of(tensor): tensor for tensor in state.values()}
         for name in self._result.parameters:

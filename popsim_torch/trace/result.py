@@ -69,6 +69,8 @@ class TraceResult:
         parameters: Host tensor of each parameter placeholder, by name.
         buffers: The same of each buffer placeholder.
         num_inputs: Number of input placeholders.
+        counters: Names of the integer buffers that keep what forward counts in them.
+        read_constants: Names of parameters and buffers that forward took values from.
         outputs: What forward returned; as many results are outputs as it names.
         gradients: Names of the parameters that the remaining results are gradients of.
         constants: Data of the ``popsim::constant`` nodes, by index.
@@ -90,6 +92,8 @@ class TraceResult:
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, torch.Tensor]
     num_inputs: int
+    counters: frozenset[str] = frozenset()
+    read_constants: set[str] = field(default_factory=set)
     outputs: OutputSpec = field(default_factory=lambda: OutputSpec(()))
     gradients: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
@@ -108,3 +112,11 @@ class TraceResult:
     def num_outputs(self) -> int:
         """How many results are outputs."""
         return len(self.outputs.names)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a parameter or buffer is one of the program's constants, of its value now.
+
+        Those of integers and truth values are, but for counters.
+        """
+        host = self.parameters[name] if name in self.parameters else self.buffers[name]
+        return not host.dtype.is_floating_point and name not in self.counters

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.trace.ctc import ctc_call
+from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.mutating_operators import functional_call
 
 
@@ -20,7 +21,7 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """
     if num_classes == -1:
         num_classes = int(tensor.max()) + 1
-    zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64)
+    zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=DEVICE)
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
@@ -41,10 +42,10 @@ def _bincount(
     outside = (input < 0) | (input >= minlength)
     bins = torch.where(outside, minlength, input)
     if weights is None:
-        weights = torch.ones(input.shape, dtype=torch.int64)
+        weights = torch.ones(input.shape, dtype=torch.int64, device=DEVICE)
     elif weights.dtype != torch.float32:
         weights = weights.float()  # eager adds up in float64, which is float32 here
-    counts = torch.zeros(minlength + 1, dtype=weights.dtype)
+    counts = torch.zeros(minlength + 1, dtype=weights.dtype, device=DEVICE)
     return counts.scatter_add(0, bins, weights)[:minlength]
 
 
@@ -60,7 +61,8 @@ def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings
     """
     if high is None:
         high = _largest(tensor.dtype) + (tensor.dtype != torch.int64)
-    numbers = torch.randint(low, high, tensor.shape, dtype=tensor.dtype, **settings)
+    settings = {"dtype": tensor.dtype, "device": DEVICE, **settings}
+    numbers = torch.randint(low, high, tensor.shape, **settings)
     return tensor.copy_(numbers)
 
 

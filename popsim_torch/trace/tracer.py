@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import (
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from popsim_torch import logs
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import OverlapMode
@@ -31,6 +30,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
+from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
@@ -44,6 +44,8 @@ from popsim_torch.trace.origin import recording
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
+
+_logger = logging.getLogger("poptorch::python")
 
 
 def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -65,6 +67,7 @@ class _Tracer:
             self._parameters,
             self._buffers,
             len(request.inputs),
+            lasting_counters(module, self._buffers),
         )
         self._recorder = Recorder(
             request.module,
@@ -143,6 +146,7 @@ class _Tracer:
             )
             structure = module(*args, **kwargs)
             check_not_reassigned(module, swapped.given)
+            self._result.read_constants = self._recorder.values.read_constants()
         self._result.outputs = OutputSpec(
             structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
         )
@@ -153,14 +157,14 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
         self._result.loss_dtype = loss.dtype
-        names = [name for name in self._parameters if state[name].requires_grad]
-        _check_not_accumulated({name: state[name] for name in names})
         if loss.grad_fn is None:
-            logs.python.warning(
-                "The loss does not depend on any parameter that requires a gradient: no parameter "
-                "is trained."
+            _logger.warning(
+                "trainingModel: the loss does not depend on any parameter that requires a "
+                "gradient, so nothing is trained."
             )
             return []
+        names = [name for name in self._parameters if state[name].requires_grad]
+        _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(
@@ -218,7 +222,8 @@ def _translated_errors() -> Iterator[None]:
             "the model is traced. Use masks or torch.where, and fixed sizes."
         ) from error
     except UnsupportedOperatorException as error:
-        raise Error(f"Unsupported ops found in compiled model: [{error.func}]") from error
+        func: Any = error.func
+        raise Error(f"Unsupported ops found in compiled model: [{func._schema.name}]") from error
     except Exception as error:
         without_fakes(error)
         raise

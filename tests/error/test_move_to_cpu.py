@@ -19,7 +19,7 @@ import popsim_torch as poptorch
         lambda _, x: x.detach().numpy() and None,
         lambda _, x: np.asarray(x) and None,
         lambda self, x: self.fc.weight.cpu() * 0,
-        lambda _, x: torch.tensor([1.0]).cpu() * 0,
+        lambda _, x: torch.rand(1).cpu() * 0,
     ],
     ids=[
         "cpu",
@@ -31,7 +31,7 @@ import popsim_torch as poptorch
         "detach numpy",
         "asarray",
         "a parameter",
-        "a constant of the device",
+        "a random number",
     ],
 )
 def test_in_forward(refused, mistake):

@@ -67,3 +67,16 @@ def test_a_number_in_forward(h, draw, problem):
         model(x)
     net.switch["on"] = False
     torch.testing.assert_close(model(x), net(x))
+
+
+@pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "dropout2d"])
+def test_dropout_in_inference_has_a_probability(h, name):
+    drop = getattr(nn.functional, name)
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1, but got"):
+        drop(torch.ones(2, 3, 4, 5), 1.5)
+    net = h.Net(lambda _, x: drop(x.view(*x.shape, 1, 1), p=1.5))
+    model = poptorch.inferenceModel(net, h.make_options())
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1, but got"):
+        model(h.good_batch()[0])
+    net.switch["on"] = False
+    h.check_inference(model)

@@ -27,6 +27,17 @@ def test_refused_at_compile_time(h, mistake):
     h.check_inference(model)
 
 
+def test_all_of_them_are_named(h):
+    def mistake(_, x):
+        return torch.fft.fft(x).real + torch.view_as_complex(x.view(-1, 2, 2)).imag.sum()
+
+    model = poptorch.inferenceModel(h.Net(mistake), h.make_options())
+    names = r"\[aten::_fft_r2c, aten::view_as_complex\]"
+    with pytest.raises(poptorch.Error, match=names) as caught:
+        model(h.good_batch()[0])
+    assert f"{__file__}:" in str(caught.value)
+
+
 def test_backward_of_an_output(h):
     model = h.train(h.Net())
     _, loss = model(*h.good_batch())

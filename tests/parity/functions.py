@@ -22,12 +22,16 @@ class Calls(nn.Module):
     Attributes:
         fc: A linear layer, 4 to 3.
         host: A tensor of the host.
+        sizes: A buffer of integers.
+        mask: A buffer of truth values.
     """
 
     def __init__(self, function, training: bool) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 3)
         self.host = torch.arange(1.0, 5.0)
+        self.register_buffer("sizes", torch.tensor([1, 3]))
+        self.register_buffer("mask", torch.tensor([True, False, True, True]))
         self._function, self._training = function, training
 
     def forward(self, x):

@@ -57,6 +57,38 @@ def test_random_writes_where_it_is_told():
     assert model(torch.ones(2)).tolist() == [[0.0] * 4, [5.0] * 4]
 
 
+HOST = torch.full((SIZE,), 0.5)
+OF_HOST_TENSORS = {
+    "rand_like": (lambda: torch.rand_like(HOST), 0.5, 0.2887),
+    "normal_": (lambda: HOST.clone().normal_(), 0.0, 1.0),
+    "bernoulli": (lambda: torch.bernoulli(HOST), 0.5, 0.5),
+    "normal": (lambda: torch.normal(HOST, 1.0), 0.5, 1.0),
+    "normal by keywords": (lambda: torch.normal(mean=HOST, std=2 * HOST), 0.5, 1.0),
+    "rrelu": (lambda: torch.rrelu(-HOST, 0.0, 2.0, training=True), -0.5, 0.2887),
+    "normal with a size": (lambda: torch.normal(1.0, 2.0, (SIZE,)), 1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", OF_HOST_TENSORS)
+def test_numbers_drawn_for_host_tensors_differ_from_run_to_run(name):
+    function, mean, deviation = OF_HOST_TENSORS[name]
+    model = poptorch.inferenceModel(Draws(lambda x: function() + 0 * x), quiet_options(seed=3))
+    first, second = model(torch.ones(SIZE)), model(torch.ones(SIZE))
+    assert not torch.equal(first, second)
+    assert second.mean().item() == pytest.approx(mean, abs=0.05)
+    assert second.std().item() == pytest.approx(deviation, rel=0.05)
+    assert torch.equal(HOST, torch.full((SIZE,), 0.5))
+
+
+def test_a_generator_of_the_host_is_refused():
+    generator = torch.Generator()
+    model = poptorch.inferenceModel(
+        Draws(lambda x: x + torch.randn(3, generator=generator)), quiet_options()
+    )
+    with pytest.raises(poptorch.Error, match=r"test_drawn_numbers.py:\d+ .*Options.randomSeed"):
+        model(torch.ones(3))
+
+
 # Distribution of tensors of ones, its mean and its standard deviation.
 DISTRIBUTIONS = {
     "Exponential": (lambda x: distributions.Exponential(2 * x), 0.5, 0.5),

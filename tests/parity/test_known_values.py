@@ -1,5 +1,8 @@
 """Tensors that forward makes of Python, NumPy or host values have known values."""
 
+import copy
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -73,6 +76,16 @@ READS = {
     "format": lambda m, x: x * float(f"{torch.tensor(2.5):.1f}"),
     "of host tensors": lambda m, x: x * (m.host + torch.ones(4)).sum().item(),
     "condition": lambda m, x: torch.cond(torch.tensor(x.shape[0] > 1), torch.sin, torch.cos, (x,)),
+    "of a new shape": lambda m, x: x * torch.tensor(x.shape).prod().item(),
+    "of ones like x": lambda m, x: x * int(torch.ones_like(x).sum()) + x.new_zeros(3).sum().item(),
+    "numpy": lambda m, x: x * torch.arange(4.0).add(1).numpy().sum(),
+    "array": lambda m, x: x * torch.from_numpy(np.asarray(torch.arange(4.0)) + 1),
+    "cpu": lambda m, x: x * (torch.arange(4.0).cpu() + torch.ones(4).to("cpu")),
+    "copies": lambda m, x: x * copy.deepcopy(torch.tensor(2)).item() + copy.copy(torch.ones(4)),
+    "range": lambda m, x: sum(x * i for i in range(torch.tensor(3))),
+    "sorted": lambda m, x: x * sorted(torch.tensor([3, 1, 2]))[1],
+    "unpacked": lambda m, x: (lambda start, end: x[:, start:end])(*torch.tensor([1, 3])),
+    "chained comparison": lambda m, x: x + 1 if 1 < torch.tensor(3) < 5 else x,
     "under vmap": lambda m, x: torch.vmap(lambda row: row * int(torch.arange(3).sum()))(x),
     "under grad": lambda m, x: torch.func.grad(lambda y: (y * float(torch.tensor(3.0))).sum())(x),
 }
@@ -99,6 +112,9 @@ ARGUMENTS = {
     "alpha": lambda m, x: torch.add(x, x, alpha=torch.tensor(3.0)),
     "clamp": lambda m, x: x.clamp(min=torch.tensor(0.3)),
     "pad": lambda m, x: F.pad(x, (0, int(torch.tensor([3, 4]).max()) - 2)),
+    "split sizes": lambda m, x: torch.split(x, [torch.tensor(1), torch.tensor(3)], 1),
+    "tensor_split": lambda m, x: torch.tensor_split(x, torch.tensor([1, 3]), dim=1),
+    "tensor_split in parts": lambda m, x: x.tensor_split(torch.tensor(2), 1),
     "split": lambda m, x: torch.split(x, torch.tensor([1, 3]).tolist(), 1),
 }
 
@@ -135,6 +151,61 @@ def test_shape(function, kind):
     compare_with_eager(function, kind)
 
 
+# Parameters and buffers of integers and truth values
+
+CONSTANTS = {
+    "item": lambda m, x: x * m.sizes[1].item(),
+    "if": lambda m, x: x + 1 if m.sizes.sum() > 3 and m.mask.any() else x,
+    "loop": lambda m, x: sum(x * i for i in range(m.sizes[1])),
+    "split": lambda m, x: torch.split(x, m.sizes.tolist(), 1),
+    "mask": lambda m, x: x[:, m.mask],
+    "masked_select": lambda m, x: torch.masked_select(m.fc(x), m.mask[:3]),
+    "nonzero": lambda m, x: x[:, (~m.mask).nonzero()[:, 0]],
+    "a copy changed": lambda m, x: x * m.sizes.clone().add_(1)[0].item(),
+}
+
+
+@in_both(CONSTANTS)
+def test_constant_of_the_model(function, kind):
+    compare_with_eager(function, kind)
+
+
+def test_what_was_read_is_called_a_constant(caplog):
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("size", torch.tensor(2))
+            self.register_buffer("unused", torch.tensor(2))
+
+        def forward(self, x):
+            return x[: self.size]
+
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        poptorch.inferenceModel(Reads(), quiet_options())(torch.ones(4))
+    (record,) = (r for r in caplog.records if "Buffers of integer types" in r.getMessage())
+    assert record.getMessage().endswith(": size")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["changed first", "read first"])
+def test_a_count_is_not_known(first):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("step", torch.tensor(2))
+
+        def forward(self, x):
+            if first:
+                self.step += 1
+            y = x * 2 if self.step > 2 else x
+            if not first:
+                self.step.view(1).add_(1)
+            return y
+
+    model = poptorch.inferenceModel(Counts(), quiet_options())
+    with pytest.raises(poptorch.Error, match=r"aten::item .*test_known_values.py:\d+"):
+        model(torch.ones(4))
+
+
 # Changes in place
 
 
@@ -163,7 +234,42 @@ def changes_host_tensors(model, x):
     return table + x
 
 
+def reads_in_turns(model, x):
+    table, step = torch.zeros(3), torch.ones(3)
+    doubled = table * 2 + 1
+    part = table[1:]
+    found = 0.0
+    for position in range(3):
+        table += step
+        found += table.sum().item() + doubled.sum().item()
+        product = table * step
+        step[position] += 1
+        found += step.sum().item() + part.sum().item()
+        table[0] = product[1]
+        found += product.prod().item() + table[0].item()
+    return x * found
+
+
+def counts_up(model, x):
+    step = torch.tensor([0, 1])
+    while step[1] < 50:
+        following = step.flip(0)
+        following[1] += following[0]
+        step.copy_(following)
+    return x * step[0].item() + step
+
+
+def read_before_it_changed(model, x):
+    table = torch.zeros(3)
+    total = table.sum()
+    table[0] = x.sum()
+    return x + 1 if total == 0 else x
+
+
 CHANGES = {
+    "read in turns": reads_in_turns,
+    "counted up": lambda m, x: counts_up(m, x[:, :2]),
+    "values of the device written later": read_before_it_changed,
     "views": changes_views,
     "arrays": changes_arrays,
     "host tensors": changes_host_tensors,
@@ -206,7 +312,9 @@ def random_number(model, x):
 @pytest.mark.parametrize("function", [value_of_the_device, changed_host_tensor, random_number])
 def test_what_depends_on_the_run_is_not_known(function):
     model = poptorch.inferenceModel(Function(function), quiet_options())
-    with pytest.raises(poptorch.Error, match=r"test_known_values.py:\d+.*torch.where"):
+    with pytest.raises(
+        poptorch.Error, match=r"test_known_values.py:\d+.*torch.where.*poptorch.cond"
+    ):
         model(torch.ones(4))
 
 

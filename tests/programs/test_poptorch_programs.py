@@ -140,3 +140,9 @@ def test_annotations(tmp_path):
         "overlap True True",
         "recomputation True True 0",
     ]
+
+
+def test_model_state(tmp_path):
+    out, err = run("model_state.py", cwd=tmp_path)
+    assert out.splitlines() == ["counted 24", "went on True 32", "frozen True", "evaluated True"]
+    assert "nothing is trained" in err

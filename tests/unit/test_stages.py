@@ -200,6 +200,16 @@ def test_begin_block_wraps_a_plain_callable(recorder):
     assert recorder.events == [("a", 1)]
 
 
+def test_a_wrapped_callable_is_a_module_that_can_be_pickled(recorder):
+    module = BeginBlock(torch.neg, "a", 1)
+    assert isinstance(module, nn.Module)
+    assert pickle.loads(pickle.dumps(module))(torch.tensor(2.0)) == -2.0
+    assert recorder.events == [("a", 1)]
+    removeBlocks(module)
+    assert module(torch.tensor(3.0)) == -3.0
+    assert recorder.events == [("a", 1)]
+
+
 def test_begin_block_refuses_what_cannot_be_called():
     with pytest.raises(Error, match=r"got a int\. Pass a torch\.nn\.Module or a callable"):
         BeginBlock(3)

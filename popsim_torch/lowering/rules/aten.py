@@ -116,23 +116,20 @@ def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return None
 
 
-def check_results(node: torch.fx.Node, place: Place) -> None:
-    """Check that the device knows the element types of a node's results.
+def unsupported(node: torch.fx.Node) -> str:
+    """Return why the device cannot run a node's operator; an empty string if it can.
 
-    Raises:
-        Error: A result is of another type, or not a tensor.
+    Args:
+        node: A call of an operator.
     """
     results = node.meta.get("val")
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if result is not None and (
             not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
-            operator: Any = node.target
-            raise Error(
-                f"Unsupported ops found in compiled model: [{operator._schema.name}] in "
-                f"{place.shown} gives {getattr(result, 'dtype', type(result).__name__)}, which "
-                "the device does not know."
-            )
+            given = getattr(result, "dtype", type(result).__name__)
+            return f"gives {given}, which the device does not know."
+    return ""
 
 
 class _Boxer:

@@ -211,6 +211,46 @@ def test_running_statistics_advance_once_per_micro_batch():
     assert net.norm.num_batches_tracked == 0
 
 
+class Clamping(nn.Module):
+    """Changes a parameter in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x, y=None):
+        with torch.no_grad():
+            self.fc.weight.clamp_(-0.3, 0.3).add_(0.01)
+        x = self.fc(x)
+        return x if y is None else (x, self.loss(x, y))
+
+
+def test_a_parameter_that_inference_changes_is_copied_to_the_host():
+    net = Clamping()
+    twin = copy.deepcopy(net)
+    x, _ = batch(6)
+    model = infer(net, make_options(3))
+    for _ in range(2):
+        model(x)
+        for part in x.split(2):
+            twin(part)
+    model.copyWeightsToHost()
+    torch.testing.assert_close(net.fc.weight, twin.fc.weight, **TOLERANCE)
+
+
+def test_a_parameter_that_forward_changes_is_trained_from_there():
+    net = Clamping()
+    twin = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=LR)
+    model = train(net)
+    for _ in range(3):
+        x, y = batch(6)
+        model(x, y)
+        eager_step(twin, optimizer, x, y)
+    assert_same_weights(net, twin)
+
+
 def test_buffers_that_inference_changes_stay_on_the_device():
     net = Normed().train()
     model = infer(net)

@@ -76,7 +76,7 @@ OP = (*GRAPH, "ops", 0, "Op")
         (("Program", "outputs"), [7]),
         (("Program", "outputs"), [3, 3]),
         (("Program", "changed_inputs"), {"dict": [[1, 3]]}),
-        (("Program", "changed_buffers"), ["b"]),
+        (("Program", "changed_state"), ["b"]),
         (("Program", "checkpoints"), {"set": [11]}),
         (("Program", "graph"), None),
         ((*OP, "kind"), "unknown"),

@@ -26,11 +26,11 @@ def ctrl_c():
 class Net(nn.Module):
     """With dropout, and with running statistics that change in every micro-batch."""
 
-    def __init__(self, width=32, stages=(0, 0)):
+    def __init__(self, width=32, stages=(0, 0), momentum=0.1):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(4, width), nn.Linear(width, 2)
-        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.3)
+        self.norm, self.drop = nn.BatchNorm1d(width, momentum=momentum), nn.Dropout(0.3)
         self._stages = stages
 
     def forward(self, x):
@@ -46,8 +46,8 @@ def make_options(iterations, accumulation=1):
     return options.outputMode(poptorch.OutputMode.Final)
 
 
-def make_trainer(iterations, accumulation, kind, stages=(0, 0), batch=4):
-    net = Net(stages=stages)
+def make_trainer(iterations, accumulation, kind, stages=(0, 0), batch=4, momentum=0.1):
+    net = Net(stages=stages, momentum=momentum)
     model = poptorch.trainingModel(net, make_options(iterations, accumulation), kind(net))
     torch.manual_seed(1)
     sample = torch.randn(batch * accumulation, 4)
@@ -123,6 +123,14 @@ def test_ctrl_c_leaves_what_whole_device_iterations_left(
     for name, value in state_of(net).items():
         if "num_batches" not in name:
             assert torch.equal(value, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("iterations, accumulation", [(100_000, 4), (1, 400_000)])
+def test_ctrl_c_leaves_a_counter_with_what_counts(iterations, accumulation):
+    net, model, x = make_trainer(iterations, accumulation, plain_sgd, momentum=None)
+    model.compile(x)
+    interrupted(model, x)
+    assert net.norm.num_batches_tracked == model.rng_state[1]
 
 
 def test_a_call_behind_an_interrupted_one_goes_on_from_there():

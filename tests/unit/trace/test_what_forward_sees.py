@@ -1,5 +1,7 @@
 """What user code sees while it is traced."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -70,6 +72,49 @@ def test_factories_make_device_tensors(make):
 
     trace_of(Function(function), X)
     assert devices == ["ipu"]
+
+
+@pytest.mark.parametrize("name", ["arange", "range", "normal", "tensor", "randperm"])
+def test_a_factory_without_a_device_is_warned_of(name, caplog):
+    make = {
+        "arange": lambda **there: torch.arange(4.0, **there),
+        "range": lambda **there: torch.range(0, 3, **there),
+        "normal": lambda **there: torch.normal(0.0, 1.0, (4,), **there),
+        "tensor": lambda **there: torch.tensor(2.0, **there),
+        "randperm": lambda **there: torch.randperm(4, **there),
+    }[name]
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        trace_of(Function(lambda x: x + make(device=x.device) + make(device="cpu")), X)
+        assert caplog.text == ""
+        trace_of(Function(lambda x: x + make()), X)
+    (record,) = caplog.records
+    text = f"No device set in torch.{name}(): forcing to IPU at {__file__}:"
+    assert record.getMessage().startswith(text)
+
+
+def test_functions_that_make_tensors_inside_are_not_warned_of(caplog):
+    def function(x):
+        counts = torch.bincount(x.long().flatten(), minlength=4)
+        return F.one_hot(counts, 4).sum(0) + x.clone().random_(0, 3) + torch.isfinite(x)
+
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        trace_of(Function(function), X)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("device", ["ipu", "cpu"])
+def test_autocast_changes_nothing(device):
+    @torch.autocast(device, dtype=torch.bfloat16)
+    def function(x):
+        return x @ x.t()
+
+    def plain(x):
+        with torch.autocast(x.device.type, dtype=torch.float16):
+            return x @ x.t()
+
+    for forward in (function, plain):
+        (result,) = trace_of(Function(forward), X).graph_module.graph.output_node().args[0]
+        assert result.meta["val"].dtype == torch.float32
 
 
 def test_a_factory_told_to_stay_on_the_host_stays():

@@ -1,0 +1,64 @@
+"""Batch norm that averages over all batches (``momentum=None``): its counter is the device's.
+
+PyTorch reads the counter to make a Python number of it, the factor of the new statistics. Here the
+operator is given empty running statistics and a factor of one, so that it gives the batch's own;
+they are added up with a factor that is a tensor, and the counter lasts like a running statistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["cumulative_norm", "lasting_counters"]
+
+
+def lasting_counters(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of integer buffers that forward counts in, and that keep their count.
+
+    Args:
+        module: A model.
+        buffers: Its buffers by name.
+    """
+    counters = {
+        id(norm.num_batches_tracked)
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.momentum is None
+    }
+    return frozenset(
+        name
+        for name, buffer in buffers.items()
+        if id(buffer) in counters and not buffer.dtype.is_floating_point
+    )
+
+
+def cumulative_norm() -> AbstractContextManager[object]:
+    """Let batch norms with ``momentum=None`` count on the device."""
+    return mock.patch.object(_BatchNorm, "forward", _counting(_BatchNorm.forward))
+
+
+def _counting(
+    forward: Callable[[_BatchNorm, torch.Tensor], torch.Tensor],
+) -> Callable[[_BatchNorm, torch.Tensor], torch.Tensor]:
+    def counting(self: _BatchNorm, input: torch.Tensor) -> torch.Tensor:
+        if self.momentum is not None or not self.training or not self.track_running_stats:
+            return forward(self, input)
+        count, mean, variance = self.num_batches_tracked, self.running_mean, self.running_var
+        if count is None or mean is None or variance is None:
+            return forward(self, input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        count.add_(1)
+        factor = count.float().reciprocal()
+        now = [torch.zeros_like(average, dtype=torch.float32) for average in (mean, variance)]
+        result = F.batch_norm(input, now[0], now[1], self.weight, self.bias, True, 1.0, self.eps)
+        for average, of_batch in zip((mean, variance), now, strict=True):
+            average.copy_((1.0 - factor) * average + factor * of_batch)
+        return result
+
+    return counting
