@@ -30,18 +30,20 @@ class TracedState:
     def __init__(self, module: nn.Module, traced: Mapping[int, torch.Tensor]) -> None:
         self._module = module
         self._traced = traced
-        # The places, and what is not there at the moment.
-        self._slots: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        # The places, and what is to be there after the next exchange; by identity, since copies
+        # of a module may share them.
+        self._slots: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.given: dict[str, torch.Tensor] = {}
 
     def __enter__(self) -> TracedState:
         for path, child in self._module.named_modules():
             for slots in (child._parameters, child._buffers):
-                self._slots.append((slots, dict(slots)))
-                for name, tensor in slots.items():
-                    if tensor is not None:
-                        slots[name] = self._traced[id(tensor)]
-                        self.given[f"{path}.{name}" if path else name] = slots[name]
+                present = {name: tensor for name, tensor in slots.items() if tensor is not None}
+                traced = {name: self._traced[id(tensor)] for name, tensor in present.items()}
+                self._slots[id(slots)] = (slots, {**slots, **traced})
+                for name, tensor in traced.items():
+                    self.given[f"{path}.{name}" if path else name] = tensor
+        self._exchange()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -57,7 +59,7 @@ class TracedState:
             self._exchange()
 
     def _exchange(self) -> None:
-        for slots, away in self._slots:
+        for slots, away in self._slots.values():
             here = dict(slots)
             slots.clear()
             slots.update(away)

@@ -261,6 +261,25 @@ def test_a_part_of_the_model(training):
     assert type(net.part[0].weight.detach()) is torch.Tensor
 
 
+def test_modules_that_share_their_places():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(2, 2)
+            self.other = copy.copy(self.one)
+            self.cpu = poptorch.CPU(self.other, "other")
+
+        def forward(self, x):
+            return self.cpu(self.one(x))
+
+    net = Model()
+    assert net.one._parameters is net.other._parameters
+    model = poptorch.inferenceModel(net, make_options())
+    for _ in range(2):
+        torch.testing.assert_close(model(X), net.one(net.one(X)).detach())
+    assert type(net.one.weight) is nn.Parameter
+
+
 def test_changed_weights_of_a_module_count_at_the_next_call():
     part = nn.Linear(2, 2, bias=False)
     model = infer(part)
