@@ -252,7 +252,11 @@ def extension() -> CppExtension:
         "popsim_torch._C",
         [source for source in all_sources() if not is_kernel(source)],
         include_dirs=include_dirs,
-        depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
+        depends=sorted(
+            str(path.relative_to(ROOT))
+            for folder in ("csrc", "popsim_torch/include")
+            for path in (ROOT / folder).rglob("*.h")
+        ),
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )

@@ -31,8 +31,8 @@ def compiled(source: str, name: str, *flags: str) -> Path:
     library = folder() / f"{name}.so"
     tool = os.environ.get("CXX", "c++") if source.endswith("cpp") else os.environ.get("CC", "cc")
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    command = [tool, *warnings, "-O1", "-shared", "-fPIC", *flags]
-    command += ["-I", poptorch.custom_op_include(), str(HERE / source), "-o", str(library)]
+    command = [tool, *warnings, "-O1", "-shared", "-fPIC"]
+    command += ["-I", poptorch.custom_op_include(), str(HERE / source), "-o", str(library), *flags]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return library
 

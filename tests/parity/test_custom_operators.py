@@ -1,12 +1,15 @@
 """Operators and functions that users define with PyTorch's own means run as they stand."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch.autograd.function import once_differentiable
+from torch.utils.cpp_extension import include_paths
 
 import popsim_torch as poptorch
+from tests.custom_ops import library
 from tests.options import make_options
 
 
@@ -388,3 +391,32 @@ def test_an_error_of_an_operator_names_the_op_and_leaves_the_model_usable():
             model(x)
     switch["on"] = False
     assert torch.equal(model(x), 2 * x)
+
+
+@pytest.mark.slow
+def test_an_operator_in_cpp_against_the_headers_of_pytorch():
+    include = [f"-isystem{path}" for path in include_paths()]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    flags = ["-std=c++20", "-Wno-pedantic", "-Wno-error", abi, *include]
+    flags += [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
+    torch.ops.load_library(library.compiled("torch_library.cpp", "torch_library", *flags))
+    torch.library.register_fake("popsim_tests_cpp::scaled")(lambda x, factor: torch.empty_like(x))
+
+    def keep_factor(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    torch.library.register_autograd(
+        "popsim_tests_cpp::scaled",
+        lambda ctx, gradient: (5 * ctx.factor * gradient, None),
+        setup_context=keep_factor,
+    )
+    model = Called(lambda x, w: torch.ops.popsim_tests_cpp.scaled(x, 2.0))
+    x = torch.randn(3, 3)
+    eager = copy.deepcopy(model)
+    y, loss = eager(x)
+    loss.backward()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    device = poptorch.trainingModel(model, make_options(), optimizer)
+    torch.testing.assert_close(device(x), (y, loss))
+    device.copyWeightsToHost()
+    torch.testing.assert_close(model.weight, eager.weight - 0.1 * eager.weight.grad)
