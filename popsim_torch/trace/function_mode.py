@@ -67,6 +67,9 @@ class FunctionListener(HostData, Protocol):
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
 
+    def seen_outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the user's tensor for what stands for it in the body of a loop or branch."""
+
     @property
     def control_flow(self) -> ControlFlow:
         """Return what records loops and branches."""
@@ -194,7 +197,7 @@ class FunctionMode(TorchFunctionMode):
         """Return the traced tensor for a parameter or buffer, and the device for its names."""
         if isinstance(value, FakeTensor) and value.fake_mode is not self._fake_mode:
             raise of_another_trace(value)
-        if is_host_tensor(value):
+        if isinstance(value, torch.Tensor):
             return self._listener.known(value)
         if isinstance(value, torch.device) and value.type == "ipu":
             return DEVICE
@@ -296,7 +299,7 @@ class FunctionMode(TorchFunctionMode):
             self._listener.after_call(tensor)
         if func in LOSS_FUNCTIONS:
             self._listener.mark_loss(result)
-        return result
+        return self._listener.seen_outside(result) if isinstance(result, torch.Tensor) else result
 
     def _differentiate(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

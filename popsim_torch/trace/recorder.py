@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -90,8 +89,6 @@ class Recorder:
         self._constants = Constants(result.constants)
         self._control_flow = ControlFlow(self, result.controls)
         self._depth_of_bodies = 0
-        # Differentiable tensors of the trace, by the node that computes them.
-        self._tensor_of: WeakValueDictionary[torch.fx.Node, torch.Tensor] = WeakValueDictionary()
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self.values = KnownValues(result.constants, self.constant)
         self._regions = Regions()
@@ -117,7 +114,6 @@ class Recorder:
         self._state_of = {node_of(tensor): tensor for tensor in state.values()}
         for name in self._result.parameters:
             if state[name].requires_grad:
-                self._tensor_of[node_of(state[name])] = state[name]
                 key = next(self._keys)
                 self._result.parameter_of[key] = name
                 self._mark_gradient(state[name], key)
@@ -132,25 +128,33 @@ class Recorder:
             seen.clear()
         for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
-        self._tensor_of.clear()
         self._state_of.clear()
         del self._result, self._graph, self._host_calls, self.without_traced_state
 
     # Function calls (FunctionListener)
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
+        """Return the traced tensor for a parameter or buffer of the model, else ``tensor``.
+
+        In a body it is what stands there for the tensor.
+        """
         if id(tensor) in self._known:
-            return self._known[id(tensor)]
-        changed = self._constants.changed(tensor)
-        return tensor if changed is None else changed
+            tensor = self._known[id(tensor)]
+        elif is_host_tensor(tensor):
+            changed = self._constants.changed(tensor)
+            tensor = tensor if changed is None else changed
+        return self._control_flow.bodies.inside(tensor)
+
+    def seen_outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the user's tensor for what stands for it in a body."""
+        return self._control_flow.bodies.outside(tensor)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the data that a host tensor has now."""
         calling = self._origin
         self._set_origin("Constant")
         try:
-            return self._constants.traced(tensor)
+            return self._control_flow.bodies.inside(self._constants.traced(tensor))
         finally:
             self._origin = calling
             set_origin(calling)
@@ -178,7 +182,6 @@ class Recorder:
             return
         if current_graph() is not self._graph:
             return  # traced on its own, by torch.func.linearize
-        self._tensor_of[node_of(result)] = result
         if self._depth_of_bodies:
             return  # its gradient is the body's
         place = (result.grad_fn, result.output_nr)
@@ -223,6 +226,7 @@ class Recorder:
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""
         self._set_origin("IdentityLoss")
+        tensor = self.known(tensor)
         with torch._C.DisableTorchFunction():
             reduced = (
                 tensor.view_as(tensor) if reduction == "none" else getattr(tensor, reduction)()
@@ -325,13 +329,10 @@ class Recorder:
         """Take note that the nodes made next are the user's call of an op of this type."""
         self._set_origin(op_type)
 
-    def tensor_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the differentiable tensor that a node stands for, if there is one."""
-        return self._tensor_of.get(node)
-
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
         """Return the parameter or buffer that a node stands for, if it does."""
-        return self._state_of.get(unchanged(node))
+        state = self._state_of.get(unchanged(node))
+        return None if state is None else self.known(state)
 
     # Scopes
 

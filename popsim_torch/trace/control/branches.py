@@ -42,10 +42,7 @@ class BranchCall(Call):
         self._captures = [*dict.fromkeys([*captures, *self._state])]
         self._sources: dict[torch.fx.Node, torch.Tensor] = {}
         for body in sides:
-            for source in body.source_gradients():
-                tensor = recorder.listener.tensor_of(source)
-                if tensor is not None:
-                    self._sources[source] = tensor
+            self._sources |= body.differentiated()
 
     def run(self) -> list[torch.Tensor]:
         """Add the branch, with its gradient if that is wanted, and return its results."""

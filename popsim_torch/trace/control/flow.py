@@ -100,7 +100,7 @@ class ControlFlow:
                 return function(*values)
 
             tensors = [given[place] for place in places]
-            bodies.append(self.bodies.record(name, call, tensors))
+            bodies.append(self.bodies.record(name, call, tensors, carries=False))
             arguments.append(tensors)
         _check_same(
             name, bodies[1].results, [value_of(node) for node in bodies[0].results], "then_body"

@@ -48,11 +48,7 @@ class LoopCall(Call):
         self._conditional = conditional
         self._starts = [node_of(value) for value in values]
         self._state = self._changed_state([body])
-        self._sources = [
-            (source, tensor)
-            for source in body.source_gradients()
-            if (tensor := bodies.listener.tensor_of(source)) is not None
-        ]
+        self._sources = body.differentiated()
         # What stands in the body for the values carried.
         known = body.placeholders()
         self._carried = [body.cut.input(i) for i in range(len(values))]
@@ -65,7 +61,7 @@ class LoopCall(Call):
         """Add the loop, with its gradient if that is wanted, and return its results."""
         self._bodies.listener.begin_call("Loop")
         tensors = [self._values[i] for i in self._body.inputs]
-        tensors += [tensor for _, tensor in self._sources]
+        tensors += self._sources.values()
         differentiates = any(tensor.requires_grad for tensor in tensors)
         if differentiates and self._conditional:
             raise Error(
@@ -148,9 +144,9 @@ class _LoopGradient:
         starts = [
             zeros(call._values[i]) if gradients[i] is None else gradients[i] for i in body.inputs
         ]
-        starts += [zeros(tensor) for _, tensor in call._sources]
+        starts += [zeros(tensor) for tensor in call._sources.values()]
         nodes = [node_of(start) for start in starts if start is not None]
-        function = self._function([sources[node] for node, _ in call._sources])
+        function = self._function([sources[node] for node in call._sources])
         loop = Loop(
             function,
             call._count,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,8 +24,9 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.node import map_aggregate
 
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.trace.control.bodies import CONTROL, INPUT, Control, empty_results
-from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut, nodes_behind
+from popsim_torch.trace.control.bodies import CONTROL, Control, empty_results
+from popsim_torch.trace.control.captures import Captures, StandIn, arguments_of_functions
+from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.traced_tensors import (
     current_graph,
@@ -69,9 +70,6 @@ class BodyListener(Protocol):
     def begin_call(self, op_type: str) -> None:
         """Take note that the nodes made next are the user's call of an op of this type."""
 
-    def tensor_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the differentiable tensor that a node stands for, if there is one."""
-
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
         """Return the parameter or buffer that a node stands for, if it does."""
 
@@ -88,14 +86,14 @@ class Body:
         num_results: How many results it has.
         seeds: Position, among what it is given, of the gradient of each result; None: it has none.
         inputs: Positions of the inputs that have a gradient.
-        sources: The captured nodes that have a gradient.
+        sources: What it reads from outside and has a gradient: node and tensor.
     """
 
     cut: Cut
     num_results: int
     seeds: Sequence[int | None] = ()
     inputs: Sequence[int] = ()
-    sources: Sequence[torch.fx.Node] = ()
+    sources: Sequence[tuple[torch.fx.Node, torch.Tensor]] = ()
 
     @property
     def results(self) -> list[torch.fx.Node]:
@@ -108,10 +106,15 @@ class Body:
         return dict(zip(self.inputs, found, strict=True))
 
     def source_gradients(self) -> dict[torch.fx.Node, torch.fx.Node]:
-        """Return the gradient of each captured node that has one."""
+        """Return the gradient of each node that it reads from outside and that has one."""
         found = self.cut.results[self.num_results + len(self.inputs) :]
         pairs = zip(self.sources, found, strict=True)
-        return {source: gradient for source, gradient in pairs if gradient is not None}
+        return {source: gradient for (source, _), gradient in pairs if gradient is not None}
+
+    def differentiated(self) -> dict[torch.fx.Node, torch.Tensor]:
+        """Return what has a gradient of those that it reads from outside."""
+        gradients = self.source_gradients()
+        return {node: tensor for node, tensor in self.sources if node in gradients}
 
     def changed(self) -> dict[torch.fx.Node, torch.fx.Node]:
         """Return the new value of each captured node that it changes in place."""
@@ -138,6 +141,30 @@ class BodyRecorder:
         self._controls = controls
         self._draws = itertools.count()
         self._gone: set[torch.fx.Node] = set()
+        self._captures: Captures | None = None
+
+    def inside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a traced tensor in the body that is being recorded."""
+        return tensor if self._captures is None else self._captures.inside(tensor)
+
+    def outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the user's tensor that one of the body stands for; any other one as it is."""
+        return tensor if self._captures is None else self._captures.outside(tensor)
+
+    @contextmanager
+    def _capturing(self, last: torch.fx.Node, differentiates: bool) -> Iterator[Captures]:
+        """Let what stands for tensors from outside be used in this scope, if it has gradients."""
+        enclosing = self._captures
+        captures = Captures(last, enclosing)
+        if not differentiates:
+            yield captures
+            return
+        self._captures = captures
+        try:
+            with arguments_of_functions(self.inside):
+                yield captures
+        finally:
+            self._captures = enclosing
 
     def traced(self, value: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for one of the host, and any other one as it is."""
@@ -165,13 +192,17 @@ class BodyRecorder:
             )
         return self.traced(value)
 
-    def record(self, name: str, function: Callable[..., Any], values: Tensors) -> Body:
+    def record(
+        self, name: str, function: Callable[..., Any], values: Tensors, carries: bool = True
+    ) -> Body:
         """Call a function on tensors of its own, and take what it records out of the graph.
 
         Args:
             name: What messages call it.
             function: Takes and returns tensors.
             values: It is called with tensors like these.
+            carries: Its results are its next arguments: these may have gradients that ``values``
+                have not.
 
         Raises:
             Error: It returns something else than tensors.
@@ -181,46 +212,27 @@ class BodyRecorder:
             raise InternalError("control_flow: a body is recorded outside of a trace")
         last = graph._root.prev
         differentiates = torch.is_grad_enabled()
-        with self.listener.inside_of_body():
-            given = [_own(value, differentiates) for value in values]
-            own = [node_of(tensor) for tensor in given]
-            results = [self.traced(result) for result in tensors_of(name, function(*given))]
+        with self.listener.inside_of_body(), self._capturing(last, differentiates) as captures:
+            given = [_own(value, differentiates, carries) for value in values]
+            own = [stand_in.node for stand_in in given]
+            called = function(*(stand_in.tensor for stand_in in given))
+            results = [self.traced(result) for result in tensors_of(name, called)]
             nodes: list[torch.fx.Node | None] = [node_of(result) for result in results]
-            inputs: list[int] = []
-            sources: list[tuple[torch.fx.Node, torch.Tensor]] = []
-            seeds: Sequence[torch.Tensor | None] = ()
-            gradients: Sequence[torch.Tensor | None] = ()
-            if differentiates:
-                inputs = [i for i, tensor in enumerate(given) if tensor.requires_grad]
-                sources = self._sources(last, nodes)
-                wanted = [given[i] for i in inputs] + [tensor for _, tensor in sources]
-                seeds, gradients = _differentiate(results, wanted)
+            inputs = [i for i, stand_in in enumerate(given) if stand_in.leaf.requires_grad]
+            sources = captures.differentiable()
+            wanted = [given[i].leaf for i in inputs] + [source.leaf for _, source in sources]
+            seeds, gradients = _differentiate(results, wanted) if differentiates else ((), ())
         places: list[int | None] = []
         for seed in seeds:
             places.append(None if seed is None else len(own))
             if seed is not None:
-                own.append(node_of(seed))
+                own.append(seed.node)
         nodes += [None if gradient is None else node_of(gradient) for gradient in gradients]
         body, gone = cut(graph, Recorded(last, own, nodes), self._draws, self._controls)
         self._gone |= gone
         self.listener.forget(gone, last)
-        return Body(body, len(results), places, inputs, [node for node, _ in sources])
-
-    def _sources(
-        self, last: torch.fx.Node, results: Sequence[torch.fx.Node | None]
-    ) -> list[tuple[torch.fx.Node, torch.Tensor]]:
-        """Return what differentiable tensors from outside the nodes behind one, or results, are."""
-        inside = nodes_behind(last)
-        read = dict.fromkeys(
-            source for node in inside if node.target is not INPUT for source in node.all_input_nodes
-        )
-        outside = [*read, *(node for node in results if node is not None)]
-        found: dict[torch.fx.Node, torch.Tensor] = {}
-        for source in dict.fromkeys(outside):
-            tensor = None if source in inside else self.listener.tensor_of(source)
-            if tensor is not None and tensor.requires_grad:
-                found[source] = tensor
-        return list(found.items())
+        read = [(source.node, tensor) for tensor, source in sources]
+        return Body(body, len(results), places, inputs, read)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Check that nothing that was made in a body is used outside of it.
@@ -263,22 +275,23 @@ def add_copy(node: torch.fx.Node) -> torch.fx.Node:
     return node_of(copy)
 
 
-def _own(value: torch.Tensor, differentiates: bool) -> torch.Tensor:
+def _own(value: torch.Tensor, differentiates: bool, carries: bool) -> StandIn:
     """Return what stands for an input while a body is recorded."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         own: torch.Tensor = torch.ops.popsim.body_input(value)
-        return own.requires_grad_(differentiates and own.dtype.is_floating_point)
+    differentiable = value.requires_grad or (carries and value.dtype.is_floating_point)
+    return StandIn(node_of(own), own, differentiates and differentiable)
 
 
 def _differentiate(
     results: Tensors, wanted: Tensors
-) -> tuple[list[torch.Tensor | None], Sequence[torch.Tensor | None]]:
-    """Return tensors that stand for gradients of results, and the gradients that follow."""
+) -> tuple[Sequence[StandIn | None], Sequence[torch.Tensor | None]]:
+    """Return what stands for gradients of results, and the gradients that follow."""
     if not wanted or not any(result.requires_grad for result in results):
         return [None] * len(results), [None] * len(wanted)
+    seeds = [_own(result, False, False) if result.requires_grad else None for result in results]
+    pairs = [(r, s.tensor) for r, s in zip(results, seeds, strict=True) if s is not None]
     with torch._C.DisableTorchFunction():
-        seeds = [_own(result, False) if result.requires_grad else None for result in results]
-        pairs = [(r, s) for r, s in zip(results, seeds, strict=True) if s is not None]
         gradients = torch.autograd.grad(
             [result for result, _ in pairs],
             list(wanted),

@@ -1,0 +1,152 @@
+"""What stands in a body that is recorded for tensors from outside.
+
+The body has gradients of its own: what it reads is where they end, not a step on the way to what
+the tensors from outside were computed of. So operators called in it are given tensors that stand
+for the same nodes and have no past. Changes in place, too, are theirs: the tensors outside, and
+their gradients, stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    track_tensor_tree,
+)
+
+from popsim_torch.trace.traced_tensors import (
+    find_node,
+    is_functorch_wrapped_tensor,
+    is_traced,
+    outside_transforms,
+)
+
+__all__ = ["Captures", "StandIn", "arguments_of_functions"]
+
+
+class _FromLeaf(torch.autograd.Function):
+    """A tensor that may be changed in place, and has the gradient of a leaf, which may not."""
+
+    @staticmethod
+    def forward(ctx, leaf, node):  # type: ignore[no-untyped-def]
+        """Return a tensor that stands for ``node``."""
+        return _standing_for(node, leaf)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        """Return the gradient of the leaf."""
+        return gradient, None
+
+
+class StandIn:
+    """A tensor without a past, for a node.
+
+    Args:
+        node: What it stands for.
+        like: A tensor of this shape, element type and layout.
+        differentiable: Whether it has a gradient.
+
+    Attributes:
+        node: As given.
+        leaf: Its gradient is that of ``tensor`` before any change.
+        tensor: What operators are given.
+    """
+
+    def __init__(self, node: torch.fx.Node, like: torch.Tensor, differentiable: bool) -> None:
+        self.node = node
+        with outside_transforms(), torch._C.DisableTorchFunction(), torch.enable_grad():
+            if differentiable:
+                self.leaf = _empty_like(like).requires_grad_()
+                self.tensor = _FromLeaf.apply(self.leaf, node)  # type: ignore[no-untyped-call]
+            else:
+                self.leaf = self.tensor = _standing_for(node, like)
+
+
+def _empty_like(like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that no node stands for."""
+    with disable_proxy_modes_tracing():
+        return torch.empty_strided(
+            like.shape, like.stride(), dtype=like.dtype, device=like.device
+        )
+
+
+def _standing_for(node: torch.fx.Node, like: torch.Tensor) -> torch.Tensor:
+    tensor = _empty_like(like)
+    mode: Any = get_proxy_mode()
+    proxy = torch.fx.Proxy(node, mode.tracer)
+    with disable_proxy_modes_tracing():
+        track_tensor_tree(tensor, proxy, constant=None, tracer=mode.tracer)
+    return tensor
+
+
+class Captures:
+    """Tensors from outside that a body reads, and what stands for them in it.
+
+    Args:
+        last: The last node in front of the body.
+        enclosing: Those of the body that this one is in.
+    """
+
+    def __init__(self, last: torch.fx.Node, enclosing: Captures | None) -> None:
+        self._last = last
+        self._enclosing = enclosing
+        # By identity; the tensors are kept, so that no later one has the identity of another.
+        self._found: dict[int, tuple[torch.Tensor, StandIn]] = {}
+        self._outside: dict[int, torch.Tensor] = {}
+
+    def inside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands in the body for a tensor; itself if it was made there."""
+        if id(tensor) in self._outside:
+            return tensor
+        if self._enclosing is not None:
+            tensor = self._enclosing.inside(tensor)
+        if id(tensor) not in self._found:
+            node = self._node_outside(tensor)
+            if node is None:
+                return tensor
+            stand_in = StandIn(node, tensor, tensor.requires_grad)
+            self._found[id(tensor)] = (tensor, stand_in)
+            self._outside[id(stand_in.tensor)] = tensor
+        return self._found[id(tensor)][1].tensor
+
+    def outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the user's tensor that one of the body stands for; any other one as it is."""
+        tensor = self._outside.get(id(tensor), tensor)
+        return tensor if self._enclosing is None else self._enclosing.outside(tensor)
+
+    def differentiable(self) -> list[tuple[torch.Tensor, StandIn]]:
+        """Return the tensors that have a gradient, each with what stood for it."""
+        return [(outer, own) for outer, own in self._found.values() if own.leaf.requires_grad]
+
+    def _node_outside(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """Return the node of a tensor that was made in front of the body and may be changed."""
+        if not is_traced(tensor) or is_functorch_wrapped_tensor(tensor):
+            return None
+        node = find_node(tensor) if tensor.dtype.is_floating_point else None
+        return None if node is None or self._last < node else node
+
+
+@contextmanager
+def arguments_of_functions(inside: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Give each ``torch.autograd.Function`` of the user what stands for its arguments.
+
+    Its ``apply`` is no function that a mode sees.
+    """
+    Function: Any = torch.autograd.Function
+    original = Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (inside(value) if isinstance(value, torch.Tensor) else value for value in args)
+        return original.__func__(cls, *given, **kwargs)
+
+    Function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        Function.apply = original
