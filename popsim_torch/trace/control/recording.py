@@ -31,6 +31,7 @@ from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.traced_tensors import (
     current_graph,
     host_computation,
+    in_transform,
     is_host_tensor,
     node_of,
 )
@@ -210,6 +211,12 @@ class BodyRecorder:
         graph = current_graph()
         if graph is None:
             raise InternalError("control_flow: a body is recorded outside of a trace")
+        if in_transform():
+            raise Error(
+                f"{name}{user_line(' at ')} is called by a function that torch.func (vmap, grad, "
+                "jvp) transforms, which is not supported. Put the transform into the body, or "
+                "write a Python loop or torch.where(condition, a, b)."
+            )
         last = graph._root.prev
         differentiates = torch.is_grad_enabled()
         with self.listener.inside_of_body(), self._capturing(last, differentiates) as captures:
@@ -260,10 +267,11 @@ def _add_node(target: Any, args: tuple[Any, ...], make_results: Callable[[], Any
     proxies = map_aggregate(
         args, lambda value: Proxy(value, tracer) if isinstance(value, torch.fx.Node) else value
     )
-    proxy = tracer.create_proxy("call_function", target, proxies, {})
-    with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
-        results = make_results()
-        track_tensor_tree(results, proxy, constant=None, tracer=tracer)
+    with torch._C.DisableTorchFunction():
+        proxy = tracer.create_proxy("call_function", target, proxies, {})
+        with disable_proxy_modes_tracing():
+            results = make_results()
+            track_tensor_tree(results, proxy, constant=None, tracer=tracer)
     return results
 
 
