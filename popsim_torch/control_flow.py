@@ -33,7 +33,7 @@ def for_loop(
     Outside of a model that is being compiled the body is called once, whatever ``count`` is.
 
     Args:
-        count: How often; 0 or more.
+        count: How often; 0 or more, and less than 2**63.
         body: Takes as many tensors as there are ``inputs``. Returns as many, of the same shapes and
             element types, as a list or tuple; one may be returned by itself.
         inputs: The arguments of the first trip: a list or tuple of tensors.
@@ -52,10 +52,10 @@ def for_loop(
                 f"poptorch.for_loop: the object of inputs at index {position} is not torch.tensor, "
                 f"but a {type(value).__name__}."
             )
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**63:
         raise UsageValueError(
-            f"poptorch.for_loop: count must be a Python int, 0 or more, and is {count!r}. How "
-            "often a loop runs is fixed when the model is compiled."
+            f"poptorch.for_loop: count must be a Python int, 0 or more and less than 2**63, and is "
+            f"{count!r}. How often a loop runs is fixed when the model is compiled."
         )
     listener = op_listener.get()
     if listener is not None:

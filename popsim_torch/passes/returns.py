@@ -137,12 +137,12 @@ class _Returns:
         for candidate in names.spellings(anchor.long_name):
             if candidate in known:
                 return candidate
-        if anchor.long_name in self._program.offered:
-            raise Error(
-                f"Options.anchorTensor: '{anchor.long_name}' is a tensor of a loop that ends when "
-                "a condition says so, or makes no trip: nobody knows how much room its values of "
-                "all trips need. Return it from the loop, or use poptorch.for_loop."
-            )
+            if candidate in self._program.offered:
+                raise Error(
+                    f"Options.anchorTensor: '{candidate}' is in the body of a loop that makes no "
+                    "trip, or as many as a value says: there is no fixed number of values to give "
+                    "back. Return it from the body, and anchor the result of the loop."
+                )
         everything = self._program.tensor_names()
         closest = closest_names(anchor.long_name, everything)
         raise Error(

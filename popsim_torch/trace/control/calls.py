@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.errors import Error
 from popsim_torch.trace.control.cut import Cut
 from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, value_of
 
@@ -21,6 +22,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx, forward, backward, *tensors):  # type: ignore[no-untyped-def]
         """Call ``forward``, whose results go to the user; ``tensors`` have gradients."""
         ctx.backward = backward
+        ctx.tensors = tensors
         results = forward()
         ctx.mark_non_differentiable(*(r for r in results if not r.dtype.is_floating_point))
         ctx.set_materialize_grads(False)
@@ -29,7 +31,29 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
         """Return the gradients of ``tensors``."""
-        return None, None, *ctx.backward(gradients)
+        results = list(ctx.backward(gradients))
+        if torch.is_grad_enabled():
+            read = [*(gradient for gradient in gradients if gradient is not None), *ctx.tensors]
+            results = _NoGradient.apply(len(results), *results, *read)  # type: ignore[no-untyped-call]
+        return None, None, *results
+
+
+class _NoGradient(torch.autograd.Function):
+    """The identity, for gradients that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx, num_results, *tensors):  # type: ignore[no-untyped-def]
+        """Return the first tensors; they depend on all."""
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:num_results])
+
+    @staticmethod
+    def backward(ctx, *_gradients):  # type: ignore[no-untyped-def]
+        """Refuse to go on."""
+        raise Error(
+            "forward differentiates a gradient of a loop or branch once more (create_graph=True), "
+            "which is not supported. Compute the inner gradient in the body, or write a Python "
+            "loop: all its trips are recorded."
+        )
 
 
 class Call:

@@ -71,9 +71,7 @@ class StandIn:
 def _empty_like(like: torch.Tensor) -> torch.Tensor:
     """Return a tensor that no node stands for."""
     with disable_proxy_modes_tracing():
-        return torch.empty_strided(
-            like.shape, like.stride(), dtype=like.dtype, device=like.device
-        )
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _standing_for(node: torch.fx.Node, like: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,8 @@ from popsim_torch.trace.traced_tensors import node_of
 
 __all__ = ["LoopCall"]
 
+_MAX_BYTES = 2**47  # what a process can address
+
 
 class LoopCall(Call):
     """Repeated calls of a function.
@@ -70,6 +72,7 @@ class LoopCall(Call):
                 "fixed count, or put the loop under torch.no_grad()."
             )
         kept = self._read_again() if differentiates else []
+        self._check_size(kept)
         state: list[torch.Tensor] = []
         gradient = _LoopGradient(self, kept) if differentiates else None
 
@@ -85,6 +88,16 @@ class LoopCall(Call):
         results = self._apply(forward, backward, tensors)
         self._write_state(self._state, state)
         return results
+
+    def _check_size(self, kept: Sequence[torch.fx.Node]) -> None:
+        """Refuse to keep more than there can be."""
+        for value in map(value_of, kept):
+            if self._count * value.numel() * value.element_size() >= _MAX_BYTES:
+                raise Error(
+                    f"for_loop{user_line(' at ')}: {self._count} trips are too many to be "
+                    "differentiated: the values at the start of each one are kept for the "
+                    "gradient. Use fewer trips, or put the loop under torch.no_grad()."
+                )
 
     def _read_again(self) -> list[torch.fx.Node]:
         """Return the carried values that the gradient reads."""
