@@ -60,6 +60,8 @@ class StandIn:
 
     def __init__(self, node: torch.fx.Node, like: torch.Tensor, differentiable: bool) -> None:
         self.node = node
+        self.leaf: torch.Tensor
+        self.tensor: torch.Tensor
         with outside_transforms(), torch._C.DisableTorchFunction(), torch.enable_grad():
             if differentiable:
                 self.leaf = _empty_like(like).requires_grad_()
