@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,10 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from popsim_torch.custom_ops.registry import CustomCall
 from popsim_torch.enums import OverlapMode
@@ -29,6 +23,7 @@ from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.custom import custom_results
+from popsim_torch.trace.gradient_uses import watch_uses
 from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
 from popsim_torch.trace.markers import PrintedTensor, mark
@@ -36,6 +31,7 @@ from popsim_torch.trace.origin import set_origin, user_line
 from popsim_torch.trace.overlaps import OverlapMark
 from popsim_torch.trace.regions import Regions
 from popsim_torch.trace.result import PrintRequest, TraceResult
+from popsim_torch.trace.scopes import Scopes
 from popsim_torch.trace.traced_tensors import (
     current_graph,
     find_node,
@@ -47,7 +43,9 @@ from popsim_torch.trace.traced_tensors import (
 )
 
 # Answered from a tensor's metadata: no operation on the device.
-_METADATA = frozenset({"size", "dim", "numel", "stride", "is_floating_point", "is_complex", "type"})
+_METADATA = frozenset(
+    {"size", "dim", "element_size", "numel", "stride", "is_floating_point", "is_complex", "type"}
+)
 
 
 class Recorder:
@@ -72,12 +70,10 @@ class Recorder:
         self._location_excludes = location_excludes
         self._result = result
         self._stages = stages
-        self._module_scopes = module_scopes
-        self._paths = {
-            id(child): name.replace(".", "/")
-            for name, child in reversed(list(module.named_modules()))
-        }
-        self._scopes: list[str] = [""]
+        # Another thread, or code that forward calls on the host, may call modules as well.
+        self._scopes = Scopes(
+            module if module_scopes else None, is_followed=lambda: op_listener.get() is self
+        )
         self._origin = Origin()
         self._in_backward = False
         self._graph: torch.fx.Graph | None = None
@@ -273,6 +269,14 @@ class Recorder:
         self.after_call(result)
         return result  # type: ignore[no-any-return]
 
+    def name_scope(self, name: str) -> AbstractContextManager[None]:
+        """Put ``name`` behind the current scope."""
+        return self._scopes.named(name)
+
+    def following_modules(self) -> AbstractContextManager[None]:
+        """Keep the scope that of the modules being called."""
+        return self._scopes.following_modules()
+
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """Return a number that no other tensor of this trace has."""
         tensor = self.known(tensor)
@@ -334,7 +338,7 @@ class Recorder:
         state = self._state_of.get(unchanged(node))
         return None if state is None else self.known(state)
 
-    # Scopes
+    # Calls of the host
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
@@ -354,65 +358,13 @@ class Recorder:
             self.after_call(result)
         return results
 
-    @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
-        """Put ``name`` behind the current scope."""
-        outer = self._scopes[-1]
-        self._scopes.append(f"{outer}/{name}" if outer else name)
-        try:
-            yield
-        finally:
-            self._scopes.pop()
-
-    # Modules
-
-    @contextmanager
-    def following_modules(self) -> Iterator[None]:
-        """Keep the scope that of the modules being called."""
-        if not self._module_scopes:
-            yield
-            return
-        called: list[nn.Module] = []
-
-        def enter(module: nn.Module, _args: object) -> None:
-            # Another thread, or code that forward calls on the host, may call modules as well.
-            if id(module) in self._paths and op_listener.get() is self:
-                caller = self._paths[id(called[-1])] if called else ""
-                called.append(module)
-                self._scopes.append(self._inner_scope(caller, self._paths[id(module)]))
-
-        def leave(module: nn.Module, _args: object, _result: object) -> None:
-            if called and called[-1] is module and op_listener.get() is self:
-                called.pop()
-                self._scopes.pop()
-
-        handles = (
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-        )
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _inner_scope(self, caller: str, path: str) -> str:
-        """Return the scope of a module called where the current scope is, from ``caller``."""
-        scope = self._scopes[-1]
-        if path == caller:
-            return scope
-        if caller and not path.startswith(f"{caller}/"):
-            return path
-        step = path[len(caller) :].lstrip("/")
-        return f"{scope}/{step}" if scope else step
-
     # Backward
 
     @contextmanager
     def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
         """Run a backward pass that starts at ``loss``."""
         self._follow(loss.grad_fn)
-        self._watch_uses(loss.grad_fn)
+        watch_uses(loss.grad_fn, self._note_use)
         set_origin(replace(self._origin, backward=True, op_type=None))
         self._in_backward = True
         try:
@@ -420,38 +372,16 @@ class Recorder:
         finally:
             self._in_backward = False
 
-    def _watch_uses(self, root: Any) -> None:
-        """Take note of what each use of a tensor adds to its gradient, where there are several."""
-        operations = sorted(_ancestors(root), key=lambda node: int(node._sequence_nr()))
-        uses = Counter(edge for node in operations for edge in node.next_functions)
-        for position, node in enumerate(operations):
-            shared = [
-                operand
-                for operand, edge in enumerate(node.next_functions)
-                if edge[0] is not None and uses[edge] > 1
-            ]
-            if shared:
-                node.register_hook(functools.partial(self._note_uses, position, shared))
-
-    def _note_uses(
-        self,
-        position: int,
-        operands: Sequence[int],
-        gradients: Sequence[torch.Tensor | None],
-        _of_results: object,
-    ) -> None:
-        for operand in operands:
-            gradient = gradients[operand]
-            if not self._in_backward or gradient is None:
-                continue
-            node = find_node(gradient)
-            if node is not None:
-                self._result.partial_gradients[position, operand] = node
+    def _note_use(self, position: int, operand: int, gradient: torch.Tensor) -> None:
+        """Take note of what one use of a tensor adds to its gradient."""
+        node = find_node(gradient) if self._in_backward else None
+        if node is not None:
+            self._result.partial_gradients[position, operand] = node
 
     def _set_origin(self, op_type: str | None = None, multi_conv: int = 0) -> None:
         source = user_line(excludes=self._location_excludes)
         self._origin = Origin(
-            self._scopes[-1],
+            self._scopes.current,
             self._stages.current_stage(),
             False,
             op_type,
@@ -491,15 +421,3 @@ class Recorder:
             self._seen.add(current)
             current.register_prehook(before)
             todo.extend(following for following, _ in current.next_functions)
-
-
-def _ancestors(root: Any) -> list[Any]:
-    """Return autograd's nodes on the way from ``root`` to the parameters, these left out."""
-    found: dict[Any, None] = {}
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in found and not hasattr(node, "variable"):
-            found[node] = None
-            todo.extend(following for following, _ in node.next_functions)
-    return list(found)
