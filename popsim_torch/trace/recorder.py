@@ -325,6 +325,15 @@ class Recorder:
             for items, length in zip(lists, lengths, strict=True):
                 del items[length:]
 
+    @contextmanager
+    def gradient_of_body(self) -> Iterator[None]:
+        """Take note that the nodes made in this scope belong to the gradient of a body."""
+        set_origin(replace(self._origin, backward=True, op_type=None))
+        try:
+            yield
+        finally:
+            set_origin(self._origin)
+
     def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
         """Forget nodes that were taken out of the graph; ``last`` stood in front of them."""
         self.values.forget(gone, last)

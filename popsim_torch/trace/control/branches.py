@@ -129,4 +129,4 @@ class BranchCall(Call):
             sources[node] if node in sources else graph.zeros(tensor)
             for node, tensor in self._sources.items()
         ]
-        return body.cut.function(inputs, results, repeats=True)
+        return body.cut.function(inputs, results, repeats=self._bodies.controls)

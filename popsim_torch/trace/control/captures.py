@@ -110,10 +110,11 @@ class Captures:
             node = self._node_outside(tensor)
             if node is None:
                 return tensor
-            stand_in = StandIn(node, tensor, tensor.requires_grad)
-            self._found[id(tensor)] = (tensor, stand_in)
-            self._outside[id(stand_in.tensor)] = tensor
-        return self._found[id(tensor)][1].tensor
+            own = StandIn(node, tensor, tensor.requires_grad)
+            self._found[id(tensor)] = (tensor, own)
+            self._outside[id(own.tensor)] = tensor
+        _, stand_in = self._found[id(tensor)]
+        return stand_in.tensor
 
     def outside(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the user's tensor that one of the body stands for; any other one as it is."""

@@ -23,8 +23,9 @@ from popsim_torch.trace.control.bodies import (
     placeholders_of,
     results_of,
 )
+from popsim_torch.trace.control.repeats import copy_quietly
 from popsim_torch.trace.functionalise import functionalise_graph, is_check, is_mutating
-from popsim_torch.trace.markers import CONSTANT, PRINT
+from popsim_torch.trace.markers import CONSTANT
 from popsim_torch.trace.origin import number_draw, origin_of
 from popsim_torch.trace.traced_tensors import host_computation
 
@@ -93,26 +94,27 @@ class Cut:
         inputs: Sequence[torch.fx.Node],
         results: Sequence[torch.fx.Node],
         *,
-        repeats: bool = False,
+        repeats: list[Control] | None = None,
     ) -> torch.fx.GraphModule:
         """Return the part of it that computes some results from these inputs.
 
         Args:
             inputs: Nodes of inputs and captures, in the order of the new function's.
             results: What it returns.
-            repeats: It is not the first to compute this: prints and checks are left out.
+            repeats: It is not the first to compute this: prints and checks are left out. The
+                trace's controls; gets those without prints.
         """
         graph = torch.fx.Graph()
         known: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in inputs:
             known[node] = graph.placeholder(node.name)
             known[node].meta = dict(node.meta)
-        checks = [] if repeats else self._checks
+        checks = self._checks if repeats is None else []
         for node in sorted(_needed([*results, *checks], known)):
-            if repeats and node.target is PRINT and not origin_of(node).backward:
-                known[node] = known[node.args[0]]  # type: ignore[index]
-            else:
+            if repeats is None:
                 known[node] = graph.node_copy(node, known.__getitem__)
+            else:
+                copy_quietly(graph, node, known, repeats)
         graph.output([known[node] for node in results])
         return _make_graph_module({}, graph)
 

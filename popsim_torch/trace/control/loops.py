@@ -191,4 +191,4 @@ class _LoopGradient:
             inputs.append(graph.input(value_of(gradient)))
             results.append(graph.sum(inputs[-1], gradient))
         inputs += [*self._read, *self._given]
-        return body.cut.function(inputs, results, repeats=True)
+        return body.cut.function(inputs, results, repeats=self._call._bodies.controls)

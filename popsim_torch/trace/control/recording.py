@@ -65,6 +65,9 @@ class BodyListener(Protocol):
     def inside_of_body(self) -> AbstractContextManager[None]:
         """Take note of no losses and gradients in this scope: they are not the model's."""
 
+    def gradient_of_body(self) -> AbstractContextManager[None]:
+        """Take note that the nodes made in this scope belong to the gradient of a body."""
+
     def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
         """Forget nodes that were taken out of the graph; ``last`` stood in front of them."""
 
@@ -135,11 +138,12 @@ class BodyRecorder:
 
     Attributes:
         listener: As given.
+        controls: As given.
     """
 
     def __init__(self, listener: BodyListener, controls: list[Control]) -> None:
         self.listener = listener
-        self._controls = controls
+        self.controls = controls
         self._draws = itertools.count()
         self._gone: set[torch.fx.Node] = set()
         self._captures: Captures | None = None
@@ -228,14 +232,15 @@ class BodyRecorder:
             inputs = [i for i, stand_in in enumerate(given) if stand_in.leaf.requires_grad]
             sources = captures.differentiable()
             wanted = [given[i].leaf for i in inputs] + [source.leaf for _, source in sources]
-            seeds, gradients = _differentiate(results, wanted) if differentiates else ((), ())
+            with self.listener.gradient_of_body():
+                seeds, gradients = _differentiate(results, wanted) if differentiates else ((), ())
         places: list[int | None] = []
         for seed in seeds:
             places.append(None if seed is None else len(own))
             if seed is not None:
                 own.append(seed.node)
         nodes += [None if gradient is None else node_of(gradient) for gradient in gradients]
-        body, gone = cut(graph, Recorded(last, own, nodes), self._draws, self._controls)
+        body, gone = cut(graph, Recorded(last, own, nodes), self._draws, self.controls)
         self._gone |= gone
         self.listener.forget(gone, last)
         read = [(source.node, tensor) for tensor, source in sources]
@@ -253,8 +258,8 @@ class BodyRecorder:
 
     def call(self, control: Control, inputs: Sequence[torch.fx.Node]) -> list[torch.Tensor]:
         """Add the node that runs a control, and return its results."""
-        self._controls.append(control)
-        arguments = (list(inputs), len(self._controls) - 1)
+        self.controls.append(control)
+        arguments = (list(inputs), len(self.controls) - 1)
         results: list[torch.Tensor] = _add_node(CONTROL, arguments, lambda: empty_results(control))
         return results
 

@@ -12,6 +12,7 @@ from tests.parity.compare import Loop
 from tests.parity.tolerances import ONE_PASS, TRAINED
 
 LEARNING_RATE = 0.1
+ONCE = Loop()
 
 
 def for_loop(count, body, inputs):
@@ -90,7 +91,7 @@ def check_inference(function, x, dtype=torch.float32):
 
 
 def check_training(
-    function, x, loop=Loop(), dtype=torch.float32, optimizer=sgd, steps=2, options=None
+    function, x, loop=ONCE, dtype=torch.float32, optimizer=sgd, steps=2, options=None
 ):
     """Compare results of some updates, and weights and buffers then, with eager PyTorch."""
     net = Net(function).to(dtype)

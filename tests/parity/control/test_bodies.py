@@ -183,7 +183,7 @@ def loops_in_loops(net, x):
 
 def branches_in_loops(net, x):
     def body(y, i):
-        sides = lambda a: torch.sin(net.fc(a)), lambda a, b: a * b  # noqa: E731
+        sides = lambda a: torch.sin(net.fc(a)), lambda a, b: a * b
         return cond(i.sum() % 2 == 0, sides[0], [y], sides[1], [y, net.w])[0], i + 1
 
     return for_loop(4, body, [x, torch.zeros(1, dtype=torch.int32)])

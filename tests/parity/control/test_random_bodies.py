@@ -152,9 +152,7 @@ recipes = st.builds(
 
 def check(recipe):
     x = sample(4 * recipe.loop.micro_batches, 4, seed=recipe.seed)
-    check_training(
-        recipe, x, recipe.loop, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), steps=2
-    )
+    check_training(recipe, x, recipe.loop, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), steps=2)
     check_inference(recipe, x[:4])
 
 

@@ -1,5 +1,7 @@
 """What a program does around loops and branches: prints, anchors, random numbers, files, stages."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,36 +76,54 @@ def shows(net, x):
     return for_loop(2, body, [x])
 
 
+def printed(device, capfd, x):
+    """Compile and run; return title and value of each line."""
+    device.compile(x)
+    capfd.readouterr()
+    device(x)
+    out, err = capfd.readouterr()
+    lines = [line.split(": ") for line in (out + err).splitlines() if line]
+    return [(title, float(value.strip("()"))) for title, value in lines]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_prints_come_once_per_trip_and_in_order(capfd, training):
     net = Net(shows)
     device = train(net) if training else poptorch.inferenceModel(net.eval(), make_options())
-    device.compile(torch.zeros(1))
-    capfd.readouterr()
-    device(torch.zeros(1))
-    out, err = capfd.readouterr()
-    lines = [line.split() for line in (out + err).splitlines() if line]
-    shown = [(title.strip(":"), float(value.strip("()"))) for title, value in lines]
+    shown = printed(device, capfd, torch.zeros(1))
     inner, outer = "inner", "outer"
-    assert shown == [(outer, 1), (inner, 2), (inner, 4), (outer, 5), (inner, 10), (inner, 20)]
+    forward = [(outer, 1), (inner, 2), (inner, 4), (outer, 5), (inner, 10), (inner, 20)]
+    assert shown[:6] == forward
+    # The loss is the square of the result, 20; gradients come from the last trip to the first.
+    inner, outer = "inner_gradient", "outer_gradient"
+    backward = [(inner, 40), (inner, 80), (outer, 160), (inner, 160), (inner, 320), (outer, 640)]
+    assert shown[6:] == (backward if training else [])
 
 
-def test_prints_of_gradients(capfd):
+def test_prints_without_their_gradients(capfd):
     def function(net, x):
-        body = lambda y: poptorch.ipu_print_tensor(y * 2, "t", True) * net.w.sum()  # noqa: E731
+        def body(y):
+            return poptorch.ipu_print_tensor(y * 2, "t", print_gradient=False) * net.w.sum()
+
         return for_loop(2, body, [x])
 
-    net = Net(function)
-    with torch.no_grad():
-        net.w.fill_(0.25)
-    device = train(net)
-    device.compile(torch.ones(1))
-    capfd.readouterr()
-    device(torch.ones(1))
-    out, err = capfd.readouterr()
-    values = [float(line.split()[-1].strip("()")) for line in (out + err).splitlines() if line]
-    # Forward: 2, 4. The loss is the square of the result, 4: its gradient is 8.
-    assert values == [2, 4, 8, 16]
+    assert len(printed(train(Net(function)), capfd, torch.ones(1))) == 2
+
+
+def test_prints_of_nested_loops_are_not_repeated_for_the_gradient(capfd):
+    """The gradient of the outer loop runs the inner ones once more."""
+
+    def function(net, x):
+        def inner(z):
+            return torch.tanh(poptorch.ipu_print_tensor(z, "t") * net.w.sum())
+
+        def side(y):
+            return for_loop(2, inner, [y])[0]
+
+        return for_loop(2, lambda y: cond(y > 5, torch.sin, [y], side, [y])[0] ** 2, [x])
+
+    titles = [title for title, _ in printed(train(Net(function)), capfd, torch.ones(1))]
+    assert titles == ["t"] * 4 + ["t_gradient"] * 4
 
 
 def anchored(net, x):
@@ -174,7 +194,7 @@ def test_the_values_are_the_same_with_anchors():
 
 def with_everything(net, x):
     def body(y):
-        sides = lambda a: torch.tanh(a * net.w), lambda a: F.dropout(net.fc(a), 0.5)  # noqa: E731
+        sides = lambda a: torch.tanh(a * net.w), lambda a: F.dropout(net.fc(a), 0.5)
         return cond(y.sum() > 0, sides[0], [y], sides[1], [y])[0]
 
     return for_loop(4, body, [x])
@@ -252,4 +272,4 @@ def test_automatic_loss_scaling():
     net = Net(lambda net, x: for_loop(3, lambda y: torch.tanh(net.fc(y)), [x])).half()
     device = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=0.1))
     losses = [device(sample().half())[-1].item() for _ in range(5)]
-    assert all(a > b > 0 for a, b in zip(losses[:-1], losses[1:], strict=True))
+    assert all(a > b > 0 for a, b in itertools.pairwise(losses))
