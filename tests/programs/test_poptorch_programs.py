@@ -146,3 +146,13 @@ def test_model_state(tmp_path):
     out, err = run("model_state.py", cwd=tmp_path)
     assert out.splitlines() == ["counted 24", "went on True 32", "frozen True", "evaluated True"]
     assert "nothing is trained" in err
+
+
+def test_loops_and_branches(tmp_path):
+    out, _ = run("loops_and_branches.py", cwd=tmp_path)
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    first, last = map(float, lines["losses"].split())
+    assert last < 0.5 * first
+    assert lines["trips"] == "400"
+    assert lines["shapes"] == "(2, 4) (2, 4)"
+    assert lines["largest"] == "True"
