@@ -92,7 +92,8 @@ class DeviceState:
         """
         logs.backend.info("Writing weights from IPU to host")
         updates = () if self._plan is None else self._plan.updates
-        changed = {*(update.parameter for update in updates), *self._program.changed_state}
+        trained = [update.parameter for update in updates]
+        changed = dict.fromkeys([*trained, *self._program.changed_state])
         num_runs = self._executable.num_runs
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(changed, what_fits=what_fits)

@@ -1,4 +1,4 @@
-"""Long loops of the program: they end on Ctrl-C, take no more memory, and cost little themselves."""
+"""Long loops of the program: Ctrl-C ends them, and they cost neither memory nor much time."""
 
 import time
 from pathlib import Path
