@@ -6,6 +6,7 @@ between once more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,7 +93,8 @@ class LoopCall(Call):
     def _check_size(self, kept: Sequence[torch.fx.Node]) -> None:
         """Refuse to keep more than there can be."""
         for value in map(value_of, kept):
-            if self._count * value.numel() * value.element_size() >= _MAX_BYTES:
+            size = math.prod(value.shape) * value.dtype.itemsize
+            if self._count * size >= _MAX_BYTES:
                 raise Error(
                     f"for_loop{user_line(' at ')}: {self._count} trips are too many to be "
                     "differentiated: the values at the start of each one are kept for the "

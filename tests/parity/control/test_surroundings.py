@@ -150,6 +150,15 @@ def expected_anchors(net, x):
     return {name: torch.stack(values).detach() for name, values in found.items()}
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_names(training):
+    net = Net(anchored)
+    device = train(net) if training else poptorch.inferenceModel(net.eval(), make_options())
+    device(sample())
+    names = {"Loop:0", "If:0", "Loop:0/1", "Sin:0", "Tanh:0", "Exp:0", "Cos:0"}
+    assert names <= set(device.getTensorNames())
+
+
 @pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final, OutputMode.Sum])
 @pytest.mark.parametrize("training", [True, False])
 def test_anchors(mode, training):
