@@ -74,9 +74,10 @@ void verify_body(const Op& owner, const Graph& body, int depth) {
   }
   const std::vector<TensorId>& results = results_of(body);
   for (const Op& op : body.ops()) {
-    check_internal(op.phase == Phase::kForward && op.stage == 0, "verify: ",
-                   op.kind, " '", op.name, "' stands in a body, on stage ",
-                   op.stage, " of ", name_of(op.phase));
+    check_internal(op.phase == Phase::kForward && op.stage == 0,
+                   "verify: ", op.kind, " '", op.name,
+                   "' stands in a body, on stage ", op.stage, " of ",
+                   name_of(op.phase));
     check_internal((op.kind == kYield) == (&op == &body.ops().back()),
                    "verify: '", op.name, "' yields before the end of a body");
   }

@@ -30,7 +30,7 @@ struct BodyPlacement {
 struct ArenaPlan {
   std::vector<Placement> placements;  // by TensorId
   int64_t arena_bytes = 0;
-  int64_t peak_live_bytes = 0;  // the least any plan could need
+  int64_t peak_live_bytes = 0;              // the least any plan could need
   std::map<int64_t, BodyPlacement> bodies;  // by position of the op
 };
 

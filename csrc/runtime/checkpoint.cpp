@@ -69,11 +69,15 @@ class VariableUse {
   std::vector<bool> overwritten_;
 };
 
-bool calls_host(const graph::Graph& graph) {
-  return std::ranges::any_of(graph.ops(), [](const Op& op) {
+// Whether an iteration may fail in the middle, or take any time: it calls the
+// host, or has a loop that ends when a value says so.
+bool is_open_ended(const graph::Graph& graph) {
+  return std::ranges::any_of(graph.ops(), [&graph](const Op& op) {
     return op.kind == "host_call" ||
+           (op.kind == "loop" &&
+            ops::OpCall(graph, op).attribute<bool>("conditional")) ||
            std::ranges::any_of(op.bodies, [](const auto& body) {
-             return calls_host(*body);
+             return is_open_ended(*body);
            });
   });
 }
@@ -81,7 +85,7 @@ bool calls_host(const graph::Graph& graph) {
 }  // namespace
 
 Checkpoint::Checkpoint(const Plan& plan)
-    : graph_(plan.graph()), always_(calls_host(graph_)) {
+    : graph_(plan.graph()), always_(is_open_ended(graph_)) {
   VariableUse use(graph_);
   changed_ = std::move(use.changed);
   for (size_t i = 0; i < changed_.size(); ++i) {
@@ -120,7 +124,9 @@ void Checkpoint::begin(const DeviceMemory& memory) {
   }
 }
 
-void Checkpoint::restore(const DeviceMemory& memory) const {
+void Checkpoint::restore(const DeviceMemory& memory) {
+  // How long the next iteration takes, nobody knows.
+  last_begin_ = {};
   const OpenTensors open(graph_, memory, tensors_);
   const char* next = copy_.get();
   for (const TensorId id : tensors_) {

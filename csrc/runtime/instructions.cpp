@@ -39,8 +39,8 @@ Instructions::Instructions(const graph::Graph& graph,
     for (size_t k = 0; k < op.bodies.size(); ++k) {
       const memory::BodyPlacement& place =
           plan.bodies.at(static_cast<int64_t>(i));
-      bodies_.push_back(std::make_unique<BodyRun>(
-          *op.bodies[k], place.plans[k], memory.start_of(place)));
+      bodies_.push_back(std::make_unique<BodyRun>(*op.bodies[k], place.plans[k],
+                                                  memory.start_of(place)));
       bodies.push_back(bodies_.back().get());
     }
     kernels_.push_back(prepare(ops::OpView(graph, op, bodies)));

@@ -96,7 +96,8 @@ void DeviceMemory::place(const memory::ArenaPlan& plan) {
     char* start = start_ + placement.offset;
     bind(id, start);
     if (placement.num_slots > 1) {
-      stashes_.push_back({id, start, placement.slot_bytes, placement.num_slots});
+      stashes_.push_back(
+          {id, start, placement.slot_bytes, placement.num_slots});
     }
   }
 }

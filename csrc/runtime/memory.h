@@ -29,7 +29,8 @@ class DeviceMemory {
   }
   // Moves a tensor, its views and their at::Tensor faces to another address.
   void bind(graph::TensorId root, void* address);
-  // Whether a tensor lies where it was bound to, outside of the device's memory.
+  // Whether a tensor lies where it was bound to, outside of the device's
+  // memory.
   [[nodiscard]] bool is_elsewhere(graph::TensorId root) const {
     return elsewhere_[static_cast<size_t>(root)];
   }
@@ -69,7 +70,7 @@ class DeviceMemory {
   const graph::Graph& graph_;
   std::unique_ptr<char, FreeDeleter> arena_;
   std::unique_ptr<char, FreeDeleter> persistent_;
-  char* start_;  // of the arena, whoever owns it
+  char* start_;                  // of the arena, whoever owns it
   std::vector<bool> elsewhere_;  // by root
   std::vector<void*> pointers_;
   std::vector<std::vector<View>> views_;  // by root

@@ -151,7 +151,8 @@ NumberWatch::NumberWatch(const graph::Graph& graph) : graph_(graph) {
 }
 
 NumberWatch::Rule NumberWatch::rule_of(const Op& op) const {
-  if (!op.bodies.empty()) return Rule::kNone;  // those of its bodies are watched
+  if (!op.bodies.empty())
+    return Rule::kNone;  // those of its bodies are watched
   // What comes from the host is given, as an input is.
   if (op.kind == "host_call") return Rule::kNone;
   if (compares({graph_, op})) return Rule::kComparison;

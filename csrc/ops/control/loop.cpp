@@ -110,10 +110,9 @@ class Loop final : public Kernel {
       body_.bind_result(carried_.size() + i,
                         slice(context, stacked_[i], position));
     }
-    body_.run(context, static_cast<int64_t>(
-                           mix_seed(kTrip, static_cast<uint64_t>(position),
-                                    static_cast<uint64_t>(
-                                        context.cursor.step))));
+    body_.run(context, static_cast<int64_t>(mix_seed(
+                           kTrip, static_cast<uint64_t>(position),
+                           static_cast<uint64_t>(context.cursor.step))));
   }
 
   // Trips have other numbers than micro-batches.

@@ -355,10 +355,10 @@ def test_marked_as_the_begin_of_a_block():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.cpu = poptorch.BeginBlock(poptorch.CPU(torch.neg, "neg"), ipu_id=1)
+            self.negate = poptorch.BeginBlock(poptorch.CPU(torch.neg, "neg"), ipu_id=1)
 
         def forward(self, x):
-            return self.cpu(2 * x)
+            return self.negate(2 * x)
 
     model = poptorch.inferenceModel(Model(), make_options(2).outputMode(OutputMode.All))
     assert torch.equal(model(torch.ones(4)), torch.full((4,), -2.0))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from popsim_torch.files.program import pack_program, program_digest, unpack_program
-from popsim_torch.ir import Graph, Phase, Program, Return, TensorKind, program_text
+from popsim_torch.ir import Graph, Phase, Program, Return, TensorKind, graphs, program_text
 from tests.mutants.programs import PROGRAMS, program
 
 
@@ -33,18 +33,25 @@ def some_program():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_with_every_op_come_back(name):
     written = program(name).program
-    read = unpack_program(pack_program(written))
+    brings_code = name in ("custom", "host")
+    read = unpack_program(pack_program(written), runs=not brings_code)
     assert program_text(read) == program_text(written)
     assert program_digest(read) == program_digest(written)
     for field in dataclasses.fields(Program):
         if field.name != "graph":
             assert getattr(read, field.name) == getattr(written, field.name)
-    for mine, theirs in zip(read.graph.tensors, written.graph.tensors, strict=True):
-        assert dataclasses.replace(mine, value=None) == dataclasses.replace(theirs, value=None)
-        if theirs.value is not None:
-            assert torch.equal(mine.value, theirs.value)
-    assert read.graph.ops == written.graph.ops
-    assert read.graph.names == written.graph.names
+    for mine, theirs in zip(graphs(read.graph), graphs(written.graph), strict=True):
+        assert_same(mine, theirs)
+
+
+def assert_same(mine, theirs):
+    for a, b in zip(mine.tensors, theirs.tensors, strict=True):
+        assert dataclasses.replace(a, value=None) == dataclasses.replace(b, value=None)
+        if b.value is not None:
+            assert torch.equal(a.value, b.value)
+    for a, b in zip(mine.ops, theirs.ops, strict=True):
+        assert dataclasses.replace(a, bodies=[]) == dataclasses.replace(b, bodies=[])
+    assert mine.names == theirs.names
 
 
 def test_every_part_of_a_graph_is_written():

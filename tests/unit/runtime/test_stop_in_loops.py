@@ -74,8 +74,9 @@ def test_training_with_a_loop_that_does_not_end():
     net = Counts(FOREVER)
     model = trainer(net)
     model.compile(torch.ones(4))
-    for _ in range(2):
-        assert interrupted(model, torch.ones(4), 0.3) < 1.0
+    # Also a run that begins while the one before has just been stopped.
+    for seconds in (0.3, 0.05, 0.05):
+        assert interrupted(model, torch.ones(4), seconds) < 1.0
         model.copyWeightsToHost()
         assert net.begun == net.done == 0
         assert torch.equal(net.w, torch.full((4,), 0.5))
