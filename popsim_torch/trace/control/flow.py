@@ -13,6 +13,7 @@ from popsim_torch.trace.control.bodies import Control
 from popsim_torch.trace.control.branches import BranchCall
 from popsim_torch.trace.control.loops import LoopCall
 from popsim_torch.trace.control.recording import (
+    Body,
     BodyListener,
     BodyRecorder,
     Tensors,
@@ -45,7 +46,7 @@ class ControlFlow:
     ) -> list[torch.Tensor]:
         """Repeat a function: see ``poptorch.for_loop``."""
         values = [self.bodies.traced(value) for value in inputs]
-        recorded = self.bodies.record(name, body, values)
+        recorded = self.bodies.record(name, body, values, values)
         _check_same(name, recorded.results, values)
         return LoopCall(self.bodies, recorded, values, count).run()
 
@@ -66,9 +67,10 @@ class ControlFlow:
             results = [self.bodies.traced(result) for result in results]
             return [self.bodies.condition(name, condition(*results)), *results]
 
-        recorded = self.bodies.record(name, trip, [goes_on, *values])
-        _check_same(name, recorded.results, [goes_on, *values])
-        call = LoopCall(self.bodies, recorded, [goes_on, *values], count, conditional=True)
+        values = [goes_on, *values]
+        recorded = self.bodies.record(name, trip, values, values)
+        _check_same(name, recorded.results, values)
+        call = LoopCall(self.bodies, recorded, values, count, conditional=True)
         return call.run()[1:]
 
     def cond(
@@ -80,7 +82,8 @@ class ControlFlow:
     ) -> list[torch.Tensor]:
         """Call one of two functions: see ``poptorch.cond``."""
         flag = self.bodies.condition(name, condition)
-        bodies, arguments = [], []
+        bodies: list[Body] = []
+        arguments: list[Tensors] = []
         for function, inputs in (if_true, if_false):
             given = [
                 self.bodies.traced(value) if isinstance(value, torch.Tensor) else value
@@ -100,7 +103,8 @@ class ControlFlow:
                 return function(*values)
 
             tensors = [given[place] for place in places]
-            bodies.append(self.bodies.record(name, call, tensors, carries=False))
+            like = [value_of(node) for node in bodies[0].results] if bodies else []
+            bodies.append(self.bodies.record(name, call, tensors, like, carries=False))
             arguments.append(tensors)
         _check_same(
             name, bodies[1].results, [value_of(node) for node in bodies[0].results], "then_body"

@@ -27,6 +27,7 @@ from popsim_torch.errors import Error, InternalError
 from popsim_torch.trace.control.bodies import CONTROL, Control, empty_results
 from popsim_torch.trace.control.captures import Captures, StandIn, arguments_of_functions
 from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
+from popsim_torch.trace.device_types import seen_dtype
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.traced_tensors import (
     current_graph,
@@ -198,7 +199,12 @@ class BodyRecorder:
         return self.traced(value)
 
     def record(
-        self, name: str, function: Callable[..., Any], values: Tensors, carries: bool = True
+        self,
+        name: str,
+        function: Callable[..., Any],
+        values: Tensors,
+        like: Tensors,
+        carries: bool = True,
     ) -> Body:
         """Call a function on tensors of its own, and take what it records out of the graph.
 
@@ -206,6 +212,8 @@ class BodyRecorder:
             name: What messages call it.
             function: Takes and returns tensors.
             values: It is called with tensors like these.
+            like: Results that forward sees as integers of one type with these get the width that
+                these have on the device.
             carries: Its results are its next arguments: these may have gradients that ``values``
                 have not.
 
@@ -228,6 +236,7 @@ class BodyRecorder:
             own = [stand_in.node for stand_in in given]
             called = function(*(stand_in.tensor for stand_in in given))
             results = [self.traced(result) for result in tensors_of(name, called)]
+            results = _as_wide(results, like)
             nodes: list[torch.fx.Node | None] = [node_of(result) for result in results]
             inputs = [i for i, stand_in in enumerate(given) if stand_in.leaf.requires_grad]
             sources = captures.differentiable()
@@ -294,6 +303,20 @@ def _own(value: torch.Tensor, differentiates: bool, carries: bool) -> StandIn:
         own: torch.Tensor = torch.ops.popsim.body_input(value)
     differentiable = value.requires_grad or (carries and value.dtype.is_floating_point)
     return StandIn(node_of(own), own, differentiates and differentiable)
+
+
+def _as_wide(results: Tensors, like: Tensors) -> list[torch.Tensor]:
+    """Return results of a body with the integers that the device holds of other tensors.
+
+    Forward sees those of 32 and of 64 bits as one type. What has no counterpart is left as it is.
+    """
+    with torch._C.DisableTorchFunction():
+        return [
+            result.to(other.dtype)
+            if other is not None and seen_dtype(result.dtype) == seen_dtype(other.dtype)
+            else result
+            for result, other in itertools.zip_longest(results, like[: len(results)])
+        ]
 
 
 def _differentiate(

@@ -224,6 +224,17 @@ def number_as_an_argument(net, x):
     return cond(x.sum() > 0, lambda a, k: a * k, [x, 2.0], lambda: net.fc(x), [])
 
 
+def integers_of_two_widths(net, x):
+    def body(a, rows):
+        return torch.sin(net.fc(a)), rows + a.argmax(0)
+
+    y, rows = for_loop(3, body, [x, torch.zeros(4, dtype=torch.int32)])
+    flag = y.sum() > 0
+    (first,) = cond(flag, lambda r: r.int() + 1, [rows], lambda a: a.argmax(1), [y])
+    (second,) = cond(flag, lambda a: a.argmax(1), [y], lambda r: r.int() + 1, [rows])
+    return y, rows, first, second
+
+
 def result_used_twice(net, x):
     (y,) = for_loop(3, lambda a: torch.tanh(net.fc(a) * net.w), [net.fc(x)])
     z = y + y
@@ -262,6 +273,7 @@ FUNCTIONS = [
     condition_of_weights,
     one_function_for_both_sides,
     number_as_an_argument,
+    integers_of_two_widths,
     result_used_twice,
 ]
 
