@@ -107,10 +107,12 @@ class Captures:
         if self._enclosing is not None:
             tensor = self._enclosing.inside(tensor)
         if id(tensor) not in self._found:
-            node = self._node_outside(tensor)
-            if node is None:
-                return tensor
-            own = StandIn(node, tensor, tensor.requires_grad)
+            # Attributes of a tensor are functions, too, whose argument would come here once more.
+            with torch._C.DisableTorchFunction():
+                node = self._node_outside(tensor)
+                if node is None:
+                    return tensor
+                own = StandIn(node, tensor, tensor.requires_grad)
             self._found[id(tensor)] = (tensor, own)
             self._outside[id(own.tensor)] = tensor
         _, stand_in = self._found[id(tensor)]
