@@ -18,7 +18,7 @@ import torch.fx
 from popsim_torch.annotations.slices import as_index, slice_of_run
 from popsim_torch.trace.known_values import changed_arguments, memories_of
 from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.traced_tensors import is_traced, node_of
+from popsim_torch.trace.traced_tensors import in_transform, is_traced, node_of
 
 _SCHEMAS = (
     "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step) -> Tensor",
@@ -84,7 +84,7 @@ DYNAMIC_SLICE = torch.ops.popsim.dynamic_slice.default
 DYNAMIC_UPDATE = torch.ops.popsim.dynamic_update.default
 
 
-# t[x:x + k]
+# t[x:x + k] and t[x]
 
 
 class _Values(Protocol):
@@ -101,6 +101,7 @@ aten = torch.ops.aten
 
 # Axis, first position, how many positions it reaches over, step.
 _Place = tuple[int, torch.Tensor, int, int]
+_POSITIONS = (torch.int8, torch.int16, torch.int32, torch.int64)  # uint8 is a mask
 _MAX_DEPTH = 8  # of arithmetic that is written down twice
 
 _SAME_NUMBER = frozenset(
@@ -123,7 +124,7 @@ _MOVED: dict[Any, Callable[[int, int], int]] = {
 def slicing_call(
     values: _Values, name: str, args: tuple[Any, ...]
 ) -> Callable[[], torch.Tensor | None] | None:
-    """Return what computes ``t[x:x + k]``, or assigns to it, for an ``x`` of a run.
+    """Return what computes ``t[x:x + k]`` or ``t[x]``, or assigns to it, for an ``x`` of a run.
 
     It is None for any other call.
 
@@ -139,11 +140,16 @@ def slicing_call(
     parts: list[_Place] = []
     rest: list[Any] = []
     axis = 0
+    if _num_axes(index) > tensor.dim():
+        return None
     for item in index:
         part = _part(values, item)
         if part is not None:
             parts.append((axis, *part))
             item = slice(None)
+        elif (position := _position(values, item)) is not None:
+            parts.append((axis, position, 1, 1))
+            item = 0
         rest.append(item)
         axis += tensor.dim() - _num_axes(index) if item is Ellipsis else _num_axes((item,))
     if not parts:
@@ -177,6 +183,16 @@ def _part(values: _Values, item: Any) -> tuple[torch.Tensor, int, int] | None:
         return None
     (first, offset), (last, end) = _number(node_of(start)), _number(node_of(stop))
     return (start, end - offset, step) if first and last and _is_same(first, last) else None
+
+
+def _position(values: _Values, item: Any) -> torch.Tensor | None:
+    """Return the position that a run tells; None if an index is something else."""
+    if not isinstance(item, torch.Tensor) or item.dim() or item.dtype not in _POSITIONS:
+        return None
+    if in_transform() or values.known_value(item) is not None:
+        return None
+    position = values.known(item)
+    return position if is_traced(position) else None
 
 
 def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:

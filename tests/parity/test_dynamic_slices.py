@@ -198,6 +198,51 @@ def test_a_slice_from_a_tensor_to_a_constant_behind_it(name):
         assert torch.equal(out, expected(X, start)), start
 
 
+POSITIONS = {
+    "first": lambda t, x: t[x],
+    "last": lambda t, x: t[..., x],
+    "computed": lambda t, x: t[2 - x],
+    "two": lambda t, x: t[x, :, x],
+    "with_others": lambda t, x: t[None, x, 2:4, -1],
+    "with_a_list": lambda t, x: t[x, [0, 2, 2]],
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_position_that_each_run_tells(name):
+    model = inference(POSITIONS[name])
+    for position in (0, 2, -1):
+        x = torch.tensor(position)
+        assert torch.equal(model(X, x), POSITIONS[name](X, x))
+
+
+@pytest.mark.parametrize("index", [lambda x: x, lambda x: (..., x, 1), lambda x: (x, slice(2, 4))])
+def test_assignment_to_a_position(index):
+    model = inference(assign(index, lambda v: v))
+    for position in (0, 2, -1):
+        expected = X.clone()
+        expected[index(position)] = -7
+        assert torch.equal(model(X, torch.tensor(position), torch.tensor(-7.0)), expected)
+
+
+def test_rows_that_a_loop_counts():
+    def rows(x):
+        def body(i, result):
+            result[i] = x[i] * x[i]
+            return i + 1, result
+
+        return poptorch.for_loop(4, body, [torch.tensor(0), torch.zeros_like(x)])[1]
+
+    model = Trained(rows, X[:, 0])
+    (gradient,) = gradients(model)
+    assert torch.equal(gradient, 2 * X[:, 0] * torch.arange(1.0, 13).view(4, 3))
+
+
+def test_more_positions_than_axes():
+    with pytest.raises(IndexError, match="too many indices"):
+        inference(lambda t, x: t[x, x])(torch.ones(3), torch.tensor(1))
+
+
 def assign(index, value):
     def function(t, x, v):
         t = t.clone()
