@@ -299,6 +299,15 @@ def missing_op(graph: Graph, random: Random) -> str | None:
     return f"no {op.kind}"
 
 
+def extra_result(graph: Graph, random: Random) -> str | None:
+    results = graph.ops[-1].inputs if graph.ops and graph.ops[-1].kind == "yield" else []
+    others = [i for op in graph.ops for i in op.outputs if i >= 0 and i not in results]
+    if not results or not others:
+        return None
+    results.append(random.choice(others))
+    return f"the body also gives {results[-1]}"
+
+
 def repeated_op(graph: Graph, random: Random) -> str | None:
     position = random.randrange(len(graph.ops))
     op = graph.ops[position]
@@ -387,6 +396,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *(other_size, other_rank, other_dtype, other_dtype_of_one, other_kind_of_tensor),
     *(missing_input, missing_output, extra_operand, swapped_operands, other_operand, like_operand),
     *(missing_attribute, extra_attribute, other_attribute, other_kind),
-    *(moved_op, missing_op, repeated_op, other_phase, other_stage),
+    *(moved_op, missing_op, extra_result, repeated_op, other_phase, other_stage),
     *(other_offset, other_strides, other_view_size, other_base, other_memory),
 )

@@ -51,6 +51,8 @@ std::vector<TensorType> branch_types(const OpCall& op) {
                  "both bodies give the same type of result ", i);
     }
   }
+  op.require(op.op().outputs.size() == bodies[0].results.size(),
+             "it has an output for each result");
   return bodies[0].results;
 }
 

@@ -157,6 +157,8 @@ std::vector<TensorType> loop_types(const OpCall& op) {
                  carried + sliced <= op.num_inputs() &&
                  carried <= body.results.size(),
              "its body takes its inputs and gives the values carried");
+  op.require(op.op().outputs.size() == body.results.size(),
+             "it has an output for each result");
   const bool conditional = op.attribute<bool>("conditional");
   op.require(!conditional || carried > 0, "it carries what tells its end");
   check_condition(op, sliced, body.results.size() - carried);
