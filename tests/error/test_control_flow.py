@@ -97,8 +97,14 @@ MISTAKES = {
     "condition": (loop(lambda _, y: y if y.sum() > 0 else -y), "is only supported in eager mode"),
     "outside": (keeps, rf"forward{HERE} uses a tensor that was made in the body"),
     "list": (keeps_in_a_list, "uses a tensor that was made in the body"),
-    "branch number": (branch(lambda y: (y, y), torch.sin), rf"cond\(\){HERE}: .* as then_body"),
-    "branch shape": (branch(lambda y: y[0], torch.sin), rf"cond\(\){HERE}: result 0 .*then_body"),
+    "branch number": (
+        branch(lambda y: (y, y), torch.sin),
+        rf"cond\(\){HERE}: .* as the first body's",
+    ),
+    "branch shape": (
+        branch(lambda y: y[0], torch.sin),
+        rf"cond\(\){HERE}: result 0 .*the first body's",
+    ),
     "float flag": (branch(torch.sin, None, torch.sum), "one element, got torch.float32"),
     "flags": (branch(torch.sin, None, lambda x: x > 0), r"one element, got torch.bool of shape \("),
     "no flag": (branch(torch.sin, None, lambda _: "yes"), "one element, got str"),

@@ -106,25 +106,28 @@ class ControlFlow:
             like = [value_of(node) for node in bodies[0].results] if bodies else []
             bodies.append(self.bodies.record(name, call, tensors, like, carries=False))
             arguments.append(tensors)
-        _check_same(
-            name, bodies[1].results, [value_of(node) for node in bodies[0].results], "then_body"
-        )
+        expected = [value_of(node) for node in bodies[0].results]
+        _check_same(name, bodies[1].results, expected, "the second body", "the first body's")
         return BranchCall(self.bodies, flag, (bodies[0], bodies[1]), arguments).run()
 
 
 def _check_same(
-    name: str, results: Sequence[torch.fx.Node], expected: Tensors, what: str = "its arguments"
+    name: str,
+    results: Sequence[torch.fx.Node],
+    expected: Tensors,
+    body: str = "the body",
+    what: str = "its arguments",
 ) -> None:
     """Check that a body returns what it is given, or what another one returns."""
     if len(results) != len(expected):
         raise Error(
-            f"{name}{user_line(' at ')}: the body returns {len(results)} tensors and must return "
+            f"{name}{user_line(' at ')}: {body} returns {len(results)} tensors and must return "
             f"{len(expected)}, as many as {what}."
         )
     for position, (result, other) in enumerate(zip(map(value_of, results), expected, strict=True)):
         if result.shape != other.shape or result.dtype != other.dtype:
             raise Error(
-                f"{name}{user_line(' at ')}: result {position} of the body is {_shown(result)} and "
+                f"{name}{user_line(' at ')}: result {position} of {body} is {_shown(result)} and "
                 f"must be {_shown(other)}, as {what}. Convert it with .to(dtype), or reshape it."
             )
 
