@@ -56,7 +56,7 @@ class ControlFlow:
         condition: Callable[..., Any],
         body: Callable[..., Any],
         inputs: Sequence[Any],
-        count: int = 2**31 - 1,
+        count: int = 2**63 - 1,
     ) -> list[torch.Tensor]:
         """Repeat a function as long as another one of the same values is true."""
         values = [self.bodies.traced(number(value)) for value in inputs]

@@ -263,6 +263,32 @@ def test_pipelines(function, recomputes):
     check_training(function, sample(24, 4), loop, options=options)
 
 
+def test_a_loop_that_prints_is_not_repeated_by_recomputation(capfd):
+    options = make_options()
+    options._Popart.set("autoRecomputation", 4)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            def body(y):
+                return poptorch.ipu_print_tensor(torch.sin(y), "y", print_gradient=False)
+
+            (y,) = poptorch.for_loop(3, body, [self.fc(x)])
+            return poptorch.identity_loss(y.exp() * y, "mean")
+
+    net = Model()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+    model = poptorch.trainingModel(net, options, optimizer)
+    x = torch.randn(2, 4)
+    model.compile(x)
+    capfd.readouterr()
+    model(x)
+    assert capfd.readouterr().err.count("y: (") == 3
+
+
 # --- Options ---------------------------------------------------------------------------------
 
 

@@ -69,6 +69,32 @@ def test_loading_touches_no_file(saved, tmp_path):
     assert target not in os.listdir(tmp_path)
 
 
+def with_body(depth, operator, arguments):
+    """A program that calls an operator in a loop, which is in others."""
+    graph = Graph()
+    x = graph.add_tensor(TensorKind.INPUT, torch.float32, (4,))
+    y = graph.add_tensor(TensorKind.VALUE, torch.float32, (4,))
+    if depth:
+        loop = {"count": 2, "carried": 1}
+        bodies = [with_body(depth - 1, operator, arguments)]
+        graph.add_op("loop", [x], [y], loop, phase=Phase.FORWARD, bodies=bodies)
+    else:
+        call = {"operator": operator, "overload": "", "arguments": arguments}
+        graph.add_op("aten", [x], [y], call, phase=Phase.FORWARD)
+    graph.add_op("yield", [y], [], phase=Phase.FORWARD)
+    return graph
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_operators_in_bodies_are_those_of_the_list(depth):
+    x = TensorArgument(0)
+    check_operators(with_body(depth, "aten::erfinv", [x]))
+    with pytest.raises(Error, match="calls aten::_print, which no file may do by itself"):
+        check_operators(with_body(depth, "aten::_print", ["hello"]))
+    with pytest.raises(ValueError, match=r"calls aten::erfinv\., but it takes 1 arguments"):
+        check_operators(with_body(depth, "aten::erfinv", [x, x]))
+
+
 @pytest.mark.parametrize(
     ("overload", "arguments", "more"),
     [
