@@ -62,6 +62,7 @@ def test_a_library_may_be_loaded_in_any_way(how):
         text=True,
         timeout=120,
         env=environment,
+        cwd=path.parent,  # not where a package lies that is not the one to be tested
     )
     assert result.stdout == "[3, 4, 5, 6]\n", result.stderr
 

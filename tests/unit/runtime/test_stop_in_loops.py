@@ -11,7 +11,8 @@ import popsim_torch as poptorch
 from tests.options import make_options
 from tests.unit.runtime.test_stop import ctrl_c, interrupted  # noqa: F401
 
-pytestmark = pytest.mark.timeout(120)
+# A run that is lost to signals holds the main thread: another one has to end the tests.
+pytestmark = pytest.mark.timeout(60, method="thread")
 
 FOREVER = 10**12
 
