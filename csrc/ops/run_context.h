@@ -37,6 +37,29 @@ class Sink {
   [[nodiscard]] virtual void* entry(int64_t index, int64_t bytes) = 0;
 };
 
+// Asked by what waits for another thread in the middle of a run, some times a
+// second.
+class Patience {
+ public:
+  virtual ~Patience() = default;
+  // False where the run is to end: whoever waits then waits no longer.
+  [[nodiscard]] virtual bool lasts() = 0;
+};
+
+// Takes elements that a program enqueues: some tensors each, always of the same
+// types.
+class Outlet {
+ public:
+  virtual ~Outlet() = default;
+  // Where the next element's tensors are to be written, each contiguous. May
+  // wait for a reader as long as patience lasts, and has a place all the same
+  // when it ends. Throws UserError where nothing can be taken any more.
+  [[nodiscard]] virtual std::span<void* const> begin_element(
+      Patience& patience) = 0;
+  // The element is written; readers may have it.
+  virtual void end_element() = 0;
+};
+
 // What a kernel may touch while it runs.
 class RunContext {
  public:
@@ -57,9 +80,11 @@ class RunContext {
     return *sinks[static_cast<size_t>(index)];
   }
 
-  void* const* pointers = nullptr;  // by TensorId
-  std::span<Sink* const> sinks;     // by return
-  HostCode* host = nullptr;         // what the program may call, if anything
+  void* const* pointers = nullptr;   // by TensorId
+  std::span<Sink* const> sinks;      // by return
+  std::span<Outlet* const> outlets;  // by queue that the program feeds
+  Patience* patience = nullptr;      // for what waits
+  HostCode* host = nullptr;          // what the program may call, if anything
   LoopCounts loop;
   Cursor cursor;
   uint64_t seed = 0;

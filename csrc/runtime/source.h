@@ -2,8 +2,34 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+
+#include "base/check.h"
+#include "ops/run_context.h"
 
 namespace popsim::runtime {
+
+// There is no next element: the data has ended, or making it has failed.
+class FeedEnd : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+// Hands elements to a program: some tensors each, always of the same types.
+// Used by one run at a time.
+class Inlet {
+ public:
+  virtual ~Inlet() = default;
+  // The tensors of the next element, each contiguous and aligned to 64 bytes;
+  // they stay there until the element is released. Waits for it as long as
+  // patience lasts and is empty when that ends. Throws FeedEnd.
+  [[nodiscard]] virtual std::span<void* const> acquire(
+      ops::Patience& patience) = 0;
+  // Gives the oldest element that is acquired back.
+  virtual void release() = 0;
+  // How many elements can be acquired at a time.
+  [[nodiscard]] virtual int64_t depth() const = 0;
+};
 
 // One input of the program. Asked once per action.
 class Source {
