@@ -56,6 +56,13 @@ from popsim_torch.ops import (
     set_available_memory,
 )
 from popsim_torch.options import Options, TensorLocationSettings
+from popsim_torch.options.pipelining import (
+    GradientAccumulationReductionMethod,
+    PipeliningOptions,
+    RecomputationMode,
+    set_gradient_accumulation_options,
+    set_pipelining_options,
+)
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
@@ -96,6 +103,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderMode",
     "Error",
+    "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
     "Liveness",
@@ -113,7 +121,9 @@ __all__ = [
     "PipelineStage",
     "PipelineStageRecord",
     "PipelinedExecution",
+    "PipeliningOptions",
     "PoplarExecutor",
+    "RecomputationMode",
     "RecoverableError",
     "ReductionType",
     "SerialPhasedExecution",
@@ -167,9 +177,11 @@ __all__ = [
     "serializedMatMul",
     "setLogLevel",
     "set_available_memory",
+    "set_gradient_accumulation_options",
     "set_overlap_for_input",
     "set_overlap_for_output",
     "set_pipeline_stage_assignment",
+    "set_pipelining_options",
     "testing",
     "trainingModel",
     "uninstall",

@@ -454,6 +454,7 @@ def _check_stages(
         The name of the schedule, and how many IPUs the model takes.
     """
     strategy = options.execution_strategy
+    strategy.check_num_stages(stages.num_stages)
     num_stages = count_stages(stages.ipu_ids)
     asked_for = PipelineSchedule(options.pipeline_schedule)
     schedule = schedule_name(

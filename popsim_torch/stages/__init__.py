@@ -22,7 +22,12 @@ from popsim_torch.stages.layers import PipelineStageRecord
 from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
 from popsim_torch.stages.pipeline_stage import PipelineStage
 from popsim_torch.stages.printing import print
-from popsim_torch.stages.schedules import PipelineSchedule, check_schedule, schedule_name
+from popsim_torch.stages.schedules import (
+    PipelineSchedule,
+    check_schedule,
+    count_rule,
+    schedule_name,
+)
 from popsim_torch.stages.strategies import (
     ExecutionStrategy,
     PipelinedExecution,
@@ -52,6 +57,7 @@ __all__ = [
     "block_listener",
     "check_pipeline",
     "check_schedule",
+    "count_rule",
     "count_stages",
     "get_pipeline_stage_assignment",
     "module_repr",

@@ -162,6 +162,16 @@ class ExecutionStrategy:
             "poptorch.ShardedExecution(), or use Block."
         )
 
+    def check_num_stages(self, num_stages: int) -> None:
+        """Check how many stages a model has turned out to have.
+
+        Args:
+            num_stages: Forward stages.
+
+        Raises:
+            Error: The strategy has devices for another number of stages.
+        """
+
     def backend_options(self) -> dict[str, object]:
         """Return the strategy as the flat settings that ``Options.toDict`` reports.
 
@@ -239,6 +249,16 @@ class PipelinedExecution(ExecutionStrategy):
             )
         ipu = self._stages[stage_id].ipu_id
         return stage_id, stage_id if ipu is None else ipu
+
+    def check_num_stages(self, num_stages: int) -> None:
+        """Check the number of stages against those that are listed by number, without blocks."""
+        listed = len(self._stages)
+        if listed and num_stages != listed and not any(stage.blocks for stage in self._stages):
+            raise Error(
+                f"{listed} stages have a device, and the model has {num_stages} stages: {self!r}. "
+                "List one for each stage: device_mapping of set_pipelining_options, or the stages "
+                "of the execution strategy."
+            )
 
     def __repr__(self) -> str:
         name = type(self).__name__
