@@ -14,6 +14,8 @@ from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.control.bodies import Control
+from popsim_torch.trace.enqueues import Enqueue
+from popsim_torch.trace.loop_body import BodyRequest
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class TraceRequest:
             comes from, unless there is no other line.
         back_end: The settings of the back end that are on.
         input_names: What messages call the inputs.
+        body: Set where the module is the body of a device loop (``LoopBody``).
     """
 
     module: nn.Module
@@ -42,6 +45,7 @@ class TraceRequest:
     location_excludes: tuple[str, ...] = ()
     back_end: frozenset[str] = frozenset()
     input_names: tuple[str, ...] = ()
+    body: BodyRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class TraceResult:
         constants: Data of the ``popsim::constant`` nodes, by index.
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         host_calls: What the ``popsim::host_call`` nodes call, by number.
+        enqueues: What the ``popsim::enqueue`` nodes put into queues, by key.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
         partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
@@ -86,6 +91,8 @@ class TraceResult:
         controls: What the ``popsim::control`` nodes repeat or choose from, by index.
         loss_dtype: Element type of the loss that training starts from.
         overlaps: Whether an input or output is marked for overlap with computation.
+        has_backward: Whether the body of a loop computes gradients.
+        optimizers: Those that the body of a loop steps.
     """
 
     graph_module: torch.fx.GraphModule
@@ -99,6 +106,7 @@ class TraceResult:
     constants: list[torch.Tensor] = field(default_factory=list)
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     host_calls: dict[int, HostCall] = field(default_factory=dict)
+    enqueues: dict[int, Enqueue] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
     partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)
@@ -107,6 +115,8 @@ class TraceResult:
     controls: list[Control] = field(default_factory=list)
     loss_dtype: torch.dtype = torch.float32
     overlaps: bool = False
+    has_backward: bool = False
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
     @property
     def num_outputs(self) -> int:
