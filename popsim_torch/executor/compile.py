@@ -591,14 +591,13 @@ def _check_stages(
         asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
     )
     log_computed(options, pipelined=schedule != "sequential")
-    if asked_for != PipelineSchedule.Default:
-        check_schedule(
-            asked_for,
-            stages.ipu_of_stage,
-            num_stages=stages.num_stages,
-            training=training,
-            count=loop.gradient_accumulation if training else loop.device_iterations,
-        )
+    check_schedule(
+        asked_for,
+        stages.ipu_of_stage,
+        num_stages=stages.num_stages,
+        training=training,
+        count=loop.gradient_accumulation if training else loop.device_iterations,
+    )
     num_ipus = check_pipeline(
         num_stages if schedule == "pipelined" else 1,
         stages.ipu_ids,

@@ -6,13 +6,14 @@ a model are added to the options that it is wrapped with.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from popsim_torch.errors import UsageTypeError
+from popsim_torch.errors import UsageTypeError, closest_names
 from popsim_torch.options.options import Options
 from popsim_torch.options.pipelining_checks import checked
 from popsim_torch.options.pipelining_settings import (
@@ -27,6 +28,7 @@ __all__ = [
     "PipeliningOptions",
     "RecomputationMode",
     "add_model_settings",
+    "pipeline_settings",
     "set_gradient_accumulation_options",
     "set_pipelining_options",
 ]
@@ -140,6 +142,36 @@ def set_gradient_accumulation_options(
     del given["target"]
     function = "set_gradient_accumulation_options"
     return _set(function, target, checked(function, _known_count(target), given, pipelined=False))
+
+
+def pipeline_settings(
+    function: str, *, num_stages: int, training: bool, **given: Any
+) -> PipeliningOptions:
+    """Return options of a pipeline whose stages are known.
+
+    Args:
+        function: The call, for messages.
+        num_stages: The number of stages.
+        training: Whether there are backward stages.
+        **given: Arguments of ``set_pipelining_options``, without the target.
+
+    Raises:
+        UsageTypeError: An argument is of another type, or there is no such argument.
+        UsageValueError: An argument is out of range, or two do not go together.
+        Error: It asks for what this version does not carry out.
+    """
+    known = {
+        name: parameter.default
+        for name, parameter in inspect.signature(set_pipelining_options).parameters.items()
+        if name != "target"
+    }
+    for name in given.keys() - known.keys():
+        close = closest_names(name, known)
+        hint = f" Closest name: '{close[0]}'." if close else ""
+        raise UsageTypeError(f"{function}: there is no argument '{name}'.{hint}")
+    return checked(
+        function, None, known | given, pipelined=True, training=training, num_stages=num_stages
+    )
 
 
 def add_model_settings(model: nn.Module, options: Options, *, training: bool) -> None:

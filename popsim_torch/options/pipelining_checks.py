@@ -20,7 +20,13 @@ E = TypeVar("E", bound=IntEnum)
 
 
 def checked(
-    function: str, known_count: int | None, given: dict[str, Any], *, pipelined: bool
+    function: str,
+    known_count: int | None,
+    given: dict[str, Any],
+    *,
+    pipelined: bool,
+    training: bool = True,
+    num_stages: int | None = None,
 ) -> PipeliningOptions:
     """Return options of a pipeline, or of gradient accumulation without one.
 
@@ -29,6 +35,8 @@ def checked(
         known_count: The gradient accumulation count that is set already, if one is.
         given: The arguments by name; missing ones are not those of the function.
         pipelined: Whether stages run at all.
+        training: Whether there are backward stages.
+        num_stages: The number of stages; None where only ``device_mapping`` can tell.
 
     Raises:
         UsageTypeError: An argument is of another type.
@@ -64,12 +72,13 @@ def checked(
             "stages work on several micro-batches of one update. Pass a multiple of "
             f"{'2 n' if schedule == PipelineSchedule.Grouped else 'n'} for n stages."
         )
-    if mapping is not None:
+    num_stages = len(mapping) if mapping is not None else num_stages
+    if num_stages is not None:
         check_schedule(
             schedule,
-            dict(enumerate(mapping)),
-            num_stages=len(mapping),
-            training=True,
+            dict(enumerate(range(num_stages) if mapping is None else mapping)),
+            num_stages=num_stages,
+            training=training,
             count=count or known_count or 1,
         )
     return PipeliningOptions(values, schedule)

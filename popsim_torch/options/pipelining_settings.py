@@ -101,19 +101,22 @@ class PipeliningOptions:
             f"{name:<{widths[0]}}  {value:<{widths[1]}}  {effect}" for name, value, effect in rows
         )
 
-    def apply(self, options: Options, *, training: bool, is_addition: bool) -> None:
+    def apply(
+        self, options: Options, *, training: bool, is_addition: bool, with_count: bool = True
+    ) -> None:
         """Set what follows on options.
 
         Args:
             options: Changed in place.
             training: Whether a count and a reduction are set as well.
             is_addition: Whether options that were set to something else are an error.
+            with_count: Whether the count of micro-batches is one of the settings.
 
         Raises:
             UsageValueError: They are; or an output mode was set that does not add up.
         """
         fresh = Options()
-        changes = list(self._changes(training))
+        changes = list(self._changes(training, with_count))
         for change in changes:
             now = change.read(options)
             if now in (change.value, change.read(fresh)):
@@ -126,10 +129,12 @@ class PipeliningOptions:
         for change in changes:
             change.write(options)
 
-    def _changes(self, training: bool) -> Iterator[_Change]:
+    def _changes(self, training: bool, with_count: bool) -> Iterator[_Change]:
         values = self.values
+        if training and with_count:
+            yield from self._count()
         if training:
-            yield from self._accumulation()
+            yield from self._reduction()
         if self.schedule is not None:
             schedule = self.schedule
             yield _Change(
@@ -162,7 +167,7 @@ class PipeliningOptions:
             )
         yield from self._locations()
 
-    def _accumulation(self) -> Iterator[_Change]:
+    def _count(self) -> Iterator[_Change]:
         count = self.values["gradient_accumulation_steps_per_replica"]
         if count is not None:
             yield _Change(
@@ -171,6 +176,8 @@ class PipeliningOptions:
                 count,
                 lambda o: o.Training.gradientAccumulation(count),
             )
+
+    def _reduction(self) -> Iterator[_Change]:
         kind, mean = _REDUCTIONS[self.values["gradient_accumulation_reduction_method"]]
         yield _Change(
             "Training.accumulationAndReplicationReductionType",

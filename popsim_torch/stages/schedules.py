@@ -88,7 +88,7 @@ def check_schedule(
     """Check that a model can run by a schedule that was asked for.
 
     Args:
-        schedule: Not ``Default``.
+        schedule: The schedule; ``Default`` has a rule of its own (``check_pipeline``).
         ipu_of_stage: The IPU of each stage.
         num_stages: Forward stages.
         training: Whether the backward stages run too.
@@ -100,6 +100,8 @@ def check_schedule(
     """
     if training and schedule == PipelineSchedule.Interleaved:
         _check_own_devices(ipu_of_stage)
+    if schedule == PipelineSchedule.Default:
+        return
     step = count_rule(schedule, num_stages, training=training)
     if count > 0 and count % step == 0:
         return
