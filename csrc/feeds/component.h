@@ -1,0 +1,31 @@
+// What the elements of a queue are made of.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/shape.h"
+
+namespace popsim::feeds {
+
+// One tensor of every element.
+struct Component {
+  DType dtype = DType::kFloat32;
+  Shape shape;
+
+  [[nodiscard]] int64_t bytes() const {
+    return num_elements(shape) * size_in_bytes(dtype);
+  }
+};
+
+using Components = std::vector<Component>;
+
+// Of all tensors of an element together.
+[[nodiscard]] inline int64_t bytes_of(const Components& components) {
+  int64_t bytes = 0;
+  for (const Component& component : components) bytes += component.bytes();
+  return bytes;
+}
+
+}  // namespace popsim::feeds
