@@ -40,6 +40,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
 from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
@@ -91,6 +92,7 @@ __all__ = [
     "Error",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
+    "InfeedQueue",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
@@ -98,6 +100,8 @@ __all__ = [
     "MultiConvPlanType",
     "NameScope",
     "Options",
+    "OutfeedMode",
+    "OutfeedQueue",
     "OutputMode",
     "OverlapMode",
     "ParallelPhasedExecution",
