@@ -380,10 +380,10 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
             compiled = self._become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
         optimizer = self._optimizer
-        if optimizer is None:
+        if optimizer is None or self._weights.has_company:
             self._weights.pull()
         # The cheaper question first: there is seldom anything to hand over.
-        elif getattr(optimizer, "_pending", None) is not None and isinstance(
+        if getattr(optimizer, "_pending", None) is not None and isinstance(
             optimizer, optim.Optimizer
         ):
             optimizer._hand_over()
