@@ -69,6 +69,7 @@ class RunConfig:
         training: bool,
         schedule: str,
         floating_point_checks: bool = ...,
+        fed: bool = ...,
     ) -> None: ...
 
 class ArenaRange:
@@ -103,10 +104,19 @@ class OpTime:
     @property
     def seconds(self) -> float: ...
 
+class InputPlace:
+    def __init__(self, feed: int = -1, position: int = 0, shared: bool = False) -> None: ...
+
+class Outlet: ...
+class Inlet: ...
+
 class Executable:
     seed: int
     step: int
     def __init__(self, graph: Graph, config: RunConfig, returns: Sequence[ReturnSpec]) -> None: ...
+    def connect(
+        self, outlets: Sequence[Outlet], inlets: Sequence[Inlet], places: Sequence[InputPlace]
+    ) -> None: ...
     def load(self) -> None: ...
     def run(
         self, inputs: Sequence[torch.Tensor], host: HostCode | None = None

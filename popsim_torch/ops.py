@@ -54,6 +54,15 @@ class OpListener(Protocol):
     ) -> torch.Tensor:
         """Return ``tensor``, printed at run time."""
 
+    def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Put an element into a queue each time the program comes here.
+
+        Args:
+            queue: An ``OutfeedQueue``.
+            structure: The queue's description of what its elements are made of.
+            tensors: The tensors of an element.
+        """
+
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""
 

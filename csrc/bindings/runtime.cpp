@@ -65,14 +65,14 @@ void bind_plan(py::module_& m) {
   py::class_<RunConfig>(m, "RunConfig")
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
                        bool training, std::string schedule,
-                       bool floating_point_checks) {
-             return RunConfig{device_iterations, gradient_accumulation,
-                              training, std::move(schedule),
-                              floating_point_checks};
+                       bool floating_point_checks, bool fed) {
+             return RunConfig{
+                 device_iterations,   gradient_accumulation, training,
+                 std::move(schedule), floating_point_checks, fed};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"),
-           py::arg("floating_point_checks") = false);
+           py::arg("floating_point_checks") = false, py::arg("fed") = false);
   py::class_<ArenaRange>(m, "ArenaRange")
       .def_readonly("tensor", &ArenaRange::tensor)
       .def_readonly("first_step", &ArenaRange::first_step)
@@ -109,6 +109,11 @@ void bind_runtime(py::module_& m) {
       .def_readonly("op", &runtime::OpTime::op)
       .def_readonly("executions", &runtime::OpTime::executions)
       .def_readonly("seconds", &runtime::OpTime::seconds);
+  py::class_<runtime::InputPlace>(m, "InputPlace")
+      .def(py::init<int64_t, int64_t, bool>(), py::arg("feed") = -1,
+           py::arg("position") = 0, py::arg("shared") = false);
+  py::class_<ops::Outlet, std::shared_ptr<ops::Outlet>>(m, "Outlet");
+  py::class_<runtime::Inlet, std::shared_ptr<runtime::Inlet>>(m, "Inlet");
   py::class_<Executable>(m, "Executable")
       .def(py::init([](Graph graph, RunConfig config,
                        std::vector<runtime::ReturnSpec> returns) {
@@ -119,6 +124,8 @@ void bind_runtime(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("plan", &Executable::plan,
                              py::return_value_policy::reference_internal)
+      .def("connect", &Executable::connect, py::arg("outlets"),
+           py::arg("inlets"), py::arg("places"))
       .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
       .def(
           "run",

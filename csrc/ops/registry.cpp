@@ -24,9 +24,11 @@ const std::array kCommonOps{
     [] { extern const OpDef kAten; return &kAten; }(),
     [] { extern const OpDef kBranch; return &kBranch; }(),
     [] { extern const OpDef kCustom; return &kCustom; }(),
+    [] { extern const OpDef kEnqueue; return &kEnqueue; }(),
     [] { extern const OpDef kHostCall; return &kHostCall; }(),
     [] { extern const OpDef kLoop; return &kLoop; }(),
     [] { extern const OpDef kPrint; return &kPrint; }(),
+    [] { extern const OpDef kRepeatWhile; return &kRepeatWhile; }(),
     [] { extern const OpDef kYield; return &kYield; }(),
 };
 // clang-format on

@@ -80,11 +80,18 @@ class RunContext {
     return *sinks[static_cast<size_t>(index)];
   }
 
+  [[nodiscard]] Outlet& outlet(int64_t queue) const {
+    check_user(queue < std::ssize(outlets),
+               "the program enqueues to a queue that is not connected to it");
+    return *outlets[static_cast<size_t>(queue)];
+  }
+
   void* const* pointers = nullptr;   // by TensorId
   std::span<Sink* const> sinks;      // by return
   std::span<Outlet* const> outlets;  // by queue that the program feeds
   Patience* patience = nullptr;      // for what waits
   HostCode* host = nullptr;          // what the program may call, if anything
+  bool* ends = nullptr;  // set by what ends the run behind this iteration
   LoopCounts loop;
   Cursor cursor;
   uint64_t seed = 0;

@@ -34,6 +34,8 @@ void BodyRun::run(const ops::RunContext& outer, int64_t step) {
   context_.sinks = from.sinks;
   context_.seed = from.seed;
   context_.host = from.host;
+  context_.outlets = from.outlets;
+  context_.patience = from.patience;
   context_.loop = from.loop;
   context_.cursor = from.cursor;
   context_.cursor.step = step;

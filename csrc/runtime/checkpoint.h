@@ -24,8 +24,8 @@ class Checkpoint {
   // A device iteration begins. Copies are made only where iterations take long
   // and for the first one, of which it is not known: in the others a run that
   // is to end goes on to the end of the iteration. Where the program calls code
-  // of the host, which may fail, or has loops that nobody knows the end of,
-  // copies are made always.
+  // of the host, which may fail, or waits for data between micro-batches, or
+  // has loops that nobody knows the end of, copies are made always.
   void begin(const DeviceMemory& memory);
   // Whether the iteration can be given up.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }

@@ -49,16 +49,13 @@ void check_returns(const Plan& plan, const std::vector<ReturnSpec>& returns) {
 Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
     : plan_(std::move(plan)), stage_(plan_), returns_(std::move(returns)) {
   check_returns(plan_, returns_);
-  for (const TensorId id : plan_.inputs()) {
-    slices_.emplace_back(plan_.graph().tensor(id).bytes());
-  }
+  connect({}, {}, std::vector<InputPlace>(plan_.inputs().size()));
   for (const ReturnSpec& spec : returns_) {
     kept_.push_back(spec.keep
                         ? at::zeros(spec.shape, ops::to_scalar_type(spec.dtype))
                         : at::Tensor());
   }
   buffers_.resize(returns_.size());
-  for (CallSlice& slice : slices_) sources_.push_back(&slice);
   for (Buffer& buffer : buffers_) sinks_.push_back(&buffer);
   if (plan_.floating_point_checks()) watch_.emplace(plan_.graph());
 }
@@ -67,16 +64,61 @@ void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
   check_user(inputs.size() == slices_.size(), "run: ", inputs.size(),
              " inputs given, the program has ", slices_.size());
   const ops::LoopCounts loop = plan_.loop();
-  const int64_t count = loop.device_iterations * loop.accumulation_steps;
-  for (size_t i = 0; i < inputs.size(); ++i) {
+  const int64_t num_all = loop.device_iterations * loop.accumulation_steps;
+  size_t next = 0;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (places_[i].feed >= 0) continue;
+    const at::Tensor& input = inputs[next++];
     const graph::Tensor& t = plan_.graph().tensor(plan_.inputs()[i]);
-    check_user(inputs[i].is_contiguous() && inputs[i].device().is_cpu() &&
-                   inputs[i].scalar_type() == ops::to_scalar_type(t.dtype) &&
-                   inputs[i].numel() == t.numel() * count,
+    const int64_t count = places_[i].shared ? 1 : num_all;
+    check_user(input.is_contiguous() && input.device().is_cpu() &&
+                   input.scalar_type() == ops::to_scalar_type(t.dtype) &&
+                   input.numel() == t.numel() * count,
                "run: input '", t.name, "' must be a contiguous CPU tensor of ",
                name_of(t.dtype), " with ", t.numel() * count, " elements (",
                count, " micro-batches of shape ", to_string(t.shape), ")");
   }
+}
+
+void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
+                         std::vector<std::shared_ptr<Inlet>> inlets,
+                         const std::vector<InputPlace>& places) {
+  const Usage::Copy copy(usage_, "connect");
+  const std::vector<TensorId>& inputs = plan_.inputs();
+  check_internal(places.size() == inputs.size(), "connect: ", places.size(),
+                 " places of ", inputs.size(), " inputs");
+  const int64_t in_flight =
+      schedule::max_in_flight(schedule::shortened(plan_.schedule()));
+  feeds_.clear();
+  all_feeds_.clear();
+  for (std::shared_ptr<Inlet>& inlet : inlets) {
+    check_user(inlet->depth() >= in_flight, "connect: the program works on ",
+               in_flight, " micro-batches at a time, and the queue holds ",
+               inlet->depth(), " elements");
+    feeds_.push_back(std::make_unique<Feed>(std::move(inlet)));
+    all_feeds_.push_back(feeds_.back().get());
+  }
+  places_ = places;
+  sources_.clear();
+  all_sources_.clear();
+  slices_.clear();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const InputPlace& place = places[i];
+    if (place.feed >= 0) {
+      sources_.push_back(std::make_unique<FedTensor>(
+          *feeds_.at(static_cast<size_t>(place.feed)),
+          static_cast<size_t>(place.position)));
+    } else {
+      auto slice = std::make_unique<CallSlice>(
+          place.shared ? 0 : plan_.graph().tensor(inputs[i]).bytes());
+      slices_.push_back(slice.get());
+      sources_.push_back(std::move(slice));
+    }
+    all_sources_.push_back(sources_.back().get());
+  }
+  outlets_ = std::move(outlets);
+  all_outlets_.clear();
+  for (const auto& outlet : outlets_) all_outlets_.push_back(outlet.get());
 }
 
 std::vector<at::Tensor> Executable::make_results() {
@@ -116,12 +158,13 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   ++num_runs_;
   const auto began = std::chrono::steady_clock::now();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    slices_[i].point_at(inputs[i].data_ptr());
+    slices_[i]->point_at(inputs[i].data_ptr());
   }
   std::vector<at::Tensor> results = make_results();
   stop_.begin_run(company.overseer);
   const std::vector<Listener*> listeners = this->listeners(stopwatch);
-  stage_.run({sources_, sinks_, seed_, company.host, listeners, stop_});
+  stage_.run({all_sources_, sinks_, all_feeds_, all_outlets_, seed_,
+              company.host, listeners, stop_});
   began_ = began;
   ended_ = std::chrono::steady_clock::now();
   return results;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -36,6 +37,16 @@ struct Company {
   ops::HostCode* host = nullptr;  // null where the program calls none
 };
 
+// Where the values of an input come from.
+struct InputPlace {
+  // The feed, or -1: a tensor that the call brings.
+  int64_t feed = -1;
+  // In the feed's elements.
+  int64_t position = 0;
+  // Of a tensor that the call brings: all micro-batches have the same value.
+  bool shared = false;
+};
+
 // Can be used by one thread at a time: a run or copy that finds another one
 // going on throws UserError.
 class Executable {
@@ -47,8 +58,15 @@ class Executable {
   // Computes what only depends on constants. To be called once, after the
   // constants are written.
   void load();
+  // Connects the program with queues: those that it enqueues to, and those that
+  // inputs come from, as `places` say by input. To be called before the first
+  // run; without it the call brings all inputs, and nothing can be enqueued.
+  void connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
+               std::vector<std::shared_ptr<Inlet>> inlets,
+               const std::vector<InputPlace>& places);
   // One call: all device iterations and micro-batches. `inputs` are contiguous
-  // tensors of whole batches, in the order of the plan's inputs. Returns one
+  // tensors of whole batches, in the order of the plan's inputs; those that
+  // come from feeds are left out. Returns one
   // tensor per ReturnSpec, undefined for kept ones. Throws Stopped when the
   // overseer or stop() ends it, and HostFailure when the host's code does.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
@@ -99,9 +117,15 @@ class Executable {
   Plan plan_;
   StageRun stage_;
   std::vector<ReturnSpec> returns_;
-  std::vector<at::Tensor> kept_;   // by return; undefined: not kept
-  std::vector<CallSlice> slices_;  // by input
-  std::vector<Source*> sources_;   // the same
+  std::vector<at::Tensor> kept_;    // by return; undefined: not kept
+  std::vector<InputPlace> places_;  // by input
+  std::vector<std::unique_ptr<Source>> sources_;  // the same
+  std::vector<Source*> all_sources_;              // the same
+  std::vector<CallSlice*> slices_;                // by tensor of a call
+  std::vector<std::unique_ptr<Feed>> feeds_;
+  std::vector<Feed*> all_feeds_;
+  std::vector<std::shared_ptr<ops::Outlet>> outlets_;
+  std::vector<ops::Outlet*> all_outlets_;
   std::vector<Buffer> buffers_;    // by return
   std::vector<ops::Sink*> sinks_;  // the same
   std::optional<NumberWatch> watch_;

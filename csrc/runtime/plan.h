@@ -23,6 +23,8 @@ struct RunConfig {
   std::string schedule = "sequential";
   // Runs end at the first op whose arithmetic fails (number_watch.h).
   bool floating_point_checks = false;
+  // Its inputs come from feeds, which may keep a run waiting or end.
+  bool fed = false;
 };
 
 class Plan {
@@ -34,6 +36,10 @@ class Plan {
   [[nodiscard]] bool training() const { return config_.training; }
   [[nodiscard]] bool floating_point_checks() const {
     return config_.floating_point_checks;
+  }
+  // Whether a device iteration may have to wait for data in the middle.
+  [[nodiscard]] bool waits_in_iteration() const {
+    return config_.fed && config_.gradient_accumulation > 1;
   }
   [[nodiscard]] ops::LoopCounts loop() const {
     return {config_.device_iterations, config_.gradient_accumulation};

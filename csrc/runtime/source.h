@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "base/check.h"
 #include "ops/run_context.h"
@@ -43,6 +46,7 @@ class Source {
 // A part of a tensor that the caller gave, which is read where it is.
 class CallSlice final : public Source {
  public:
+  // `bytes` of one micro-batch; 0 where all of them have the same value.
   explicit CallSlice(int64_t bytes) : bytes_(bytes) {}
 
   // To be called before each run.
@@ -52,8 +56,43 @@ class CallSlice final : public Source {
   }
 
  private:
-  int64_t bytes_;  // of one micro-batch
+  int64_t bytes_;
   char* whole_ = nullptr;
+};
+
+// The elements of an inlet that a run holds, one per micro-batch.
+class Feed {
+ public:
+  explicit Feed(std::shared_ptr<Inlet> inlet) : inlet_(std::move(inlet)) {}
+
+  // To be called before each run, and when it is over.
+  void begin_run(ops::Patience* patience);
+  void end_run();
+  // The tensors of a micro-batch, counted from the start of the run. Throws
+  // Stopped where the run is to end first, and FeedEnd.
+  [[nodiscard]] std::span<void* const> element(int64_t index);
+  // Nobody reads the micro-batches before this one any more.
+  void release_before(int64_t index);
+
+ private:
+  std::shared_ptr<Inlet> inlet_;
+  ops::Patience* patience_ = nullptr;
+  int64_t first_ = 0;  // the oldest that is held
+  std::deque<std::span<void* const>> held_;
+};
+
+// A tensor of a feed's elements.
+class FedTensor final : public Source {
+ public:
+  FedTensor(Feed& feed, size_t position) : feed_(feed), position_(position) {}
+
+  [[nodiscard]] void* micro_batch(int64_t index) override {
+    return feed_.element(index)[position_];
+  }
+
+ private:
+  Feed& feed_;
+  size_t position_;
 };
 
 }  // namespace popsim::runtime

@@ -25,6 +25,22 @@ struct PlainKernels {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
+// The elements of feeds that a run holds: all are given back when it is over.
+class HeldElements {
+ public:
+  explicit HeldElements(const Call& call) : feeds_(call.feeds) {
+    for (Feed* feed : feeds_) feed->begin_run(&call.stop);
+  }
+  HeldElements(const HeldElements&) = delete;
+  HeldElements& operator=(const HeldElements&) = delete;
+  ~HeldElements() {
+    for (Feed* feed : feeds_) feed->end_run();
+  }
+
+ private:
+  std::span<Feed* const> feeds_;
+};
+
 Stopped stopped(int64_t num_iterations, const Plan& plan) {
   return Stopped(join("run: stopped after ", num_iterations, " of ",
                       plan.loop().device_iterations, " device iterations"));
@@ -82,15 +98,27 @@ void StageRun::load(std::span<Listener* const> listeners) {
 void StageRun::run(const Call& call) {
   const PlainKernels plain;
   context_.sinks = call.sinks;
+  context_.outlets = call.outlets;
+  context_.patience = &call.stop;
   context_.seed = call.seed;
   context_.listeners = call.listeners;
   context_.host = call.host;
+  context_.ends = &ended_;
+  ended_ = false;
+  const HeldElements held(call);
+  run_iterations(call);
+}
+
+void StageRun::run_iterations(const Call& call) {
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
-  for (int64_t i = 0; i < times; ++i) {
+  for (int64_t i = 0; i < times && !ended_; ++i) {
     const int64_t first_step = step_;
     try {
       run_iteration(call, i);
     } catch (const ops::HostFailure&) {
+      give_up(first_step);
+      throw;
+    } catch (const FeedEnd&) {
       give_up(first_step);
       throw;
     }
@@ -112,6 +140,7 @@ void StageRun::run_iteration(const Call& call, int64_t iteration) {
           continue;
         }
         run_action(call, action, iteration, first_step);
+        if (ended(first_step)) return;
       }
     }
   }
@@ -142,30 +171,38 @@ bool StageRun::give_up(int64_t first_step) {
 void StageRun::run_action(const Call& call, const Action& action,
                           int64_t iteration, int64_t first_step) {
   const int64_t accumulation = plan_.loop().accumulation_steps;
-  if (action.kind == ActionKind::kUpdate) {
-    context_.cursor = {iteration, accumulation - 1, step_ - 1};
-  } else {
+  try {
+    if (action.kind == ActionKind::kUpdate) {
+      context_.cursor = {iteration, accumulation - 1, step_ - 1};
+      instructions_.execute(block(action), context_);
+      return;
+    }
     const int64_t mb = action.micro_batch;
+    const int64_t index = iteration * accumulation + mb;
     context_.cursor = {plan_.training() ? iteration : mb,
                        plan_.training() ? mb : 0, first_step + mb};
-    bind_inputs(call, iteration * accumulation + mb);
+    bind_inputs(call, index);
     memory_.select_slots(mb);
     step_ = std::max(step_, first_step + mb + 1);
+    instructions_.execute(block(action), context_);
+    release_inputs(call, action, index);
+  } catch (const Stopped&) {
+    give_up(first_step);
+    throw stopped(plan_.training() ? iteration : num_finished_, plan_);
   }
-  execute(action, iteration, first_step);
   if (action.stage + 1 == plan_.graph().num_stages()) {
     num_finished_ = action.micro_batch + 1;
   }
 }
 
-void StageRun::execute(const Action& action, int64_t iteration,
-                       int64_t first_step) {
-  try {
-    instructions_.execute(block(action), context_);
-  } catch (const Stopped&) {
-    give_up(first_step);
-    throw stopped(plan_.training() ? iteration : num_finished_, plan_);
-  }
+void StageRun::release_inputs(const Call& call, const Action& action,
+                              int64_t micro_batch) {
+  const bool is_last =
+      plan_.training()
+          ? action.kind == ActionKind::kBackward && action.stage == 0
+          : action.stage + 1 == plan_.graph().num_stages();
+  if (!is_last) return;
+  for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);
 }
 
 void StageRun::bind_inputs(const Call& call, int64_t micro_batch) {

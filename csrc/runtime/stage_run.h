@@ -21,6 +21,8 @@ namespace popsim::runtime {
 struct Call {
   std::span<Source* const> sources;   // by input of the plan
   std::span<ops::Sink* const> sinks;  // by return
+  std::span<Feed* const> feeds;       // what some of the sources hold
+  std::span<ops::Outlet* const> outlets;
   uint64_t seed = 0;
   ops::HostCode* host = nullptr;  // what the program may call, if anything
   std::span<Listener* const> listeners;
@@ -34,8 +36,9 @@ class StageRun {
 
   // Runs the setup ops. To be called once, after the constants are written.
   void load(std::span<Listener* const> listeners);
-  // Runs all device iterations. Throws Stopped when the sign is up, and
-  // HostFailure when code of the host fails; all that training keeps between
+  // Runs all device iterations, or as many as an op that may end the run lets
+  // it. Throws Stopped when the sign is up, HostFailure when code of the host
+  // fails and FeedEnd when there is no data; all that training keeps between
   // runs is then as whole device iterations left it.
   void run(const Call& call);
 
@@ -51,7 +54,13 @@ class StageRun {
 
   void build_blocks();
   [[nodiscard]] const Block& block(const schedule::Action& action) const;
+  void run_iterations(const Call& call);
   void run_iteration(const Call& call, int64_t iteration);
+  // Whether the run ends here, in inference, where an iteration is a
+  // micro-batch.
+  [[nodiscard]] bool ended(int64_t first_step) const {
+    return ended_ && !plan_.training() && num_finished_ == step_ - first_step;
+  }
   // The sign is up in front of an action. Returns whether to leave it out;
   // throws as soon as the run can end.
   [[nodiscard]] bool end_before(const schedule::Action& action,
@@ -62,9 +71,9 @@ class StageRun {
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
   void bind_inputs(const Call& call, int64_t micro_batch);
-  // Throws Stopped where an op has given up, as in front of an action.
-  void execute(const schedule::Action& action, int64_t iteration,
-               int64_t first_step);
+  // Gives elements back whose micro-batch is finished behind an action.
+  void release_inputs(const Call& call, const schedule::Action& action,
+                      int64_t micro_batch);
 
   const Plan& plan_;
   DeviceMemory memory_;
@@ -77,6 +86,7 @@ class StageRun {
   Checkpoint checkpoint_;
   int64_t step_ = 0;
   int64_t num_finished_ = 0;  // micro-batches of this device iteration
+  bool ended_ = false;        // by an op
 };
 
 }  // namespace popsim::runtime

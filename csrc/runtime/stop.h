@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "ops/run_context.h"
 #include "runtime/usage.h"
 
 namespace popsim::runtime {
@@ -23,7 +24,7 @@ class Overseer {
 };
 
 // Tells a run that it is to end: some thread asked for it, or its overseer.
-class StopSign {
+class StopSign final : public ops::Patience {
  public:
   explicit StopSign(Usage& usage) : usage_(usage) {}
 
@@ -36,6 +37,11 @@ class StopSign {
   [[nodiscard]] bool up() {
     if (--countdown_ == 0) tick();
     return usage_.stopping();
+  }
+  // To be asked some times a second by what waits.
+  [[nodiscard]] bool lasts() override {
+    countdown_ = 1;
+    return !up();
   }
 
  private:

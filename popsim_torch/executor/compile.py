@@ -30,6 +30,7 @@ from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
+from popsim_torch.executor.queues import Queues
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -76,6 +77,7 @@ class CompiledModel:
         plan: The optimizer's updates; None for inference.
         duration: How long compilation took.
         host_code: What the program calls of the host's code; None if it calls nothing.
+        queues: The queues that the program feeds or is fed from; None if there are none.
     """
 
     executable: _native.Executable
@@ -89,6 +91,7 @@ class CompiledModel:
     plan: OptimizerPlan | None
     duration: datetime.timedelta
     host_code: HostCode | None = None
+    queues: Queues | None = None
 
 
 def loop_counts(options: Options, *, training: bool) -> LoopCounts:
@@ -272,7 +275,10 @@ def compile_model(
         step()
     duration = datetime.timedelta(seconds=time.perf_counter() - start)
     host_code = HostCode(traced.host_calls) if traced.host_calls else None
-    return dataclasses.replace(compiled, duration=duration, host_code=host_code)
+    queues = Queues(traced.enqueues) if traced.enqueues else None
+    if queues is not None:
+        queues.connect(compiled.executable, len(inputs))
+    return dataclasses.replace(compiled, duration=duration, host_code=host_code, queues=queues)
 
 
 def _state_program(

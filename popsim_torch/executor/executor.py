@@ -6,6 +6,7 @@ import copy
 import sys
 import time
 import weakref
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -289,7 +290,8 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         """
         compiled, given = self._prepare_call(args, kwargs)
         inputs = self._device_inputs(compiled, given)
-        with _native.translated_errors():
+        queues = nullcontext() if compiled.queues is None else compiled.queues.running()
+        with queues, _native.translated_errors():
             measured = profile(compiled, inputs, repeats)
         self._last_complete_run = compiled.executable.num_runs
         return measured
@@ -385,14 +387,10 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         # What a call costs beyond the native program: nothing here may depend on the model's size.
         program, optimizer = compiled.program, self._optimizer
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
-        try:
-            if self._channel.is_shown:
-                with self._channel.tracepoint("modelExecution"):
-                    results = compiled.executable.run(given, compiled.host_code)
-            else:
-                results = compiled.executable.run(given, compiled.host_code)
-        except _native.ERRORS as error:
-            raise _native.translated(error) from error
+        if self._channel.is_shown or compiled.queues is not None:
+            results = self._run_shown(compiled, given)
+        else:
+            results = _run_program(compiled, given)
         self._last_complete_run = compiled.executable.num_runs
         if optimizer is not None:
             # Schedulers of torch warn when they believe that no update came before theirs.
@@ -404,6 +402,15 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             inputs[position].copy_(value)
         return compiled.outputs.unflatten(results[:num_outputs])
 
+    def _run_shown(self, compiled: CompiledModel, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run a program, and let those know of it who are to."""
+        with ExitStack() as stack:
+            if compiled.queues is not None:
+                stack.enter_context(compiled.queues.running())
+            if self._channel.is_shown:
+                stack.enter_context(self._channel.tracepoint("modelExecution"))
+            return _run_program(compiled, given)
+
     @staticmethod
     def _device_inputs(compiled: CompiledModel, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the inputs in the types that the device takes; none if it makes them itself."""
@@ -414,3 +421,10 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         return [
             tensor.to(dtype) for tensor, dtype in zip(inputs, compiled.input_dtypes, strict=True)
         ]
+
+
+def _run_program(compiled: CompiledModel, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    try:
+        return compiled.executable.run(given, compiled.host_code)
+    except _native.ERRORS as error:
+        raise _native.translated(error) from error

@@ -27,16 +27,18 @@ from torch.fx.experimental.proxy_tensor import (
 
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.trace.control.bodies import controls_known
+from popsim_torch.trace.enqueues import ENQUEUE
 from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.parts import has_part, is_view, restore, taken_parts, views_to
 from popsim_torch.trace.result import TraceResult
 
-# Operators that fail for some values, and have no results.
+# Operators without results: they fail for some values, or show them to the host.
 _CHECKS = frozenset(
     {
         torch.ops.aten._assert_async.default,
         torch.ops.aten._assert_async.msg,
         torch.ops.aten._linalg_check_errors.default,
+        ENQUEUE,
     }
 )
 

@@ -23,6 +23,7 @@ from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.custom import custom_results
+from popsim_torch.trace.enqueues import record_enqueue
 from popsim_torch.trace.gradient_uses import watch_uses
 from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
@@ -218,6 +219,14 @@ class Recorder:
         result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
         self.after_call(result)
         return result
+
+    def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Put an element of a queue into the program."""
+        self._set_origin("Enqueue")
+        with torch._C.DisableTorchFunction():
+            known = map(self.known, tensors)
+            given = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
+            record_enqueue(self._result.enqueues, queue, structure, given, self._origin.source)
 
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""

@@ -14,6 +14,7 @@ from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.control.bodies import Control
+from popsim_torch.trace.enqueues import Enqueue
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class TraceResult:
         constants: Data of the ``popsim::constant`` nodes, by index.
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         host_calls: What the ``popsim::host_call`` nodes call, by number.
+        enqueues: What the ``popsim::enqueue`` nodes put into queues, by key.
         forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
         parameter_of: The parameter whose gradient it is, by key.
         partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
@@ -99,6 +101,7 @@ class TraceResult:
     constants: list[torch.Tensor] = field(default_factory=list)
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     host_calls: dict[int, HostCall] = field(default_factory=dict)
+    enqueues: dict[int, Enqueue] = field(default_factory=dict)
     forward_of: dict[int, torch.fx.Node] = field(default_factory=dict)
     parameter_of: dict[int, str] = field(default_factory=dict)
     partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import torch.fx
 from torch.fx._lazy_graph_module import _make_graph_module
 
 from popsim_torch.trace.control.bodies import Branch, Control, control_of
+from popsim_torch.trace.enqueues import ENQUEUE
 from popsim_torch.trace.markers import PRINT
 from popsim_torch.trace.origin import origin_of
 
@@ -23,7 +24,7 @@ Known = dict[torch.fx.Node, torch.fx.Node]
 def copy_quietly(
     graph: torch.fx.Graph, node: torch.fx.Node, known: Known, controls: list[Control]
 ) -> None:
-    """Copy a node to a graph, without what it prints of values.
+    """Copy a node to a graph, without what it shows of values: prints, elements of queues.
 
     Args:
         graph: Gets the copy.
@@ -31,6 +32,8 @@ def copy_quietly(
         known: The copies of other nodes; gets this one.
         controls: Those of the trace; gets loops and branches that print nothing.
     """
+    if _enqueues(node):
+        return
     if _prints(node):
         source: Any = node.args[0]
         known[node] = known[source]
@@ -46,11 +49,19 @@ def _prints(node: torch.fx.Node) -> bool:
     return node.target is PRINT and not origin_of(node).backward
 
 
+def _enqueues(node: torch.fx.Node) -> bool:
+    return node.target is ENQUEUE
+
+
 def _prints_in(control: Control, controls: list[Control]) -> bool:
     for body in control.bodies:
         for node in body.graph.nodes:
             inner = control_of(node, controls)
-            if _prints(node) or (inner is not None and _prints_in(inner, controls)):
+            if (
+                _prints(node)
+                or _enqueues(node)
+                or (inner is not None and _prints_in(inner, controls))
+            ):
                 return True
     return False
 

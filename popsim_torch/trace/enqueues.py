@@ -1,0 +1,88 @@
+"""Elements that forward puts into queues of the host.
+
+``enqueue(xs, key)`` has no result: its node is needed though nobody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popsim_torch.dtypes import returned_dtype
+from popsim_torch.errors import Error
+from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.traced_tensors import find_node, in_transform, of_another_trace
+
+
+def _register() -> Any:
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("enqueue(Tensor[] xs, int key) -> ()")
+    torch.library.register_fake(f"{NAMESPACE}::enqueue", lambda xs, key: None, lib=library)
+    return library
+
+
+_library = _register()  # the operator exists as long as it does
+
+ENQUEUE = torch.ops.popsim.enqueue.default
+torch.fx.node.has_side_effect(ENQUEUE)
+
+
+@dataclass(frozen=True)
+class Enqueue:
+    """What forward puts into one queue.
+
+    Attributes:
+        queue: An ``OutfeedQueue``.
+        structure: The queue's own description of what its elements are made of.
+        components: Element type and shape of each tensor of an element, as the host gets it.
+        source: The line of the call.
+    """
+
+    queue: Any
+    structure: Any
+    components: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    source: str
+
+
+def record_enqueue(
+    enqueues: dict[int, Enqueue],
+    queue: Any,
+    structure: Any,
+    tensors: Sequence[torch.Tensor],
+    source: str,
+) -> None:
+    """Put an element of a queue into the graph.
+
+    Args:
+        enqueues: Those of the trace, by key; gets this one.
+        queue: The queue.
+        structure: What its elements are made of.
+        tensors: The traced tensors of the element.
+        source: The line of the call.
+
+    Raises:
+        Error: The queue has an element already, or this is a transform of ``torch.func``.
+    """
+    if in_transform():
+        raise Error(
+            f"OutfeedQueue.enqueue is called{user_line(' at ')} inside of a transform of "
+            "torch.func (grad, vmap, ...). Enqueue what the transform returns."
+        )
+    for known in enqueues.values():
+        if known.queue is queue:
+            raise Error(
+                f"OutfeedQueue.enqueue is called{user_line(' at ')}, and the program enqueues to "
+                f"this queue at {known.source} already: a queue can be enqueued to only once in "
+                "a program. Enqueue one dictionary with all tensors, or make another queue."
+            )
+    for tensor in tensors:
+        if find_node(tensor) is None:
+            raise of_another_trace(tensor)
+    key = len(enqueues)
+    components = tuple((returned_dtype(x.dtype), tuple(x.shape)) for x in tensors)
+    enqueues[key] = Enqueue(queue, structure, components, source)
+    torch.ops.popsim.enqueue([x.detach() if x.requires_grad else x for x in tensors], key)
