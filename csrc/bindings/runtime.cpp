@@ -92,6 +92,11 @@ void bind_plan(py::module_& m) {
       .def_property_readonly(
           "persistent_bytes",
           [](const Plan& self) { return self.persistent().bytes; })
+      .def_property_readonly("max_in_flight",
+                             [](const Plan& self) {
+                               return schedule::max_in_flight(
+                                   schedule::shortened(self.schedule()));
+                             })
       .def("arena_ranges", &arena_ranges);
 }
 
@@ -146,6 +151,8 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("inputs"), py::arg("repeats"), py::arg("host") = py::none())
       .def("stop", &Executable::stop)
+      .def_property_readonly("num_micro_batches",
+                             &Executable::num_micro_batches)
       .def_property_readonly("num_runs", &Executable::num_runs)
       .def_property_readonly("last_run", &Executable::last_run)
       .def(

@@ -78,6 +78,8 @@ class Executable {
   // Ends the run that is going on; from any thread. Returns whether there is
   // one.
   bool stop() { return usage_.stop(); }
+  // Micro-batches begun so far, also while a run goes on; from any thread.
+  [[nodiscard]] int64_t num_micro_batches() const { return stage_.num_begun(); }
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
   // When the last complete run began and ended, in seconds of the steady clock.

@@ -183,7 +183,10 @@ void StageRun::run_action(const Call& call, const Action& action,
                        plan_.training() ? mb : 0, first_step + mb};
     bind_inputs(call, index);
     memory_.select_slots(mb);
-    step_ = std::max(step_, first_step + mb + 1);
+    if (step_ <= first_step + mb) {
+      step_ = first_step + mb + 1;
+      num_begun_.store(num_begun_ + 1, std::memory_order_relaxed);
+    }
     instructions_.execute(block(action), context_);
     release_inputs(call, action, index);
   } catch (const Stopped&) {

@@ -4,6 +4,7 @@
 // is one of these per stage, each with the blocks of its stage.
 #pragma once
 
+#include <atomic>
 #include <span>
 #include <vector>
 
@@ -47,6 +48,10 @@ class StageRun {
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
   // Micro-batches begun since the program was loaded.
   [[nodiscard]] int64_t step() const { return step_; }
+  // The same, of runs alone; from any thread.
+  [[nodiscard]] int64_t num_begun() const {
+    return num_begun_.load(std::memory_order_relaxed);
+  }
   void set_step(int64_t step) { step_ = step; }
 
  private:
@@ -86,7 +91,8 @@ class StageRun {
   Checkpoint checkpoint_;
   int64_t step_ = 0;
   int64_t num_finished_ = 0;  // micro-batches of this device iteration
-  bool ended_ = false;        // by an op
+  std::atomic<int64_t> num_begun_ = 0;
+  bool ended_ = false;  // by an op
 };
 
 }  // namespace popsim::runtime

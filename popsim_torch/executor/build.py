@@ -81,6 +81,7 @@ def build_executable(
     training: bool,
     schedule: str,
     floating_point_checks: bool = False,
+    fed: bool = False,
 ) -> _native.Executable:
     """Compile a program: kernels prepared, memory planned and allocated, constants in place.
 
@@ -90,6 +91,7 @@ def build_executable(
         training: Whether it has a backward pass and updates.
         schedule: ``sequential`` or ``pipelined``.
         floating_point_checks: Runs end at the first op whose arithmetic fails.
+        fed: Inputs come from queues.
 
     Raises:
         Error: An op cannot be prepared, or what is computed at once fails.
@@ -104,6 +106,7 @@ def build_executable(
         training,
         schedule,
         floating_point_checks,
+        fed,
     )
     with _native.translated_errors():
         executable = _native.Executable(to_native(program.graph), config, returns)

@@ -27,7 +27,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
-from popsim_torch.executor.gradient_captures import capture_gradients
+from popsim_torch.executor.gradient_captures import capture_gradients, loop_captures
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
@@ -38,9 +38,9 @@ from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import LoopCounts, Program, RunSettings, names, program_text
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
-from popsim_torch.optim.captures import GradientCapture, GradientEnqueue
+from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.optim.planning import OptimizerSettings, plan_updates
+from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
 from popsim_torch.options import Options
 from popsim_torch.options.back_end import check_back_end, log_computed
 from popsim_torch.options.progress import CompilationProgressBar
@@ -54,6 +54,7 @@ from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.control.bodies import all_bodies
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
+from popsim_torch.trace.loop_body import BodyRequest
 from popsim_torch.trace.named_graph import NamedGraph, name_nodes
 from popsim_torch.trace.text import trace_text
 
@@ -80,6 +81,7 @@ class CompiledModel:
         duration: How long compilation took.
         host_code: What the program calls of the host's code; None if it calls nothing.
         queues: The queues that the program feeds or is fed from; None if there are none.
+        optimizers: Those that the body of a device loop steps.
     """
 
     executable: _native.Executable
@@ -94,6 +96,7 @@ class CompiledModel:
     duration: datetime.timedelta
     host_code: HostCode | None = None
     queues: Queues | None = None
+    optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
 
 
 def loop_counts(options: Options, *, training: bool) -> LoopCounts:
@@ -168,6 +171,67 @@ def make_plan(
     )
 
 
+@dataclass(frozen=True)
+class LoopRequest:
+    """A device loop: what it repeats, how often, and where its inputs come from.
+
+    Attributes:
+        counts: How often the body runs.
+        inputs: Shape and element type of each input of a trip.
+        input_names: What messages call them.
+        infeeds: The queues that inputs come from.
+        places: Where each input comes from.
+        body: What is known of the body.
+        read_optimizer: Copies an optimizer's values.
+    """
+
+    counts: LoopCounts
+    inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    input_names: tuple[str, ...]
+    infeeds: Sequence[object]
+    places: Sequence[_native.InputPlace]
+    body: BodyRequest
+    read_optimizer: Callable[[torch.optim.Optimizer], OptimizerSettings]
+
+
+@dataclass(frozen=True)
+class _Interface:
+    """What calls of a program look like.
+
+    Attributes:
+        arguments: Checks what callers pass.
+        loop: How often a call runs the program.
+        inputs: Shape and element type of each input of one micro-batch.
+        unflatten: Builds the arguments of forward.
+    """
+
+    arguments: ArgumentSpec
+    loop: LoopCounts
+    inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    unflatten: Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def _interface(
+    module: nn.Module,
+    options: Options,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    request: LoopRequest | None,
+    *,
+    training: bool,
+    warned: set[str],
+) -> _Interface:
+    signature = inspect.signature(module.forward)
+    if request is None:
+        arguments = ArgumentSpec(signature, args, kwargs, warned=warned)
+        loop = loop_counts(options, training=training)
+        inputs = _micro_batch_inputs(arguments, loop)
+        return _Interface(arguments, loop, inputs, arguments.unflatten)
+    examples = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in request.inputs]
+    arguments = ArgumentSpec(signature, examples, {}, warned=warned)
+    return _Interface(arguments, request.counts, request.inputs, lambda flat: (tuple(flat), {}))
+
+
 def compile_model(
     module: nn.Module,
     options: Options,
@@ -178,6 +242,7 @@ def compile_model(
     captures: Sequence[GradientCapture] = (),
     warned: set[str],
     channel: Channel,
+    loop_request: LoopRequest | None = None,
 ) -> CompiledModel:
     """Trace, lower and build a model: every step, in order.
 
@@ -190,12 +255,14 @@ def compile_model(
         captures: Gradients that go into queues.
         warned: Warnings already given for this executor.
         channel: Shows the trace of the module.
+        loop_request: Given where the module is the body of a device loop, which has no arguments
+            and tells itself which optimizers it steps.
 
     Raises:
         Error: The model cannot be compiled; nothing has changed, the call may be repeated.
     """
     start = time.perf_counter()
-    training = optimizer is not None
+    training = optimizer is not None or loop_request is not None
     progress = _progress(_draws_bar(options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
@@ -210,10 +277,11 @@ def compile_model(
         # What the call looks like.
         check_back_end(options)
         check_traceable(module)
-        arguments = ArgumentSpec(inspect.signature(module.forward), args, kwargs, warned=warned)
-        loop = loop_counts(options, training=training)
+        interface = _interface(
+            module, options, args, kwargs, loop_request, training=training, warned=warned
+        )
+        arguments, loop, inputs = interface.arguments, interface.loop, interface.inputs
         numerics = Numerics.of(options)
-        inputs = _micro_batch_inputs(arguments, loop)
         stages = StageAssigner(options.execution_strategy)
         step()
 
@@ -221,27 +289,33 @@ def compile_model(
         trace_request = TraceRequest(
             module,
             inputs,
-            arguments.unflatten,
+            interface.unflatten,
             training,
             stages,
             module_scopes=bool(options.module_namescope_enabled),
             location_excludes=tuple(options.source_location_excludes),
             back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
             input_names=tuple(arguments.names),
+            body=None if loop_request is None else loop_request.body,
         )
         with channel.tracepoint("graphPreprocessing"):
             traced = trace(trace_request)
         _write_trace(dump, "trace", traced)
         if traced.overlaps:
             check_overlap(options)
+        if loop_request is not None:
+            training = traced.has_backward
         pipelined, num_ipus = _check_stages(options, stages, loop, training)
         plan, gradients = None, list[GradientEnqueue]()
-        if optimizer is not None:
-            loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
+        loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
+        if loop_request is not None:
+            settings = [loop_request.read_optimizer(one) for one in traced.optimizers]
+            plan = loop_plan(settings, options, module, traced, loss_scale)
+            captures = loop_captures(traced.optimizers)
+        elif optimizer is not None:
             plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
-            gradients = capture_gradients(
-                captures, plan, traced.parameters, options, traced.enqueues
-            )
+        if plan is not None:
+            gradients = capture_gradients(captures, plan, traced, options)
         step()
 
         # The graph becomes a program, the same on every machine.
@@ -271,7 +345,8 @@ def compile_model(
                 numerics.floating_point_checks,
                 numerics.synthetic_data == SyntheticData.NONE,
             )
-            return fit_to_host(program, run, arguments, traced.outputs, plan, dump)
+            fed = loop_request is not None and bool(loop_request.infeeds)
+            return fit_to_host(program, run, arguments, traced.outputs, plan, dump, fed=fed)
 
         try:
             if cached.file is not None:
@@ -282,10 +357,55 @@ def compile_model(
         step()
     duration = datetime.timedelta(seconds=time.perf_counter() - start)
     host_code = HostCode(traced.host_calls) if traced.host_calls else None
-    queues = Queues(traced.enqueues) if traced.enqueues else None
+    queues = _queues(traced, loop_request)
     if queues is not None:
         queues.connect(compiled.executable, len(inputs))
-    return dataclasses.replace(compiled, duration=duration, host_code=host_code, queues=queues)
+    return dataclasses.replace(
+        compiled,
+        duration=duration,
+        host_code=host_code,
+        queues=queues,
+        optimizers=[unwrapped(one)[0] for one in traced.optimizers],
+    )
+
+
+def _queues(traced: TraceResult, request: LoopRequest | None) -> Queues | None:
+    """Return the queues of a program, if it has any."""
+    if request is None:
+        return Queues(traced.enqueues) if traced.enqueues else None
+    return Queues(traced.enqueues, request.infeeds, request.places)
+
+
+def loop_plan(
+    settings: Sequence[OptimizerSettings],
+    options: Options,
+    module: nn.Module,
+    traced: TraceResult,
+    loss_scale: str,
+) -> OptimizerPlan | None:
+    """Return what the optimizers do that the body of a loop steps.
+
+    Args:
+        settings: Their values; each has the parameters that it updates.
+        options: As for ``make_plan``.
+        module: The body.
+        traced: Its trace. Where no gradients are computed in it, it loses the loss scale.
+        loss_scale: Name of the loss scale's tensor.
+
+    Returns:
+        The plan of all updates; None where no gradients are computed.
+    """
+    if not traced.has_backward:
+        graph = traced.graph_module.graph
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        graph.erase_node(placeholders[-1])
+        return None
+    plans = []
+    for one in settings:
+        own = {id(parameter) for group in one.groups for parameter in group.parameters}
+        trained = [name for name in traced.gradients if id(traced.parameters[name]) in own]
+        plans.append(make_plan(one, options, module, trained, loss_scale))
+    return join_plans(plans, loss_scale)
 
 
 def _state_program(
@@ -318,6 +438,8 @@ def fit_to_host(
     outputs: OutputSpec,
     plan: OptimizerPlan | None,
     dump: Dump,
+    *,
+    fed: bool = False,
 ) -> CompiledModel:
     """Fit a complete program to this machine, and make it an executable.
 
@@ -328,6 +450,7 @@ def fit_to_host(
         outputs: What calls return.
         plan: The optimizer's updates; None for inference.
         dump: Takes the text of each step.
+        fed: Inputs come from queues.
 
     Raises:
         Error: An op cannot be prepared.
@@ -343,6 +466,7 @@ def fit_to_host(
         training=plan is not None,
         schedule=run.schedule,
         floating_point_checks=run.floating_point_checks,
+        fed=fed,
     )
     _write_executable(dump, executable)
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.enums import OutfeedOptimizerMode, ReductionType
 from popsim_torch.errors import Error
-from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, gradient_key
+from popsim_torch.optim.captures import (
+    GradientCapture,
+    GradientEnqueue,
+    gradient_key,
+    unwrapped,
+)
 from popsim_torch.optim.plan import OptimizerPlan, ParameterUpdate
 from popsim_torch.options import Options
+from popsim_torch.trace import TraceResult
 from popsim_torch.trace.enqueues import Enqueue
 
-__all__ = ["capture_gradients"]
+__all__ = ["capture_gradients", "loop_captures"]
 
 
 def capture_gradients(
     captures: Iterable[GradientCapture],
     plan: OptimizerPlan,
-    parameters: Mapping[str, torch.Tensor],
+    traced: TraceResult,
     options: Options,
-    enqueues: MutableMapping[int, Enqueue],
 ) -> list[GradientEnqueue]:
     """Ask queues which gradients they take, and note them with what the program enqueues.
 
     Args:
         captures: What the optimizer is to capture.
         plan: Its updates.
-        parameters: The trained parameters by name.
+        traced: What the program enqueues is noted here.
         options: Gradient accumulation and reduction are taken from here.
-        enqueues: The program's, by number; gets those of gradients.
 
     Raises:
         Error: The program feeds a queue already.
     """
     found = []
     for capture in captures:
-        _check_unused(capture, enqueues.values())
-        number = len(enqueues)
-        enqueue = _enqueue_of(capture, plan, parameters, options, number)
+        _check_unused(capture, traced.enqueues.values())
+        number = len(traced.enqueues)
+        enqueue = _enqueue_of(capture, plan, traced.parameters, options, number)
         if enqueue is not None:
-            gradients, enqueues[number] = enqueue
+            gradients, traced.enqueues[number] = enqueue
             found.append(gradients)
+    return found
+
+
+def loop_captures(optimizers: Iterable[torch.optim.Optimizer]) -> list[GradientCapture]:
+    """Return what the optimizers capture that a loop steps, each of its own parameters alone."""
+    found = []
+    for optimizer in optimizers:
+        inner, captures = unwrapped(optimizer)
+        own = frozenset(id(p) for group in inner.param_groups for p in group["params"])
+        found += [dataclasses.replace(capture, only=own) for capture in captures]
     return found
 
 
@@ -68,12 +83,10 @@ def _enqueue_of(
     micro_batches = options.Training.gradient_accumulation
     dtypes = {
         update.parameter: _dtype(update, parameters, capture.mode, micro_batches)
-        for update in plan.updates
+        for update in reversed(plan.updates)
+        if capture.only is None or id(parameters[update.parameter]) in capture.only
     }
-    by_key = {
-        gradient_key(capture.names.get(id(parameters[name]), name)): name
-        for name in (update.parameter for update in reversed(plan.updates))
-    }
+    by_key = {gradient_key(capture.names.get(id(parameters[name]), name)): name for name in dtypes}
     taken = capture.queue.take_gradients(
         {
             key: torch.empty(parameters[name].shape, dtype=dtypes[name], device="meta")

@@ -43,6 +43,8 @@ class Queues:
             enqueue.queue._attach(enqueue.structure, list(enqueue.components), enqueue.source)
             for enqueue in self._enqueues.values()
         ]
+        for infeed in self._infeeds:
+            infeed._native.ensure_depth(executable.plan.max_in_flight)  # type: ignore[attr-defined]
         inlets = [infeed._native for infeed in self._infeeds]  # type: ignore[attr-defined]
         places = list(self._places) or [_native.InputPlace()] * num_inputs
         with _native.translated_errors():

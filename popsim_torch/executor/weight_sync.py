@@ -76,6 +76,8 @@ class WeightSync:
             return
         newer = False
         for trainer in list(_trainers):
+            if trainer is self:
+                continue
             version = self._seen.get(trainer, 0)
             # Most calls end here; whose weights these are takes a walk through the modules.
             if not trainer.ahead and version == trainer._host_version:

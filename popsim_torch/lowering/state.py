@@ -93,7 +93,11 @@ class StateLowering:
         view = self._builder.graph.add_view(
             variable, variable.shape, variable.strides, variable.offset
         )
-        place = Place(Phase.FORWARD, self._stage_of_change(target), f"assign {name}")
+        # The body of a device loop may carry what it computes from gradients.
+        written = self._builder.written_in(source)
+        late = written is not None and written[0] == Phase.BACKWARD
+        phase = Phase.BACKWARD if late else Phase.FORWARD
+        place = Place(phase, self._stage_of_change(target), f"assign {name}")
         if self._builder.graph.root(source) is self._builder.graph.root(variable):
             # What is written must not be read in another order meanwhile.
             apart = self._builder.value(source.dtype, source.shape)

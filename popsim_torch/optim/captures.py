@@ -47,11 +47,13 @@ class GradientCapture:
         queue: Where they go.
         mode: Which ones.
         names: What keys call parameters, by ``id``; empty: as the program does.
+        only: The ``id`` of each parameter whose gradient is meant; None: all that are updated.
     """
 
     queue: GradientQueue
     mode: OutfeedOptimizerMode
     names: Mapping[int, str]
+    only: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ model is compiled. ``settings`` does the first, ``plan`` says what a plan is and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -50,9 +51,52 @@ __all__ = [
     "ParameterUpdate",
     "Scalar",
     "State",
+    "join_plans",
     "plan_updates",
     "read_optimizer",
 ]
+
+
+def join_plans(plans: Sequence[OptimizerPlan], loss_scale: str) -> OptimizerPlan:
+    """Return one plan with the updates of several optimizers, of no parameter in common.
+
+    Args:
+        plans: One per optimizer; none for gradients that update nothing.
+        loss_scale: Name of the loss scale's tensor.
+
+    Raises:
+        Error: The optimizers cannot update weights in one program.
+    """
+    if len(plans) == 1:
+        return plans[0]
+    if not plans:
+        scale = Scalar(loss_scale, 1.0, constant=True)
+        return OptimizerPlan("none", (), scale, None, {}, (), {}, (), {})
+    first = plans[0]
+    for plan in plans:
+        if plan.loss_scaling != first.loss_scaling or plan.loss_scale_rule is not None:
+            raise Error(
+                "The loop steps several optimizers whose loss scaling differs, or adapts itself: "
+                "all gradients of a program have one loss scale. Give all the same loss_scaling."
+            )
+        if plan.max_grad_norm is not None:
+            raise Error(
+                "The loop steps several optimizers, and one of them clips gradients "
+                "(max_grad_norm). Clip with torch.nn.utils.clip_grad_norm_ in the body."
+            )
+    return dataclasses.replace(
+        first,
+        type_name="+".join(plan.type_name for plan in plans),
+        updates=tuple(update for plan in plans for update in plan.updates),
+        groups=tuple(group for plan in plans for group in plan.groups),
+        group_values=tuple(values for plan in plans for values in plan.group_values),
+        modes={
+            f"{position}: {name}": mode
+            for position, plan in enumerate(plans)
+            for name, mode in plan.modes.items()
+        },
+        description=tuple(line for plan in plans for line in plan.description),
+    )
 
 
 def plan_updates(

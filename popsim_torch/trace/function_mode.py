@@ -39,6 +39,7 @@ from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.known_values import reads_device
+from popsim_torch.trace.loop_body import LoopTrace
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.recurrent import recurrent_call
@@ -73,6 +74,10 @@ class FunctionListener(HostData, Protocol):
     @property
     def control_flow(self) -> ControlFlow:
         """Return what records loops and branches."""
+
+    @property
+    def loop(self) -> LoopTrace | None:
+        """The device loop whose body is traced, if it is one's."""
 
     def gradients_wanted(self) -> None:
         """Take note that forward asks for gradients itself."""
@@ -191,6 +196,8 @@ class FunctionMode(TorchFunctionMode):
             args, kwargs, unchanged = without_dropout(name, args, kwargs)
             if unchanged is not None:
                 return unchanged
+        if self._listener.loop is not None:
+            self._listener.loop.check_readable(tree_leaves((args, kwargs)))
         return self._call(func, name, args, kwargs)
 
     def _known(self, value: Any) -> Any:
@@ -305,6 +312,10 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Compute gradients within forward."""
+        loop = self._listener.loop
+        if loop is not None and func is torch.Tensor.backward:
+            with torch._C.DisableTorchFunction():
+                return loop.backward(*args, **kwargs)
         outputs = list(_tensors(args[0]))
         if not self._training and not any(output.requires_grad for output in outputs):
             raise Error(

@@ -28,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import (
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.trace.control.bodies import controls_known
 from popsim_torch.trace.enqueues import ENQUEUE
+from popsim_torch.trace.loop_body import REPEAT_WHILE
 from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.parts import has_part, is_view, restore, taken_parts, views_to
 from popsim_torch.trace.result import TraceResult
@@ -39,6 +40,7 @@ _CHECKS = frozenset(
         torch.ops.aten._assert_async.msg,
         torch.ops.aten._linalg_check_errors.default,
         ENQUEUE,
+        REPEAT_WHILE,
     }
 )
 

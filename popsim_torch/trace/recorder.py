@@ -27,6 +27,7 @@ from popsim_torch.trace.enqueues import record_enqueue
 from popsim_torch.trace.gradient_uses import watch_uses
 from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
+from popsim_torch.trace.loop_body import BodyRequest, LoopTrace
 from popsim_torch.trace.markers import PrintedTensor, mark
 from popsim_torch.trace.origin import set_origin, user_line
 from popsim_torch.trace.overlaps import OverlapMark
@@ -86,6 +87,7 @@ class Recorder:
         self._constants = Constants(result.constants)
         self._control_flow = ControlFlow(self, result.controls)
         self._depth_of_bodies = 0
+        self._loop: LoopTrace | None = None
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self.values = KnownValues(result.constants, self.constant)
         self._regions = Regions()
@@ -98,6 +100,22 @@ class Recorder:
         self.without_traced_state: Callable[[], AbstractContextManager[None]] = nullcontext
         self.losses: list[torch.Tensor] = []
         self.differentiated: list[torch.Tensor] = []
+
+    def begin_loop(
+        self, request: BodyRequest, parameters: Mapping[str, torch.Tensor], scale: torch.Tensor
+    ) -> LoopTrace:
+        """Take note that what is traced is the body of a device loop."""
+        self._loop = LoopTrace(request, parameters, self.known, self.backward_of, scale)
+        return self._loop
+
+    def stand_for(self, host: torch.Tensor, traced: torch.Tensor) -> None:
+        """Let a traced tensor stand for one of the host, which outlives the trace."""
+        self._known[id(host)] = traced
+
+    @property
+    def loop(self) -> LoopTrace | None:
+        """The device loop whose body is traced."""
+        return self._loop
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin a trace in which parameters and buffers are these traced tensors, by name."""
@@ -126,7 +144,7 @@ class Recorder:
         for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
         self._state_of.clear()
-        del self._result, self._graph, self._host_calls, self.without_traced_state
+        del self._result, self._graph, self._host_calls, self.without_traced_state, self._loop
 
     # Function calls (FunctionListener)
 
@@ -223,8 +241,10 @@ class Recorder:
     def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Put an element of a queue into the program."""
         self._set_origin("Enqueue")
+        known = list(map(self.known, tensors))
+        if self._loop is not None:
+            self._loop.check_readable(iter(known))
         with torch._C.DisableTorchFunction():
-            known = map(self.known, tensors)
             given = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
             record_enqueue(self._result.enqueues, queue, structure, given, self._origin.source)
 
@@ -401,7 +421,7 @@ class Recorder:
         self._origin = Origin(
             self._scopes.current,
             self._stages.current_stage(),
-            False,
+            self._loop is not None and self._loop.has_backward,
             op_type,
             source,
             next(self._calls),

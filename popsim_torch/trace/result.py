@@ -15,6 +15,7 @@ from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.control.bodies import Control
 from popsim_torch.trace.enqueues import Enqueue
+from popsim_torch.trace.loop_body import BodyRequest
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class TraceRequest:
             comes from, unless there is no other line.
         back_end: The settings of the back end that are on.
         input_names: What messages call the inputs.
+        body: Set where the module is the body of a device loop (``LoopBody``).
     """
 
     module: nn.Module
@@ -43,6 +45,7 @@ class TraceRequest:
     location_excludes: tuple[str, ...] = ()
     back_end: frozenset[str] = frozenset()
     input_names: tuple[str, ...] = ()
+    body: BodyRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class TraceResult:
         controls: What the ``popsim::control`` nodes repeat or choose from, by index.
         loss_dtype: Element type of the loss that training starts from.
         overlaps: Whether an input or output is marked for overlap with computation.
+        has_backward: Whether the body of a loop computes gradients.
+        optimizers: Those that the body of a loop steps.
     """
 
     graph_module: torch.fx.GraphModule
@@ -110,6 +115,8 @@ class TraceResult:
     controls: list[Control] = field(default_factory=list)
     loss_dtype: torch.dtype = torch.float32
     overlaps: bool = False
+    has_backward: bool = False
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
     @property
     def num_outputs(self) -> int:

@@ -34,6 +34,7 @@ from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
+from popsim_torch.trace.loop_body import LoopBody, LoopTrace
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
     TracedState,
@@ -62,12 +63,14 @@ class _Tracer:
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
+        self._loop: LoopTrace | None = None
         self._result = TraceResult(
             _make_graph_module({}, torch.fx.Graph()),
             self._parameters,
             self._buffers,
             len(request.inputs),
-            lasting_counters(module, self._buffers),
+            lasting_counters(module, self._buffers)
+            | frozenset(module.carried_names if isinstance(module, LoopBody) else ()),
         )
         self._recorder = Recorder(
             request.module,
@@ -120,9 +123,16 @@ class _Tracer:
         state = dict(zip(self._names, flat[:num_state], strict=True))
         inputs = list(flat[num_state : num_state + len(self._request.inputs)])
         self._recorder.start(state)
+        if self._request.body is not None:
+            self._loop = self._recorder.begin_loop(
+                self._request.body, {name: state[name] for name in self._parameters}, flat[-1]
+            )
         outputs = self._forward(state, inputs)
         self._recorder.control_flow.bodies.check(outputs)
-        gradients = self._backward(state, flat[-1]) if self._request.training else []
+        if self._loop is not None:
+            gradients = self._end_loop(self._loop)
+        else:
+            gradients = self._backward(state, flat[-1]) if self._request.training else []
         return [*outputs, *gradients]
 
     def _forward(
@@ -138,6 +148,8 @@ class _Tracer:
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(adapted_torch())
             stack.enter_context(attributes_kept(module))
+            if self._loop is not None:
+                stack.enter_context(self._loop.active(module))
             swapped = stack.enter_context(TracedState(module, by_identity))
             self._recorder.without_traced_state = swapped.suspended
             stack.enter_context(self._recorder.values)
@@ -151,6 +163,14 @@ class _Tracer:
             structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
         )
         return self._result.outputs.flatten(structure)
+
+    def _end_loop(self, loop: LoopTrace) -> list[torch.Tensor]:
+        """Take note of what the body of a loop does; return the gradients of its updates."""
+        loop.finish()
+        self._result.loss_dtype, self._result.has_backward = loop.loss_dtype, loop.has_backward
+        self._result.optimizers = loop.optimizers
+        self._result.gradients = list(loop.gradients)
+        return list(loop.gradients.values())
 
     def _backward(
         self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor

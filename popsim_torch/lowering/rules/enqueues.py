@@ -1,25 +1,25 @@
-"""Elements for queues of the host."""
+"""What a run shows to the host, and what ends it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.fx
 
 from popsim_torch.dtypes import dtype_name, returned_dtype
-from popsim_torch.ir import Phase
+from popsim_torch.ir import Phase, Tensor
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.enqueues import ENQUEUE
+from popsim_torch.trace.loop_body import REPEAT_WHILE
 
 
 def _enqueue(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
     sources, key = arguments
     tensors = [builder.tensor(source) for source in sources]
-    written = [found for x in tensors if (found := builder.written_in(x)) is not None]
-    if any(phase == Phase.BACKWARD for phase, _ in written):
-        place = Place(Phase.BACKWARD, place.stage, place.name, place.origin)
+    place = _behind(builder, tensors, place)
     builder.op(
         "enqueue",
         tensors,
@@ -31,4 +31,19 @@ def _enqueue(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     return None
 
 
-RULES: dict[Any, Rule] = {ENQUEUE: Rule(_enqueue)}
+def _repeat_while(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    condition = builder.tensor(node.args[0])
+    place = _behind(builder, [condition], place)
+    builder.op("repeat_while", [condition], [], place=place, fixed_phase=True)
+    return None
+
+
+def _behind(builder: Builder, tensors: Sequence[Tensor], place: Place) -> Place:
+    """Return a place where all tensors are computed."""
+    written = [found for x in tensors if (found := builder.written_in(x)) is not None]
+    if any(phase == Phase.BACKWARD for phase, _ in written):
+        return Place(Phase.BACKWARD, place.stage, place.name, place.origin)
+    return place
+
+
+RULES: dict[Any, Rule] = {ENQUEUE: Rule(_enqueue), REPEAT_WHILE: Rule(_repeat_while)}

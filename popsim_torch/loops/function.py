@@ -1,0 +1,318 @@
+"""``poptorch.function``: Python code that runs once, to say which loops the device runs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from popsim_torch.errors import Error
+from popsim_torch.loops.outside import OutsideOfLoops
+from popsim_torch.loops.program import LoopProgram
+from popsim_torch.loops.reach import Reach, reach
+from popsim_torch.options import Options
+
+__all__ = ["Function", "Recording", "Step", "Value", "function", "recording"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of a recorded function: by its number among all, or fixed.
+
+    Attributes:
+        number: Its place in the list of the function's tensors; None for a fixed one.
+        fixed: The tensor, which is the same in each call.
+    """
+
+    number: int | None
+    fixed: torch.Tensor | None = None
+
+    def among(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the tensor of one call."""
+        if self.number is None:
+            assert self.fixed is not None
+            return self.fixed
+        return tensors[self.number]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A loop of a recorded function.
+
+    Attributes:
+        run: Runs it: takes the carried and the captured tensors, returns the carried ones.
+        carried: What the first trip is given.
+        captured: What every trip reads.
+    """
+
+    run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
+    carried: Sequence[Value]
+    captured: Sequence[Value]
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the loop in one call, whose tensors get its results."""
+        results = self.run(
+            [value.among(tensors) for value in self.carried],
+            [value.among(tensors) for value in self.captured],
+        )
+        tensors.extend(results)
+        return results
+
+
+@dataclass
+class Recording:
+    """A function as it was recorded, for arguments of one kind.
+
+    Attributes:
+        options: Of the function.
+        reach: What the function's code can use.
+        tensors: The tensors of the recording call: arguments, then the results of loops.
+        steps: Its loops, in order.
+        programs: The programs of its loops.
+        result: What it returns: values and other objects.
+        structure: How the result is put together.
+    """
+
+    options: Options
+    reach: Reach
+    tensors: list[torch.Tensor]
+    steps: list[Step] = field(default_factory=list)
+    programs: list[LoopProgram] = field(default_factory=list)
+    result: list[Any] = field(default_factory=list)
+    structure: TreeSpec | None = None
+    progress: Any = None
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the place of a tensor among those of the function; None for any other."""
+        for number, known in enumerate(self.tensors):
+            if known is tensor:
+                return number
+        return None
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """Return what a tensor is to the recording; one that it does not know is fixed."""
+        number = self.number_of(tensor)
+        return Value(number, tensor.detach().clone() if number is None else None)
+
+    def run(self, step: Step) -> list[torch.Tensor]:
+        """Run a loop as a part of the recording call, and of all later ones."""
+        results = step(self.tensors)
+        self.steps.append(step)
+        return results
+
+    def finish(self, result: Any) -> None:
+        """Take note of what the function returned."""
+        leaves, self.structure = tree_flatten(result)
+        self.result = [
+            self.value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
+
+    def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
+        """Run all loops once more, with other arguments; return the result."""
+        tensors = list(arguments)
+        for step in self.steps:
+            step(tensors)
+        assert self.structure is not None
+        leaves = [one.among(tensors) if isinstance(one, Value) else one for one in self.result]
+        return tree_unflatten(leaves, self.structure)
+
+
+recording: ContextVar[Recording | None] = ContextVar("popsim_torch_recording", default=None)
+"""The function that is being recorded in this thread, if any."""
+
+
+class Function:
+    """A function whose loops run on the device.
+
+    The first call runs the Python code, records its loops, and runs them. Later calls with
+    arguments of the same kind (tensors of the same shapes and types, equal other arguments) run the
+    loops alone; others record anew.
+
+    Args:
+        python_function: The user's.
+        options: Of all its loops; the counts of iterations are the loops' own.
+    """
+
+    def __init__(self, python_function: Callable[..., Any], options: Options | None = None) -> None:
+        if not callable(python_function):
+            raise Error(
+                f"poptorch.function: needs a function, got {type(python_function).__name__}."
+            )
+        if options is not None and not isinstance(options, Options):
+            raise Error(
+                f"poptorch.function: options must be a poptorch.Options, got "
+                f"{type(options).__name__}."
+            )
+        functools.update_wrapper(self, python_function)
+        self._function = python_function
+        self._options = Options() if options is None else options
+        self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
+        self._lock = threading.Lock()
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind a function that was defined in a class."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def programs(self) -> list[LoopProgram]:
+        """The programs of all loops that were recorded."""
+        return [program for *_, found in self._recordings for program in found.programs]
+
+    def stop(self) -> bool:
+        """End the loop that is running, from another thread; return whether there is one."""
+        executables = [program._compiled for program in self.programs]
+        return any(one.executable.stop() for one in executables if one is not None)
+
+    def destroy(self) -> None:
+        """Bring all weights to the host and let go of all programs; the next call records anew.
+
+        Raises:
+            Error: The function is running.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise Error(
+                "destroy: the function is running in another thread. Let it end, or call stop()."
+            )
+        try:
+            for program in self.programs:
+                program.release()
+            self._recordings.clear()
+        finally:
+            self._lock.release()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function.
+
+        Args:
+            *args: Tensors may differ from call to call; other arguments are a part of what is
+                recorded.
+            **kwargs: The same.
+
+        Returns:
+            What the user's function returns; results of loops are new tensors.
+
+        Raises:
+            Error: The function cannot be recorded, a loop fails, or another thread is in it.
+        """
+        if recording.get() is not None:
+            return self._function(*args, **kwargs)
+        if not self._lock.acquire(blocking=False):
+            raise Error(
+                f"poptorch.function: '{self._name}' is running in another thread. A program runs "
+                "once at a time: wait for it, or make a function of its own for each thread."
+            )
+        try:
+            return self._run(args, kwargs)
+        finally:
+            self._lock.release()
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._function, "__qualname__", type(self._function).__name__)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        leaves, structure = tree_flatten((args, kwargs))
+        key = [_kind(leaf) for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for known_key, known_structure, known in self._recordings:
+            if known_structure == structure and known_key == key:
+                with _told(known.reach):
+                    return known.replay(tensors)
+        new = Recording(self._options, reach([self._function]), tensors)
+        with _told(new.reach):
+            result = self._record(new, args, kwargs)
+        self._recordings.append((key, structure, new))
+        return result
+
+    def _record(self, new: Recording, args: Any, kwargs: Any) -> Any:
+        token = recording.set(new)
+        try:
+            with OutsideOfLoops(lambda tensor: new.number_of(tensor) is not None):
+                result = self._function(*args, **kwargs)
+        except BaseException:
+            for program in new.programs:
+                program.release()
+            raise
+        finally:
+            recording.reset(token)
+        if not new.steps:
+            raise Error(
+                f"poptorch.function: '{self._name}' has no loop, so the device would have nothing "
+                "to do. Call poptorch.repeat(n, body) or poptorch.while_loop in it."
+            )
+        new.finish(result)
+        # Later calls bring tensors of their own.
+        new.tensors = []
+        return result
+
+
+class _told(ExitStack):
+    """Lets queues know that a function which may feed them runs."""
+
+    def __init__(self, found: Reach) -> None:
+        super().__init__()
+        self._queues = list(found.queues)
+        self._begun: list[Any] = []
+
+    def __enter__(self) -> _told:
+        super().__enter__()
+        for queue in self._queues:
+            queue._begin_run()
+            self._begun.append(queue)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        for queue in reversed(self._begun):
+            queue._end_run(error)
+        return super().__exit__(kind, error, traceback)
+
+
+def _kind(leaf: Any) -> Any:
+    """Return what an argument is to a recording; equal for arguments that it serves."""
+    if isinstance(leaf, torch.Tensor):
+        return ("tensor", tuple(leaf.shape), leaf.dtype)
+    if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
+        return (type(leaf), leaf)
+    return _Identity(leaf)
+
+
+@dataclass(frozen=True, eq=False)
+class _Identity:
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@overload
+def function(python_function: Callable[..., Any], /) -> Function: ...
+@overload
+def function(*, options: Options | None = None) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    python_function: Callable[..., Any] | None = None, /, *, options: Options | None = None
+) -> Any:
+    """Let the loops of a function run on the device.
+
+    The decorated function is run once, to record its loops (``repeat``, ``while_loop``). Outside of
+    them it may prepare arguments and return results, but compute nothing.
+
+    Args:
+        python_function: What to decorate.
+        options: Of the loops' programs: anchors, precision, stages and the like.
+
+    Returns:
+        A :class:`Function`, or a decorator that makes one.
+    """
+    if python_function is None:
+        return functools.partial(Function, options=options)
+    return Function(python_function)

@@ -1,0 +1,236 @@
+"""One loop on the device: its compiled body, and how weights get there and back."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from popsim_torch import _native, optim
+from popsim_torch.errors import Error
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.compile import CompiledModel, LoopRequest, compile_model, make_plan
+from popsim_torch.executor.connection import Connection
+from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.optim.planning import join_plans, read_optimizer
+from popsim_torch.options import Options
+from popsim_torch.profiling import Channel
+from popsim_torch.trace.loop_body import LoopBody
+
+__all__ = ["LoopProgram"]
+
+
+class LoopProgram(Inspection):
+    """A loop that runs on the device, as often as it is asked to.
+
+    Args:
+        body: What it repeats.
+        options: Frozen; of the function.
+        request: How often, and where inputs come from.
+
+    Raises:
+        Error: The body cannot be compiled.
+        UnknownObject: It uses something that ``body`` does not have.
+    """
+
+    def __init__(self, body: LoopBody, options: Options, request: LoopRequest) -> None:
+        self._user_model = self._traced_model = self._body = body
+        self._options = options
+        self._optimizer, self._settings = None, None
+        self._channel = Channel("poptorch.function")
+        self._last_complete_run = 0
+        self._connection = Connection(options)
+        self._weights = WeightSync(body)
+        self._wrapping: host_weights.Wrapping | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
+            compiled = compile_model(
+                body,
+                options,
+                (),
+                {},
+                optimizer=None,
+                warned=set(),
+                channel=self._channel,
+                loop_request=request,
+            )
+        self._take(compiled, request)
+
+    def _take(self, compiled: CompiledModel, request: LoopRequest) -> None:
+        """Bring the program to the device, with weights, optimizers and random numbers."""
+        seed = self._options.random_seed if self._options.exists("random_seed") else None
+        compiled.executable.seed = (
+            int(seed) if seed is not None else torch.initial_seed() & (2**63 - 1)
+        )
+        state = DeviceState(self._traced_model, compiled)
+        self._connection.attach_compiled(compiled.run.num_ipus)
+        self._weights.let_trainers_catch_up()
+        state.upload_weights()
+        state.initialise_optimizer()
+        self._compiled, self._state = compiled, state
+        self._weights.attach(state)
+        self._values: list[Any] = []
+        self._optimizers = compiled.optimizers
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, optim.Optimizer):
+                optimizer._link(state)
+        self._values = [_values_of(one) for one in self._optimizers]
+        changed = compiled.program.changed_state
+        if (
+            self._optimizers
+            or any(name in compiled.program.parameters for name in changed)
+            or (set(changed) - set(self._body.carried_names))
+        ):
+            self._wrapping = host_weights.wrap(
+                self._traced_model, _fetcher(self._weights), lambda: None
+            )
+            self._weights.announce()
+        self._versions = self._host_versions()
+
+    def run(self, carried: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> list[Any]:
+        """Run the loop.
+
+        Args:
+            carried: What the first trip is given.
+            captured: Tensors that every trip reads.
+
+        Returns:
+            The carried values behind the last trip, in new tensors.
+
+        Raises:
+            Error: A trip fails, or the data ends.
+            KeyboardInterrupt: Ctrl-C ends the loop within moments.
+        """
+        compiled, state = self._compiled, self._state
+        assert compiled is not None and state is not None
+        self._weights.pull()
+        if self._host_versions() != self._versions:
+            self._upload()
+        self._take_new_values()
+        buffers = compiled.program.buffers
+        places = {
+            buffers[name]: value
+            for name, value in zip(self._body.carried_names, carried, strict=True)
+            if name in buffers
+        }
+        inputs = (
+            [
+                tensor.to(dtype).contiguous()
+                for tensor, dtype in zip(
+                    captured, compiled.input_dtypes[-len(captured) :], strict=True
+                )
+            ]
+            if captured
+            else []
+        )
+        assert compiled.queues is not None
+        with compiled.queues.running(), self._channel.tracepoint("modelExecution"):
+            with _native.translated_errors():
+                compiled.executable.write_all(places)
+                compiled.executable.run(inputs, compiled.host_code)
+            self._last_complete_run = compiled.executable.num_runs
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        names = self._body.carried_names
+        ids = [buffers[name] for name in names if name in buffers]
+        values = dict(zip(ids, compiled.executable.read_all(ids), strict=True))
+        return [
+            values[buffers[name]].reshape(value.shape).to(value.dtype)
+            if name in buffers
+            else value.clone()
+            for name, value in zip(names, carried, strict=True)
+        ]
+
+    @property
+    def num_trips(self) -> int:
+        """Trips begun so far, over all runs; from any thread."""
+        assert self._compiled is not None
+        return self._compiled.executable.num_micro_batches
+
+    def _upload(self) -> None:
+        """Take the host's weights over, which the user has changed."""
+        self._weights.fetch()
+        self._weights.upload()
+        self._versions = self._host_versions()
+
+    def _host_versions(self) -> list[int]:
+        with host_weights.without_sync():
+            carried = set(self._body.carried_names)
+            tensors = [
+                *self._traced_model.parameters(),
+                *(b for name, b in self._traced_model.named_buffers() if name not in carried),
+            ]
+            return [host_weights.plain(tensor)._version for tensor in tensors]
+
+    def _take_new_values(self) -> None:
+        """Take values over that the user has given to an optimizer since the last run."""
+        values = [_values_of(one) for one in self._optimizers]
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, optim.Optimizer):
+                optimizer._hand_over()
+        if values == self._values:
+            return
+        state = self._state
+        assert state is not None and state.plan is not None
+        plans = []
+        scale = state.plan.loss_scaling.name
+        names = [update.parameter for update in state.plan.updates]
+        parameters = dict(self._traced_model.named_parameters())
+        for optimizer in self._optimizers:
+            settings = read_optimizer(optimizer)
+            own = {id(p) for group in settings.groups for p in group.parameters}
+            trained = [name for name in names if id(parameters[name]) in own]
+            plans.append(make_plan(settings, self._options, self._traced_model, trained, scale))
+        state.replace_plan(join_plans(plans, scale))
+        self._values = values
+
+    def release(self) -> None:
+        """Bring the weights to the host and let go of the device; the program ends."""
+        if self._compiled is None:
+            return
+        self._weights.fetch(what_fits=True)
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, optim.Optimizer):
+                optimizer._unlink()
+        self._compiled = self._state = None
+        self._weights.detach()
+        self._connection.detach()
+        if self._wrapping is not None:
+            self._wrapping.undo()
+            self._wrapping = None
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_compiled") is not None and not sys.is_finalizing():
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self.release()
+
+
+def _fetcher(weights: WeightSync) -> Any:
+    """Return what fetches weights, without keeping their program alive."""
+    held = weakref.ref(weights)
+
+    def fetch() -> bool:
+        found = held()
+        return found is not None and found.fetch()
+
+    return fetch
+
+
+def _values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def check_count(function: str, name: str, count: object, minimum: int) -> int:
+    """Return a count, or raise an Error that says what it has to be."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < minimum:
+        raise Error(f"{function}: {name} must be an integer of {minimum} or more, got {count!r}.")
+    return count

@@ -1,0 +1,162 @@
+"""What a function of the user's code can use: modules, parameters, optimizers and queues.
+
+Looked for where its names lead: closures, globals that its code mentions, defaults, the object of a
+method, containers and attributes of plain objects. What is found in no such place turns up while
+the function is traced (``UnknownObject``), and is added then.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.feeds import OutfeedQueue
+
+_MAX_DEPTH = 5
+
+
+@dataclass
+class Reach:
+    """What was found, each object once.
+
+    Attributes:
+        modules: By the name that leads to them; none is part of another.
+        parameters: The same, of those outside of all modules.
+        optimizers: In the order in which they were found.
+        queues: The outfeed queues.
+    """
+
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    queues: list[OutfeedQueue] = field(default_factory=list)
+
+    def add(self, found: object, name: str = "") -> None:
+        """Add an object that turned up while the function was traced."""
+        if isinstance(found, nn.Module):
+            _add_named(self.modules, name or type(found).__name__.lower(), found)
+        elif isinstance(found, nn.Parameter):
+            _add_named(self.parameters, name or "parameter", found)
+        elif isinstance(found, torch.optim.Optimizer):
+            if not any(known is found for known in self.optimizers):
+                self.optimizers.append(found)
+        elif isinstance(found, OutfeedQueue) and not any(known is found for known in self.queues):
+            self.queues.append(found)
+
+    def tidy(self) -> None:
+        """Drop what is part of something else; add the parameters that only optimizers have."""
+        for name, module in list(self.modules.items()):
+            others = (other for other in self.modules.values() if other is not module)
+            if any(module is part for other in others for part in other.modules()):
+                del self.modules[name]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.add(parameter)
+        within = {id(p) for module in self.modules.values() for p in module.parameters()}
+        for name, parameter in list(self.parameters.items()):
+            if id(parameter) in within:
+                del self.parameters[name]
+
+
+def _add_named(known: dict[str, Any], name: str, value: object) -> None:
+    if any(value is other for other in known.values()):
+        return
+    name = name.replace(".", "_") or "module"
+    candidate, number = name, 1
+    while candidate in known or hasattr(nn.Module, candidate):
+        candidate, number = f"{name}_{number}", number + 1
+    known[candidate] = value
+
+
+def reach(functions: Iterable[Callable[..., Any]]) -> Reach:
+    """Return what functions can use.
+
+    Args:
+        functions: Of the user's code.
+    """
+    found = Reach()
+    seen: set[int] = set()
+    kept: list[object] = []  # so that no identity comes twice
+    for one in functions:
+        _visit(one, "", found, seen, kept, 0)
+    found.tidy()
+    return found
+
+
+def _visit(
+    value: Any, name: str, found: Reach, seen: set[int], kept: list[object], depth: int
+) -> None:
+    if id(value) in seen or depth > _MAX_DEPTH:
+        return
+    seen.add(id(value))
+    kept.append(value)
+    if isinstance(value, PoplarExecutor):
+        value = value.model
+    if isinstance(value, (nn.Parameter, torch.optim.Optimizer, OutfeedQueue)):
+        found.add(value, name)
+    elif isinstance(value, nn.Module):
+        if any(True for _ in value.parameters()) or any(True for _ in value.buffers()):
+            found.add(value, name)
+    for inner_name, inner in _inside(value):
+        _visit(inner, inner_name, found, seen, kept, depth + 1)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object leads to, with a name for it."""
+    if isinstance(value, functools.partial):
+        yield "", value.func
+        yield from (("", item) for item in value.args)
+        yield from value.keywords.items()
+    elif isinstance(value, types.MethodType):
+        yield "", value.__self__
+        yield "", value.__func__
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, Mapping):
+        yield from ((str(key), item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from (("", item) for item in value)
+    elif _is_plain_object(value):
+        yield from vars(value).items()
+
+
+def _is_plain_object(value: Any) -> bool:
+    if isinstance(value, (type, types.ModuleType, torch.Tensor, torch.utils.data.Dataset)):
+        return False
+    if isinstance(value, nn.Module):
+        return True  # its attributes may hold an optimizer or a queue
+    package = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and package not in {"torch", "numpy", "threading", "builtins"}
+
+
+def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing is there yet
+            continue
+    yield from (("", item) for item in value.__defaults__ or ())
+    yield from (value.__kwdefaults__ or {}).items()
+    if hasattr(value, "__wrapped__"):
+        yield "", value.__wrapped__
+    if value.__module__.partition(".")[0] in {"torch", "popsim_torch"}:
+        return
+    for name in _mentioned(value.__code__):
+        if name in value.__globals__:
+            yield name, value.__globals__[name]
+
+
+def _mentioned(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code and the functions inside of it mention."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _mentioned(constant)

@@ -1,0 +1,417 @@
+"""``repeat`` and ``while_loop``: loops of a ``poptorch.function``."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import _pop_mode, _push_mode
+
+from popsim_torch import _native
+from popsim_torch.dtypes import INPUTS, dtype_name, held_dtype, returned_dtype
+from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.errors import Error, UsageTypeError
+from popsim_torch.executor.compile import LoopRequest
+from popsim_torch.feeds import InfeedQueue
+from popsim_torch.ir import LoopCounts
+from popsim_torch.loops.function import Recording, Step, recording
+from popsim_torch.loops.program import LoopProgram, check_count
+from popsim_torch.loops.progress import progress_bar
+from popsim_torch.loops.reach import Reach, reach
+from popsim_torch.ops import op_listener
+from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
+from popsim_torch.options import Options
+from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
+
+__all__ = ["repeat", "while_loop"]
+
+_MAX_TRIPS = 2**31 - 1
+Body = Callable[..., Any]
+
+
+def repeat(
+    n: int,
+    body: Body,
+    inputs: Any = (),
+    infeed: InfeedQueue | None = None,
+    *,
+    gradient_accumulation: int = 1,
+    progress: bool = False,
+) -> Any:
+    """Run a function ``n`` times on the device.
+
+    Args:
+        n: Trips (count).
+        body: Called with the carried values and then the tensors of an element of ``infeed``;
+            returns the carried values for the next trip, of the same shapes and types, or nothing
+            if there are none. It may train: ``loss.backward()``, ``optimizer.step()``.
+        inputs: The carried values of the first trip: a tensor or number, or a tuple of these.
+        infeed: Gives each trip an element.
+        gradient_accumulation: ``optimizer.step()`` updates weights behind each so many trips, with
+            their gradients together (mean or sum: ``Options.Training``). Divides ``n``.
+        progress: Show a progress bar.
+
+    Returns:
+        The carried values behind the last trip, in new CPU tensors: a tuple, one tensor if there is
+        one, None if there are none.
+
+    Raises:
+        Error: It is not called in a ``poptorch.function``, or the body cannot be compiled, or a
+            trip fails.
+        UsageTypeError: The body takes or returns something else.
+    """
+    check_count("repeat", "n", n, 0)
+    check_count("repeat", "gradient_accumulation", gradient_accumulation, 1)
+    if n % gradient_accumulation:
+        lower = n - n % gradient_accumulation
+        raise Error(
+            f"repeat: n = {n} is not a multiple of gradient_accumulation = "
+            f"{gradient_accumulation}. The nearest multiples are "
+            f"{lower} and {lower + gradient_accumulation}."
+        )
+    call = _Call("repeat", body, _carried(inputs, "repeat"), infeed, progress)
+    if n == 0:
+        return call.results(call.carried)
+    counts = LoopCounts(n // gradient_accumulation, gradient_accumulation)
+    return call.run(counts, None)
+
+
+def while_loop(
+    condition: Body,
+    body: Body,
+    inputs: Any = (),
+    infeed: InfeedQueue | None = None,
+    maximum_iterations: int | None = None,
+    *,
+    progress: bool = False,
+) -> Any:
+    """Run a function on the device as long as a condition on the carried values holds.
+
+    Args:
+        condition: Called with the carried values alone; returns one truth value.
+        body: As for :func:`repeat`.
+        inputs: The carried values that the condition is first asked of; at least one.
+        infeed: Gives each trip an element.
+        maximum_iterations: Trips that there are at most (count); None for 2^31 - 1.
+        progress: Show a progress bar.
+
+    Returns:
+        The carried values for which the condition does not hold, or those behind the last trip.
+
+    Raises:
+        Error: As for :func:`repeat`.
+        UsageTypeError: The same; or nothing is carried.
+    """
+    most = _MAX_TRIPS if maximum_iterations is None else maximum_iterations
+    check_count("while_loop", "maximum_iterations", most, 0)
+    call = _Call("while_loop", body, _carried(inputs, "while_loop"), infeed, progress)
+    if not call.carried:
+        raise UsageTypeError(
+            "while_loop: inputs is empty, so that the condition could never change. Carry what it "
+            "depends on, or use poptorch.repeat."
+        )
+    if most == 0:
+        return call.results(call.carried)
+    return call.run(LoopCounts(most, 1), condition)
+
+
+def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
+    values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    tensors = []
+    for position, value in enumerate(values):
+        if isinstance(value, (bool, int, float)):
+            value = torch.tensor(value, device="cpu")
+        if not isinstance(value, torch.Tensor):
+            raise UsageTypeError(
+                f"{function}: inputs[{position}] is a {type(value).__name__}. Carried values are "
+                "tensors or numbers."
+            )
+        if value.dtype not in INPUTS:
+            raise UsageTypeError(
+                f"{function}: inputs[{position}] has the type {dtype_name(value.dtype)}, which "
+                "the device does not have."
+            )
+        tensors.append(value)
+    return tensors
+
+
+@dataclass
+class _Call:
+    """One call of ``repeat`` or ``while_loop``.
+
+    Attributes:
+        function: Which, for messages.
+        body: What it repeats.
+        carried: The carried values of the first trip.
+        infeed: Where elements come from.
+        progress: Show a progress bar.
+    """
+
+    function: str
+    body: Body
+    carried: list[torch.Tensor]
+    infeed: InfeedQueue | None
+    progress: bool
+
+    def results(self, values: Sequence[torch.Tensor]) -> Any:
+        """Return carried values in the form that the user gets."""
+        if not values:
+            return None
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def run(self, counts: LoopCounts, condition: Body | None) -> Any:
+        """Compile and run the loop; let later calls of the function run it."""
+        owner = recording.get()
+        if owner is None:
+            raise Error(
+                f"{self.function}: it is called outside of a poptorch.function. Put the call into "
+                "a function with the decorator @poptorch.function, and call that."
+            )
+        if self.infeed is not None and not isinstance(self.infeed, InfeedQueue):
+            raise UsageTypeError(
+                f"{self.function}: infeed is a {type(self.infeed).__name__}. Give it "
+                "poptorch.InfeedQueue(dataset)."
+            )
+        found = reach(one for one in (self.body, condition) if one is not None)
+        with _without_modes():
+            for module in owner.reach.queues:
+                found.add(module)
+            program = _compile(self, owner, found, counts, condition)
+            asks = (
+                None
+                if condition is None
+                else _compile(
+                    _Call(self.function, _asking(condition), [*self.carried, _FALSE], None, False),
+                    owner,
+                    found,
+                    LoopCounts(1, 1),
+                    None,
+                )
+            )
+            owner.programs += [program] if asks is None else [program, asks]
+            trips = counts.device_iterations * counts.gradient_accumulation
+            run = _Run(program, asks, trips if self.progress else 0, self.function)
+            carried = [owner.value(value) for value in self.carried]
+            captured = [owner.value(tensor) for tensor in owner.tensors]
+            values = owner.run(Step(run, carried, captured))
+        return self.results(values)
+
+
+_FALSE = torch.zeros((), dtype=torch.bool)
+
+
+def _asking(condition: Body) -> Body:
+    """Return a body whose last carried value becomes what the condition says of the others."""
+
+    def ask(*values: torch.Tensor) -> tuple[Any, ...]:
+        return (*values[:-1], _truth(condition(*values[:-1])))
+
+    return ask
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Runs a program once: what a step of a recording does."""
+
+    program: LoopProgram
+    asks: LoopProgram | None
+    shown_trips: int
+    function: str
+
+    def __call__(
+        self, carried: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if self.asks is not None and not self.asks.run([*carried, _FALSE], captured)[-1]:
+            return [value.clone() for value in carried]
+        with progress_bar(self.program, self.shown_trips, self.function):
+            return self.program.run(carried, captured)
+
+
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    """Run the package's own code without the modes of the recording."""
+    modes = []
+    try:
+        while torch._C._len_torch_function_stack():
+            modes.append(_pop_mode())  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _compile(
+    call: _Call, owner: Recording, found: Reach, counts: LoopCounts, condition: Body | None
+) -> LoopProgram:
+    """Compile a loop; what turns up while it is traced is added to what was found."""
+    options = _options_of(owner.options, counts)
+    while True:
+        found.tidy()
+        body, request = _request(call, owner, found, counts, condition, options)
+        try:
+            return LoopProgram(body, options, request)
+        except UnknownObject as unknown:
+            before = len(found.modules) + len(found.parameters) + len(found.optimizers)
+            found.add(unknown.found)
+            found.tidy()
+            if len(found.modules) + len(found.parameters) + len(found.optimizers) == before:
+                raise Error(
+                    f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
+                    "made while it was traced. Make it outside of the body."
+                ) from unknown
+
+
+def _options_of(options: Options, counts: LoopCounts) -> Options:
+    own = options.clone()
+    own.deviceIterations(counts.device_iterations)
+    own.Training.gradientAccumulation(counts.gradient_accumulation)
+    own.outputMode(OutputMode.Final)
+    return own.freeze()
+
+
+def _request(
+    call: _Call,
+    owner: Recording,
+    found: Reach,
+    counts: LoopCounts,
+    condition: Body | None,
+    options: Options,
+) -> tuple[LoopBody, LoopRequest]:
+    inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
+    places: list[Any] = []
+    names: list[str] = []
+    element = None
+    if call.infeed is not None:
+        element, components = call.infeed._element()
+        for position, (dtype, shape) in enumerate(components):
+            inputs.append((tuple(shape), dtype))
+            places.append(_native.InputPlace(0, position))
+            names.append(f"infeed[{position}]")
+    num_fed = len(inputs)
+    for position, tensor in enumerate(owner.tensors):
+        inputs.append((tuple(tensor.shape), tensor.dtype))
+        places.append(_native.InputPlace(shared=True))
+        names.append(f"captured[{position}]")
+    captured = list(owner.tensors)
+
+    def step(
+        carried: list[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        if call.infeed is not None:
+            args, kwargs = call.infeed._arguments(element, list(tensors[:num_fed]))
+        _check_arity(call, carried, args, kwargs)
+        with _standing_for(captured, tensors[num_fed:]):
+            values = _new_values(call, call.body(*carried, *args, **kwargs), carried)
+            asked = None if condition is None else _truth(condition(*values))
+        return values, asked
+
+    initial = [value.detach().clone() for value in call.carried]
+    body = LoopBody(found.modules, found.parameters, initial, step)
+    request = LoopRequest(
+        counts,
+        inputs,
+        tuple(names),
+        [] if call.infeed is None else [call.infeed],
+        places,
+        BodyRequest(tuple(found.optimizers)),
+        _settings_reader(options),
+    )
+    return body, request
+
+
+def _settings_reader(
+    options: Options,
+) -> Callable[[torch.optim.Optimizer], OptimizerSettings]:
+    """Return what copies an optimizer's values."""
+
+    def read(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+        settings = read_optimizer(optimizer, relax_checks=bool(options.relax_optimizer_checks))
+        training = options.Training
+        if (
+            settings.forces_running_mean
+            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
+            and training.meanAccumulationAndReplicationReductionStrategy
+            != MeanReductionStrategy.Running
+        ):
+            raise Error(
+                "The optimizer's float16 accumulators need the mean reduction strategy Running: "
+                "call options.Training.setMeanAccumulationAndReplicationReductionStrategy("
+                "poptorch.MeanReductionStrategy.Running) on the function's options."
+            )
+        return settings
+
+    return read
+
+
+@contextlib.contextmanager
+def _standing_for(
+    captured: Sequence[torch.Tensor], traced: Sequence[torch.Tensor]
+) -> Iterator[None]:
+    """Let traced tensors stand for the function's own in the body."""
+    listener: Any = op_listener.get()
+    for tensor, stand_in in zip(captured, traced, strict=True):
+        listener.stand_for(tensor, stand_in)
+    yield
+
+
+def _check_arity(
+    call: _Call, carried: Sequence[object], args: Sequence[object], kwargs: dict[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(call.body)
+    except (TypeError, ValueError):  # a function without a signature
+        return
+    try:
+        signature.bind(*carried, *args, **kwargs)
+    except TypeError as error:
+        named = f" ({', '.join(kwargs)})" if kwargs else ""
+        raise UsageTypeError(
+            f"{call.function}: the body gets {len(carried)} carried value(s) and "
+            f"{len(args) + len(kwargs)} input(s) from the infeed queue{named}, and it takes "
+            f"{signature}: {error}."
+        ) from None
+
+
+def _new_values(call: _Call, result: Any, carried: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the new carried values, without the operations that may follow them."""
+    values = list(result) if isinstance(result, (list, tuple)) else [result]
+    while values and values[-1] is None:
+        values.pop()
+    if any(value is None for value in values):
+        raise UsageTypeError(
+            f"{call.function}: the body returns an operation (None) in front of a tensor. Return "
+            "the carried values first."
+        )
+    values = [torch.tensor(x) if isinstance(x, (bool, int, float)) else x for x in values]
+    given, needed = _described(values), _described(carried)
+    if given != needed:
+        raise UsageTypeError(
+            f"{call.function}: the body returns [{', '.join(given)}] and carries "
+            f"[{', '.join(needed)}]. It must return as many values as it carries, of the same "
+            "shapes and types."
+        )
+    return values
+
+
+def _described(values: Sequence[Any]) -> list[str]:
+    return [
+        f"{dtype_name(returned_dtype(held_dtype(x.dtype)))}{list(x.shape)}"
+        if isinstance(x, torch.Tensor)
+        else type(x).__name__
+        for x in values
+    ]
+
+
+def _truth(value: Any) -> torch.Tensor:
+    if isinstance(value, bool):
+        value = torch.tensor(value)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        what = _described([value])[0]
+        raise UsageTypeError(f"while_loop: the condition must return one truth value, got {what}.")
+    return value.reshape(()).to(torch.bool)

@@ -1,0 +1,365 @@
+"""The body of a device loop: a training step as PyTorch programs write it.
+
+In the body of ``repeat`` the user's own code says where gradients are computed and where weights
+are updated: ``loss.backward()``, ``optimizer.zero_grad()``, ``optimizer.step()``. While the body is
+traced these do what they do in PyTorch, on traced tensors, but for the update: that is the
+optimizer's program, behind everything else of the trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.traced_tensors import is_traced
+
+__all__ = ["BodyRequest", "LoopBody", "LoopTrace", "UnknownObject"]
+
+
+class UnknownObject(Exception):
+    """The body uses a module, parameter or optimizer that nobody knew of.
+
+    Attributes:
+        found: The object.
+    """
+
+    def __init__(self, found: object) -> None:
+        super().__init__(f"the body of a loop uses a {type(found).__name__} that was not found")
+        self.found = found
+
+
+class LoopBody(nn.Module):
+    """What a loop repeats, as a module: with all modules and parameters that it uses.
+
+    Args:
+        modules: Modules that the body calls, by name.
+        parameters: Parameters that it uses besides, by name.
+        carried: The first values of what is carried from trip to trip.
+        step: Called with the carried values and the inputs; returns the new carried values, and the
+            condition for another trip, or None.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        parameters: Mapping[str, nn.Parameter],
+        carried: Sequence[torch.Tensor],
+        step: Callable[
+            [list[torch.Tensor], Sequence[torch.Tensor]],
+            tuple[Sequence[torch.Tensor], torch.Tensor | None],
+        ],
+    ) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
+        self.carried_names: list[str] = []
+        for position, value in enumerate(carried):
+            name = f"carried{position}"
+            while name in modules or name in parameters:
+                name += "_"
+            self.register_buffer(name, value)
+            self.carried_names.append(name)
+        self._step = step
+
+    def forward(self, *inputs: torch.Tensor) -> None:
+        """Run one trip on the values that are carried now."""
+        carried = [self._buffers[name] for name in self.carried_names]
+        values, condition = self._step(carried, inputs)  # type: ignore[arg-type]
+        if condition is not None:
+            torch.ops.popsim.repeat_while(condition)
+        apart = [torch.ops.aten.lift_fresh_copy(value) for value in values]
+        with torch.no_grad():
+            for target, value in zip(carried, apart, strict=True):
+                target.copy_(value)  # type: ignore[union-attr]
+
+
+def _register() -> Any:
+    library: Any = torch.library.Library("popsim", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("repeat_while(Tensor condition) -> ()")
+    torch.library.register_fake("popsim::repeat_while", lambda condition: None, lib=library)
+    return library
+
+
+_library = _register()  # the operator exists as long as it does
+
+REPEAT_WHILE = torch.ops.popsim.repeat_while.default
+torch.fx.node.has_side_effect(REPEAT_WHILE)
+
+
+@dataclass(frozen=True)
+class BodyRequest:
+    """What is known of a body before it is traced.
+
+    Attributes:
+        optimizers: Those that the body may use.
+    """
+
+    optimizers: Sequence[torch.optim.Optimizer]
+
+
+@dataclass
+class _Step:
+    optimizer: torch.optim.Optimizer
+    source: str
+    names: list[str]
+
+
+@dataclass
+class LoopTrace:
+    """What the body of a loop does to gradients and weights, while it is traced.
+
+    Attributes:
+        request: What is known of the body.
+        parameters: The traced parameters by name.
+        known: Returns the traced tensor for one of the host.
+        backward_of: A scope in which a backward pass runs.
+        loss_scale: What gradients are multiplied with.
+        has_backward: Whether the body computes gradients.
+        loss_dtype: Element type of the last loss.
+        gradients: The gradient that each update uses, by the parameter's name.
+        steps: The optimizers that the body steps.
+    """
+
+    request: BodyRequest
+    parameters: Mapping[str, torch.Tensor]
+    known: Callable[[torch.Tensor], torch.Tensor]
+    backward_of: Callable[[torch.Tensor], AbstractContextManager[None]]
+    loss_scale: torch.Tensor
+    has_backward: bool = False
+    loss_dtype: torch.dtype = torch.float32
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    steps: list[_Step] = field(default_factory=list)
+    _updated: dict[int, str] = field(default_factory=dict)
+    _zeroed: set[int] = field(default_factory=set)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that the body steps, in order."""
+        return [step.optimizer for step in self.steps]
+
+    # Gradients
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """Add gradients to the leaves that a loss depends on, as ``loss.backward()`` does.
+
+        Raises:
+            Error: The loss needs no gradient.
+            RuntimeError: What PyTorch says of such a call.
+        """
+        if not loss.requires_grad or (loss.grad_fn is None and not loss.is_leaf):
+            raise Error(
+                f"backward(){user_line(' at ')}: the tensor of shape {tuple(loss.shape)} depends "
+                "on no parameter that requires a gradient."
+            )
+        if gradient is None and loss.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        scale = self.loss_scale.to(loss.dtype)
+        seed = scale.reshape(loss.shape) if gradient is None else self.known(gradient) * scale
+        leaves = _leaves_of(loss) if inputs is None else _as_list(inputs, self.known)
+        self.has_backward, self.loss_dtype = True, loss.dtype
+        with self.backward_of(loss):
+            found = torch.autograd.grad(
+                loss,
+                leaves,
+                seed,
+                retain_graph=create_graph if retain_graph is None else retain_graph,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        for leaf, new in zip(leaves, found, strict=True):
+            if new is not None:
+                before = leaf.grad
+                leaf.grad = new if before is None else before + new
+
+    # Optimizers
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        """Take the gradients of an optimizer's parameters away."""
+        self._zeroed.add(id(optimizer))
+        for parameter in _parameters_of(optimizer):
+            traced = self.known(parameter)
+            if set_to_none or traced.grad is None:
+                traced.grad = None
+            else:
+                traced.grad = torch.zeros_like(traced.grad)
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+        """Let an optimizer update its parameters behind the trip.
+
+        Raises:
+            Error: It cannot be expressed, and why.
+        """
+        where = user_line(" at ")
+        if closure is not None:
+            raise Error(f"optimizer.step(closure){where}: closures are not supported in a loop.")
+        if any(step.optimizer is optimizer for step in self.steps):
+            raise Error(
+                f"optimizer.step(){where} is called a second time in one trip. A trip updates "
+                "weights once: make it two trips."
+            )
+        identities = {id(tensor): name for name, tensor in self.parameters.items()}
+        names = []
+        for parameter in _parameters_of(optimizer):
+            traced = self.known(parameter)
+            if not is_traced(traced) or id(traced) not in identities:
+                raise UnknownObject(parameter)
+            gradient, name = traced.grad, identities[id(traced)]
+            if gradient is None:
+                continue
+            if name in self.gradients:
+                raise Error(
+                    f"optimizer.step(){where}: another optimizer updates the parameter '{name}' "
+                    "in the same trip. Give each parameter to one optimizer."
+                )
+            self.gradients[name] = gradient
+            self._updated[id(traced)] = name
+            names.append(name)
+        if not names:
+            raise Error(
+                f"optimizer.step(){where}: none of its parameters has a gradient. Call "
+                "loss.backward() before, in the same trip."
+            )
+        self.steps.append(_Step(optimizer, where, names))
+
+    def check_readable(self, values: Iterator[Any]) -> None:
+        """Refuse to read a weight behind its update, which happens behind the trip."""
+        if not self._updated:
+            return
+        for value in values:
+            if isinstance(value, torch.Tensor) and id(value) in self._updated:
+                name = self._updated[id(value)]
+                raise Error(
+                    f"The body of the loop reads the parameter '{name}'{user_line(' at ')} behind "
+                    f"optimizer.step(){self._step_of(name)}. Weights are updated at the end of a "
+                    "trip: read it before, or in the next trip."
+                )
+
+    def _step_of(self, name: str) -> str:
+        return next(step.source for step in self.steps if name in step.names)
+
+    def finish(self) -> None:
+        """Check what can only be told at the end of the body.
+
+        Raises:
+            Error: Gradients would add up from trip to trip.
+        """
+        for step in self.steps:
+            cleared = all(
+                self.parameters[name].grad is not self.gradients[name] for name in step.names
+            )
+            if id(step.optimizer) not in self._zeroed and not cleared:
+                raise Error(
+                    f"optimizer.step(){step.source}: the body never calls zero_grad(), so that "
+                    "gradients would add up over all trips. Call optimizer.zero_grad() in the "
+                    "body. To update every g-th trip, pass gradient_accumulation=g to repeat."
+                )
+
+    @contextmanager
+    def active(self, module: nn.Module) -> Iterator[None]:
+        """Let the optimizers of the user's code call this object, for a scope.
+
+        Args:
+            module: Has all modules that are known.
+        """
+        known = {id(child) for child in module.modules()}
+
+        def refuse_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            raise UnknownObject(optimizer)
+
+        def look(child: nn.Module, _args: object) -> None:
+            has_state = any(True for _ in child.parameters()) or any(True for _ in child.buffers())
+            if id(child) not in known and has_state:
+                raise UnknownObject(child)
+
+        with contextlib.ExitStack() as stack:
+            for handle in (
+                register_module_forward_pre_hook(look),
+                register_optimizer_step_pre_hook(refuse_optimizer),
+            ):
+                stack.callback(handle.remove)
+            for optimizer in self.request.optimizers:
+                stack.enter_context(self._standing_in(optimizer))
+            yield
+
+    @contextmanager
+    def _standing_in(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Replace the methods of one optimizer; a scheduler may have put its own there."""
+        own = vars(optimizer)
+        saved = {name: own[name] for name in ("step", "zero_grad") if name in own}
+        values = _values_of(optimizer)
+
+        def step(closure: Any = None) -> None:
+            self.step(optimizer, closure)
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            self.zero_grad(optimizer, set_to_none)
+
+        own["step"], own["zero_grad"] = step, zero_grad
+        try:
+            yield
+            if _values_of(optimizer) != values:
+                raise Error(
+                    f"The body of the loop changes the values of the optimizer "
+                    f"{type(optimizer).__name__}, such as by scheduler.step(): that would happen "
+                    "once, while the body is traced. Change them between calls of the function."
+                )
+        finally:
+            for name in ("step", "zero_grad"):
+                del own[name]
+            own.update(saved)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                yield parameter
+
+
+def _values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a loss is differentiated by: leaves that require a gradient."""
+    if loss.is_leaf:
+        return [loss]
+    leaves: dict[int, torch.Tensor] = {}
+    seen: set[Any] = set()
+    todo: list[Any] = [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves[id(node.variable)] = node.variable
+        todo.extend(following for following, _ in node.next_functions)
+    return list(leaves.values())
+
+
+def _as_list(inputs: Any, known: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    return [known(tensor) for tensor in tensors]
