@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/check.h"
+#include "bindings/feeds.h"
 #include "bindings/ops.h"
 #include "bindings/runtime.h"
 #include "graph/graph.h"
@@ -119,6 +120,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   popsim::bindings::bind_errors(m);
   popsim::bindings::bind_graph(m);
   popsim::bindings::bind_runtime(m);
+  popsim::bindings::bind_feeds(m);
   popsim::bindings::bind_schedule(m);
   popsim::bindings::bind_ops(m);
 }

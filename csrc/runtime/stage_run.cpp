@@ -175,6 +175,9 @@ void StageRun::run_action(const Call& call, const Action& action,
     if (action.kind == ActionKind::kUpdate) {
       context_.cursor = {iteration, accumulation - 1, step_ - 1};
       instructions_.execute(block(action), context_);
+      for (Feed* feed : call.feeds) {
+        feed->release_before((iteration + 1) * accumulation);
+      }
       return;
     }
     const int64_t mb = action.micro_batch;
@@ -200,11 +203,14 @@ void StageRun::run_action(const Call& call, const Action& action,
 
 void StageRun::release_inputs(const Call& call, const Action& action,
                               int64_t micro_batch) {
+  const int64_t accumulation = plan_.loop().accumulation_steps;
   const bool is_last =
       plan_.training()
           ? action.kind == ActionKind::kBackward && action.stage == 0
           : action.stage + 1 == plan_.graph().num_stages();
-  if (!is_last) return;
+  // The update may read what the last micro-batch was given.
+  const bool waits = plan_.training() && action.micro_batch + 1 == accumulation;
+  if (!is_last || waits) return;
   for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);
 }
 

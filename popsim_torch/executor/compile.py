@@ -49,7 +49,14 @@ from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.passes.synthetic_data import SyntheticData
 from popsim_torch.profiling import Channel
-from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
+from popsim_torch.stages import (
+    PipelineSchedule,
+    StageAssigner,
+    check_pipeline,
+    check_schedule,
+    count_stages,
+    schedule_name,
+)
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.control.bodies import all_bodies
 from popsim_torch.trace.functionalise import functionalise
@@ -305,7 +312,8 @@ def compile_model(
             check_overlap(options)
         if loop_request is not None:
             training = traced.has_backward
-        pipelined, num_ipus = _check_stages(options, stages, loop, training)
+        schedule, num_ipus = _check_stages(options, stages, loop, training)
+        pipelined = schedule != "sequential"
         plan, gradients = None, list[GradientEnqueue]()
         loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
         if loop_request is not None:
@@ -340,7 +348,7 @@ def compile_model(
             write_graph_file(program)
             run = RunSettings(
                 loop,
-                "pipelined" if pipelined else "sequential",
+                schedule,
                 num_ipus if program.graph.ops else 0,
                 numerics.floating_point_checks,
                 numerics.synthetic_data == SyntheticData.NONE,
@@ -578,18 +586,29 @@ def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Reco
 
 def _check_stages(
     options: Options, stages: StageAssigner, loop: LoopCounts, training: bool
-) -> tuple[bool, int]:
+) -> tuple[str, int]:
     """Check the stages that the trace met.
 
     Returns:
-        Whether micro-batches overlap in a pipeline, and how many IPUs the model takes.
+        The name of the schedule, and how many IPUs the model takes.
     """
     strategy = options.execution_strategy
+    strategy.check_num_stages(stages.num_stages)
     num_stages = count_stages(stages.ipu_ids)
-    is_pipelined = num_stages > 1 and strategy.is_pipelined
-    log_computed(options, pipelined=is_pipelined)
+    asked_for = PipelineSchedule(options.pipeline_schedule)
+    schedule = schedule_name(
+        asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
+    )
+    log_computed(options, pipelined=schedule != "sequential")
+    check_schedule(
+        asked_for,
+        stages.ipu_of_stage,
+        num_stages=stages.num_stages,
+        training=training,
+        count=loop.gradient_accumulation if training else loop.device_iterations,
+    )
     num_ipus = check_pipeline(
-        num_stages,
+        num_stages if schedule == "pipelined" else 1,
         stages.ipu_ids,
         strategy,
         training,
@@ -597,4 +616,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return is_pipelined, num_ipus
+    return schedule, num_ipus

@@ -74,6 +74,7 @@ CPP_LAYERS = (
     ("ops/operands",),
     CPP_FAMILIES,
     ("runtime",),
+    ("feeds",),
     ("bindings",),
 )
 CPP_STRANGERS = (
@@ -86,10 +87,10 @@ CPP_STRANGERS = (
 )
 # Foreign headers by prefix, and the folders that may include them; the longest prefix counts.
 CPP_DOORS = {
-    "ATen/": {"ops", "runtime", "bindings"},
+    "ATen/": {"ops", "runtime", "feeds", "bindings"},
     "ATen/Parallel": {"threads"},
     "omp.h": {"threads"},
-    "c10/": {"ops", "runtime", "bindings"},
+    "c10/": {"ops", "runtime", "feeds", "bindings"},
     "torch/": {"ops", "runtime", "bindings"},
     "torch/extension.h": {"bindings"},
     "oneapi/dnnl": {"dense"},

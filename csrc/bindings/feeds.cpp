@@ -1,0 +1,101 @@
+#include "bindings/feeds.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "feeds/infeed.h"
+#include "feeds/outfeed.h"
+
+namespace py = pybind11;
+
+namespace popsim::bindings {
+namespace {
+
+using feeds::Infeed;
+using feeds::Outfeed;
+
+feeds::Components components_of(const std::vector<std::string>& dtypes,
+                                std::vector<Shape> shapes) {
+  check_user(dtypes.size() == shapes.size(), "a queue: ", dtypes.size(),
+             " element types of ", shapes.size(), " tensors");
+  feeds::Components components;
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    components.push_back({dtype_from_name(dtypes[i]), std::move(shapes[i])});
+  }
+  return components;
+}
+
+py::dict statistics_of(const Outfeed& queue) {
+  const feeds::OutfeedStatistics found = queue.statistics();
+  py::dict result;
+  result["enqueued"] = found.enqueued;
+  result["dequeued"] = found.dequeued;
+  result["bytes"] = found.bytes;
+  result["peak_bytes"] = found.peak_bytes;
+  result["waits"] = found.waits;
+  result["seconds_waited"] = found.seconds_waited;
+  return result;
+}
+
+py::dict statistics_of(const Infeed& queue) {
+  const feeds::InfeedStatistics found = queue.statistics();
+  py::dict result;
+  result["pushed"] = found.pushed;
+  result["taken"] = found.taken;
+  result["waits"] = found.waits;
+  result["seconds_waited"] = found.seconds_waited;
+  result["seconds_full"] = found.seconds_full;
+  return result;
+}
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+void bind_outfeed(py::module_& m) {
+  py::class_<Outfeed, ops::Outlet, std::shared_ptr<Outfeed>>(m, "Outfeed")
+      .def(py::init([](const std::vector<std::string>& dtypes,
+                       std::vector<Shape> shapes, bool last,
+                       int64_t buffer_depth, int64_t max_bytes, bool raises) {
+             return std::make_shared<Outfeed>(feeds::OutfeedConfig{
+                 components_of(dtypes, std::move(shapes)), last, buffer_depth,
+                 max_bytes,
+                 raises ? feeds::WhenFull::kRaise : feeds::WhenFull::kWait});
+           }),
+           py::arg("dtypes"), py::arg("shapes"), py::arg("last"),
+           py::arg("buffer_depth"), py::arg("max_bytes"), py::arg("raises"))
+      .def("take", &Outfeed::take, py::arg("most"), Unlocked())
+      .def("wait", &Outfeed::wait, py::arg("seconds"), Unlocked())
+      .def("wake", &Outfeed::wake, Unlocked())
+      .def("close", &Outfeed::close, Unlocked())
+      .def("statistics",
+           [](const Outfeed& self) { return statistics_of(self); });
+}
+
+void bind_infeed(py::module_& m) {
+  py::class_<Infeed, runtime::Inlet, std::shared_ptr<Infeed>>(m, "Infeed")
+      .def(py::init([](const std::vector<std::string>& dtypes,
+                       std::vector<Shape> shapes, int64_t depth) {
+             return std::make_shared<Infeed>(
+                 components_of(dtypes, std::move(shapes)), depth);
+           }),
+           py::arg("dtypes"), py::arg("shapes"), py::arg("depth"))
+      .def("push", &Infeed::push, py::arg("tensors"), py::arg("seconds"),
+           Unlocked())
+      .def("end", &Infeed::end, py::arg("message"), Unlocked())
+      .def("clear", &Infeed::clear, Unlocked())
+      .def("close", &Infeed::close, Unlocked())
+      .def_property_readonly("closed", &Infeed::closed)
+      .def("ensure_depth", &Infeed::ensure_depth, py::arg("slots"), Unlocked())
+      .def("statistics",
+           [](const Infeed& self) { return statistics_of(self); });
+}
+
+}  // namespace
+
+void bind_feeds(py::module_& m) {
+  bind_outfeed(m);
+  bind_infeed(m);
+}
+
+}  // namespace popsim::bindings

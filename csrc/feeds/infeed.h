@@ -1,0 +1,85 @@
+// Elements that the host prepares while programs run: a ring of slots that
+// programs read in place.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "feeds/component.h"
+#include "runtime/source.h"
+
+namespace popsim::feeds {
+
+struct InfeedStatistics {
+  int64_t pushed = 0;
+  int64_t taken = 0;
+  int64_t waits = 0;  // of programs, for an element
+  double seconds_waited = 0;
+  double seconds_full = 0;  // that the producer waited for a free slot
+};
+
+class Infeed final : public runtime::Inlet {
+ public:
+  Infeed(Components components, int64_t depth);
+
+  [[nodiscard]] std::span<void* const> acquire(
+      ops::Patience& patience) override;
+  void release() override;
+  [[nodiscard]] int64_t depth() const override;
+  [[nodiscard]] std::vector<int64_t> sizes() const override {
+    return sizes_of(components_);
+  }
+
+  // Copies an element into a free slot, which it waits for. Returns false when
+  // time is up or the queue is closed. Throws UserError for tensors of other
+  // types. For one thread at a time.
+  bool push(const std::vector<at::Tensor>& tensors, double seconds);
+  // No element comes behind those that are there; the message says why.
+  void end(std::string message);
+  // Drops what no program has taken, and forgets end().
+  void clear();
+  // Whoever waits, or comes, fails.
+  void close();
+  [[nodiscard]] bool closed() const;
+  // Makes room for as many elements, if there is less.
+  void ensure_depth(int64_t slots);
+  [[nodiscard]] InfeedStatistics statistics() const;
+
+ private:
+  struct Slot {
+    at::Tensor memory;
+    std::vector<void*> places;  // by component
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  [[nodiscard]] Slot make_slot() const;
+  [[nodiscard]] bool is_full() const {
+    return num_acquired_ + num_ready_ == std::ssize(slots_);
+  }
+  [[nodiscard]] Slot& slot(int64_t position) {
+    return slots_[static_cast<size_t>((first_ + position) %
+                                      std::ssize(slots_))];
+  }
+  void check(const std::vector<at::Tensor>& tensors) const;
+
+  const Components components_;
+  mutable std::mutex mutex_;
+  std::condition_variable readable_;
+  std::condition_variable writable_;
+  std::vector<Slot> slots_;
+  int64_t first_ = 0;         // the slot of the oldest element
+  int64_t num_acquired_ = 0;  // elements that programs hold
+  int64_t num_ready_ = 0;     // those that wait, behind them
+  bool pushing_ = false;
+  bool ended_ = false;
+  bool closed_ = false;
+  std::string end_message_;
+  InfeedStatistics statistics_;
+};
+
+}  // namespace popsim::feeds

@@ -1,0 +1,263 @@
+#include "feeds/outfeed.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "ops/operands/aten_types.h"
+
+namespace popsim::feeds {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How much a chunk behind the first one holds, if it holds several elements.
+constexpr int64_t kChunkBytes = int64_t{1} << 20;
+constexpr int64_t kMaxElements = int64_t{1} << 16;
+// A reader gets a copy of less.
+constexpr int64_t kCopiedBytes = int64_t{1} << 16;
+constexpr size_t kMaxSpare = 4;
+constexpr std::chrono::milliseconds kBetweenQuestions{20};
+
+bool held_by_nobody(const std::vector<at::Tensor>& arrays) {
+  return std::ranges::all_of(arrays, [](const at::Tensor& array) {
+    return array.storage().use_count() == 1;
+  });
+}
+
+}  // namespace
+
+Outfeed::Outfeed(OutfeedConfig config)
+    : config_(std::move(config)),
+      element_bytes_(bytes_of(config_.components)),
+      places_(config_.components.size()) {
+  check_internal(config_.depth > 0, "outfeed: a depth of ", config_.depth);
+  if (config_.last) {
+    next_ = empty_arrays(1);
+    newest_ = empty_arrays(1);
+  } else {
+    chunks_.push_back(make_chunk());
+  }
+}
+
+std::vector<at::Tensor> Outfeed::empty_arrays(int64_t count) const {
+  // Readers may do anything with them.
+  const c10::InferenceMode off(false);
+  std::vector<at::Tensor> arrays;
+  for (const Component& component : config_.components) {
+    Shape shape = component.shape;
+    shape.insert(shape.begin(), count);
+    arrays.push_back(at::empty(shape, ops::to_scalar_type(component.dtype)));
+  }
+  return arrays;
+}
+
+std::unique_ptr<Outfeed::Chunk> Outfeed::make_chunk() {
+  auto largest = spare_.end();
+  for (auto it = spare_.begin(); it != spare_.end(); ++it) {
+    const bool is_larger =
+        largest == spare_.end() || (*largest)->capacity < (*it)->capacity;
+    if (is_larger && held_by_nobody((*it)->arrays)) largest = it;
+  }
+  if (largest != spare_.end()) {
+    std::unique_ptr<Chunk> chunk = std::move(*largest);
+    spare_.erase(largest);
+    return chunk;
+  }
+  auto chunk = std::make_unique<Chunk>();
+  const int64_t many = kChunkBytes / std::max<int64_t>(element_bytes_, 16);
+  // The first chunk is the one that the queue is made with.
+  chunk->capacity = chunks_.empty() && statistics_.enqueued == 0
+                        ? config_.depth
+                        : std::max<int64_t>(1, std::min(many, kMaxElements));
+  chunk->arrays = empty_arrays(chunk->capacity);
+  return chunk;
+}
+
+void Outfeed::reuse(std::unique_ptr<Chunk> chunk) {
+  chunk->num_written = 0;
+  chunk->num_taken = 0;
+  if (spare_.size() == kMaxSpare) spare_.erase(spare_.begin());
+  spare_.push_back(std::move(chunk));
+}
+
+bool Outfeed::has_room() const {
+  return config_.last || config_.max_bytes < 0 || num_waiting_ == 0 ||
+         (num_waiting_ + 1) * element_bytes_ <= config_.max_bytes;
+}
+
+void Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
+  if (config_.when_full == WhenFull::kRaise) {
+    throw UserError(
+        join("the outfeed queue is full: it holds ", num_waiting_,
+             " elements of ", element_bytes_,
+             " bytes that nobody has read, "
+             "and max_bytes is ",
+             config_.max_bytes,
+             ". Read it while the program runs, or give it more memory"));
+  }
+  ++statistics_.waits;
+  const Clock::time_point began = Clock::now();
+  bool lasts = true;
+  while (lasts && !closed_ && !has_room()) {
+    writable_.wait_for(lock, kBetweenQuestions);
+    if (has_room()) break;
+    lock.unlock();
+    lasts = patience.lasts();
+    lock.lock();
+  }
+  statistics_.seconds_waited +=
+      std::chrono::duration<double>(Clock::now() - began).count();
+}
+
+std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
+  Lock lock(mutex_);
+  // Another program may be at it.
+  while (writing_) writable_.wait(lock);
+  if (!closed_ && !has_room()) wait_for_room(lock, patience);
+  while (writing_) writable_.wait(lock);
+  check_user(!closed_,
+             "the outfeed queue is closed, and takes no elements any more");
+  writing_ = true;
+  const std::vector<at::Tensor>* arrays = &next_;
+  int64_t row = 0;
+  if (!config_.last) {
+    if (chunks_.empty() ||
+        chunks_.back()->num_written == chunks_.back()->capacity) {
+      chunks_.push_back(make_chunk());
+    }
+    arrays = &chunks_.back()->arrays;
+    row = chunks_.back()->num_written;
+  }
+  for (size_t i = 0; i < places_.size(); ++i) {
+    places_[i] = static_cast<char*>((*arrays)[i].mutable_data_ptr()) +
+                 row * config_.components[i].bytes();
+  }
+  return places_;
+}
+
+void Outfeed::end_element() {
+  {
+    const Lock lock(mutex_);
+    writing_ = false;
+    ++statistics_.enqueued;
+    if (config_.last) {
+      std::swap(newest_, next_);
+      num_waiting_ = 1;
+    } else {
+      ++chunks_.back()->num_written;
+      ++num_waiting_;
+      statistics_.peak_bytes =
+          std::max(statistics_.peak_bytes, num_waiting_ * element_bytes_);
+    }
+  }
+  readable_.notify_one();
+  writable_.notify_one();
+}
+
+std::vector<Outfeed::Piece> Outfeed::take_pieces(int64_t count) {
+  std::vector<Piece> pieces;
+  while (count > 0) {
+    Chunk& chunk = *chunks_.front();
+    const int64_t first = chunk.num_taken;
+    Piece piece;
+    piece.count = std::min(count, chunk.num_written - first);
+    piece.whole = first == 0 && piece.count == chunk.capacity;
+    for (const at::Tensor& array : chunk.arrays) {
+      piece.arrays.push_back(array.narrow(0, first, piece.count));
+    }
+    count -= piece.count;
+    num_waiting_ -= piece.count;
+    statistics_.dequeued += piece.count;
+    chunk.num_taken += piece.count;
+    pieces.push_back(std::move(piece));
+    if (chunk.num_taken == chunk.capacity) {
+      reuse(std::move(chunks_.front()));
+      chunks_.pop_front();
+    }
+  }
+  return pieces;
+}
+
+std::vector<at::Tensor> Outfeed::join_pieces(
+    const std::vector<Piece>& pieces) const {
+  std::vector<at::Tensor> joined;
+  for (size_t i = 0; i < config_.components.size(); ++i) {
+    if (pieces.size() == 1) {
+      const at::Tensor& array = pieces.front().arrays[i];
+      const bool is_small =
+          pieces.front().count * element_bytes_ < kCopiedBytes;
+      // A part of a chunk would keep the other elements, too.
+      joined.push_back(pieces.front().whole && !is_small ? array
+                                                         : array.clone());
+      continue;
+    }
+    std::vector<at::Tensor> arrays;
+    for (const Piece& piece : pieces) arrays.push_back(piece.arrays[i]);
+    joined.push_back(at::cat(arrays));
+  }
+  return joined;
+}
+
+std::pair<int64_t, std::vector<at::Tensor>> Outfeed::take(int64_t most) {
+  const c10::InferenceMode off(false);
+  if (config_.last) {
+    const Lock lock(mutex_);
+    if (num_waiting_ == 0) return {0, {}};
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& array : newest_) {
+      copies.push_back(array.select(0, 0).clone());
+    }
+    ++statistics_.dequeued;
+    return {1, std::move(copies)};
+  }
+  std::vector<Piece> pieces;
+  int64_t count = 0;
+  {
+    const Lock lock(mutex_);
+    count = most < 0 ? num_waiting_ : std::min(most, num_waiting_);
+    pieces = take_pieces(count);
+  }
+  writable_.notify_all();
+  if (count == 0) return {0, empty_arrays(0)};
+  // Nobody writes to what is taken, and no chunk is used again that is held.
+  return {count, join_pieces(pieces)};
+}
+
+bool Outfeed::wait(double seconds) {
+  Lock lock(mutex_);
+  const int64_t num_woken = num_woken_;
+  readable_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return num_waiting_ > 0 || closed_ || num_woken_ != num_woken;
+  });
+  return num_waiting_ > 0;
+}
+
+void Outfeed::wake() {
+  {
+    const Lock lock(mutex_);
+    ++num_woken_;
+  }
+  readable_.notify_all();
+}
+
+void Outfeed::close() {
+  {
+    const Lock lock(mutex_);
+    closed_ = true;
+  }
+  readable_.notify_all();
+  writable_.notify_all();
+}
+
+OutfeedStatistics Outfeed::statistics() const {
+  const Lock lock(mutex_);
+  OutfeedStatistics now = statistics_;
+  now.bytes = num_waiting_ * element_bytes_;
+  return now;
+}
+
+}  // namespace popsim::feeds

@@ -1,0 +1,111 @@
+// Elements that programs enqueue and the host reads while they run.
+//
+// Elements lie in chunks, one array per component, and are written where they
+// stay until they are read: what is read is a part of a chunk, not a copy,
+// unless that would keep much memory for little. The first chunk has the
+// queue's depth; where readers lag, further ones hold more. Chunks that nobody
+// holds any more are used again.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "feeds/component.h"
+#include "ops/run_context.h"
+
+namespace popsim::feeds {
+
+// What happens to a program that finds a queue full.
+enum class WhenFull : int8_t { kWait, kRaise };
+
+struct OutfeedStatistics {
+  int64_t enqueued = 0;
+  int64_t dequeued = 0;
+  int64_t bytes = 0;  // of the elements that nobody has read
+  int64_t peak_bytes = 0;
+  int64_t waits = 0;  // of programs, for a reader
+  double seconds_waited = 0;
+};
+
+struct OutfeedConfig {
+  Components components;
+  bool last = false;       // keep the newest element only
+  int64_t depth = 1;       // elements that fit without further memory
+  int64_t max_bytes = -1;  // of elements that nobody has read; -1: any number
+  WhenFull when_full = WhenFull::kWait;
+};
+
+class Outfeed final : public ops::Outlet {
+ public:
+  explicit Outfeed(OutfeedConfig config);
+
+  [[nodiscard]] std::span<void* const> begin_element(
+      ops::Patience& patience) override;
+  void end_element() override;
+  [[nodiscard]] std::vector<int64_t> sizes() const override {
+    return sizes_of(config_.components);
+  }
+
+  // Removes the oldest elements, at most so many (-1: all that are there), and
+  // returns how many they are and a tensor [count, *shape] per component. Where
+  // the newest alone is kept: that one, which stays, without the first axis.
+  [[nodiscard]] std::pair<int64_t, std::vector<at::Tensor>> take(int64_t most);
+  // Waits until there is an element, or wake() or close(), or time is up.
+  // Returns whether there is one.
+  bool wait(double seconds);
+  // Ends all waits that go on now.
+  void wake();
+  // What is enqueued from now on is an error; what is there can be read.
+  void close();
+  [[nodiscard]] OutfeedStatistics statistics() const;
+
+ private:
+  struct Chunk {
+    int64_t capacity = 0;
+    std::vector<at::Tensor> arrays;  // [capacity, *shape] by component
+    int64_t num_written = 0;
+    int64_t num_taken = 0;
+  };
+  // Elements of one chunk that are taken together.
+  struct Piece {
+    std::vector<at::Tensor> arrays;  // [count, *shape] by component
+    int64_t count = 0;
+    bool whole = false;  // all that the chunk can hold
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void wait_for_room(Lock& lock, ops::Patience& patience);
+  [[nodiscard]] bool has_room() const;
+  [[nodiscard]] std::unique_ptr<Chunk> make_chunk();
+  void reuse(std::unique_ptr<Chunk> chunk);
+  [[nodiscard]] std::vector<at::Tensor> empty_arrays(int64_t count) const;
+  [[nodiscard]] std::vector<Piece> take_pieces(int64_t count);
+  [[nodiscard]] std::vector<at::Tensor> join_pieces(
+      const std::vector<Piece>& pieces) const;
+
+  const OutfeedConfig config_;
+  const int64_t element_bytes_;
+  mutable std::mutex mutex_;
+  std::condition_variable readable_;
+  std::condition_variable writable_;
+  std::deque<std::unique_ptr<Chunk>> chunks_;  // the oldest first
+  std::vector<std::unique_ptr<Chunk>> spare_;
+  std::vector<void*> places_;  // of the element that is being written
+  std::vector<at::Tensor> newest_;
+  std::vector<at::Tensor> next_;
+  int64_t num_waiting_ = 0;  // elements
+  int64_t num_woken_ = 0;    // calls of wake()
+  bool writing_ = false;
+  bool closed_ = false;
+  OutfeedStatistics statistics_;
+};
+
+}  // namespace popsim::feeds
