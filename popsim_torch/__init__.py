@@ -45,6 +45,7 @@ from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
+from popsim_torch.loops import Function, function, repeat, while_loop
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
@@ -104,6 +105,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderMode",
     "Error",
+    "Function",
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
@@ -151,6 +153,7 @@ __all__ = [
     "enums",
     "for_loop",
     "fps",
+    "function",
     "getIpuTensorId",
     "get_pipeline_stage_assignment",
     "identity_loss",
@@ -177,6 +180,7 @@ __all__ = [
     "registerPreCompileHook",
     "register_custom_op",
     "removeBlocks",
+    "repeat",
     "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",
@@ -189,4 +193,5 @@ __all__ = [
     "testing",
     "trainingModel",
     "uninstall",
+    "while_loop",
 ]
