@@ -63,6 +63,13 @@ from popsim_torch.ops import (
     set_available_memory,
 )
 from popsim_torch.options import Options, TensorLocationSettings
+from popsim_torch.options.pipelining import (
+    GradientAccumulationReductionMethod,
+    PipeliningOptions,
+    RecomputationMode,
+    set_gradient_accumulation_options,
+    set_pipelining_options,
+)
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
@@ -72,12 +79,19 @@ from popsim_torch.stages import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
+    PipelineSchedule,
+    PipelineStage,
+    PipelineStageRecord,
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
+    get_pipeline_stage_assignment,
     module_repr,
     print,
+    print_pipeline_stage_assignment_summary,
     removeBlocks,
+    reset_pipeline_stage_assignment,
+    set_pipeline_stage_assignment,
 )
 from popsim_torch.version import __version__
 
@@ -96,6 +110,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderMode",
     "Error",
+    "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
     "InfeedQueue",
@@ -112,8 +127,13 @@ __all__ = [
     "OverlapMode",
     "ParallelPhasedExecution",
     "Phase",
+    "PipelineSchedule",
+    "PipelineStage",
+    "PipelineStageRecord",
     "PipelinedExecution",
+    "PipeliningOptions",
     "PoplarExecutor",
+    "RecomputationMode",
     "RecoverableError",
     "ReductionType",
     "SerialPhasedExecution",
@@ -139,6 +159,7 @@ __all__ = [
     "for_loop",
     "fps",
     "getIpuTensorId",
+    "get_pipeline_stage_assignment",
     "identity_loss",
     "infeed_benchmark",
     "inferenceModel",
@@ -156,6 +177,7 @@ __all__ = [
     "options",
     "poptorch_core",
     "print",
+    "print_pipeline_stage_assignment_summary",
     "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
@@ -163,11 +185,15 @@ __all__ = [
     "registerPreCompileHook",
     "register_custom_op",
     "removeBlocks",
+    "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",
     "set_available_memory",
+    "set_gradient_accumulation_options",
     "set_overlap_for_input",
     "set_overlap_for_output",
+    "set_pipeline_stage_assignment",
+    "set_pipelining_options",
     "testing",
     "trainingModel",
     "uninstall",

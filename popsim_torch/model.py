@@ -12,6 +12,7 @@ from popsim_torch.executor import host_weights
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
+from popsim_torch.options.pipelining import add_model_settings
 
 __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
 
@@ -29,8 +30,10 @@ def _checked_model(model: object, function: str) -> nn.Module:
     return model
 
 
-def _checked_options(options: object, function: str, default_mode: OutputMode) -> Options:
-    """Freeze the user's options and return the frozen copy that the executor uses."""
+def _checked_options(
+    options: object, function: str, default_mode: OutputMode, model: nn.Module
+) -> Options:
+    """Freeze the user's options and return the copy that the executor uses."""
     if options is None:
         options = Options()
     if not isinstance(options, Options):
@@ -40,6 +43,7 @@ def _checked_options(options: object, function: str, default_mode: OutputMode) -
     check_limits(options)
     options.freeze()
     own = options.clone()
+    add_model_settings(model, own, training=function == "trainingModel")
     if own.defaultOutputMode():
         own.outputMode(default_mode)
     return own
@@ -79,7 +83,7 @@ def trainingModel(
                 f"trainingModel: buffer '{name}' must be a torch.Tensor, got "
                 f"{type(buffer).__name__}."
             )
-    own = _checked_options(options, "trainingModel", OutputMode.Final)
+    own = _checked_options(options, "trainingModel", OutputMode.Final, module)
     if optimizer is None:
         optimizer = optim.SGD(module.parameters(), lr=_DEFAULT_LEARNING_RATE)
     return PoplarExecutor(module, own, optimizer)
@@ -99,7 +103,7 @@ def inferenceModel(
         Error: Wrong types, or a gradient accumulation other than 1.
     """
     module = _checked_model(model, "inferenceModel")
-    own = _checked_options(options, "inferenceModel", OutputMode.All)
+    own = _checked_options(options, "inferenceModel", OutputMode.All, module)
     accumulation = own.Training.gradient_accumulation
     if accumulation != 1:
         advice = (

@@ -28,4 +28,14 @@ using Components = std::vector<Component>;
   return bytes;
 }
 
+// Of each of them.
+[[nodiscard]] inline std::vector<int64_t> sizes_of(
+    const Components& components) {
+  std::vector<int64_t> sizes;
+  for (const Component& component : components) {
+    sizes.push_back(component.bytes());
+  }
+  return sizes;
+}
+
 }  // namespace popsim::feeds

@@ -31,6 +31,9 @@ class Infeed final : public runtime::Inlet {
       ops::Patience& patience) override;
   void release() override;
   [[nodiscard]] int64_t depth() const override;
+  [[nodiscard]] std::vector<int64_t> sizes() const override {
+    return sizes_of(components_);
+  }
 
   // Copies an element into a free slot, which it waits for. Returns false when
   // time is up or the queue is closed. Throws UserError for tensors of other

@@ -50,6 +50,9 @@ class Outfeed final : public ops::Outlet {
   [[nodiscard]] std::span<void* const> begin_element(
       ops::Patience& patience) override;
   void end_element() override;
+  [[nodiscard]] std::vector<int64_t> sizes() const override {
+    return sizes_of(config_.components);
+  }
 
   // Removes the oldest elements, at most so many (-1: all that are there), and
   // returns how many they are and a tensor [count, *shape] per component. Where

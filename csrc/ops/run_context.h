@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/check.h"
 #include "graph/graph.h"
@@ -56,6 +57,8 @@ class Outlet {
   // when it ends. Throws UserError where nothing can be taken any more.
   [[nodiscard]] virtual std::span<void* const> begin_element(
       Patience& patience) = 0;
+  // Bytes of each tensor of an element.
+  [[nodiscard]] virtual std::vector<int64_t> sizes() const = 0;
   // The element is written; readers may have it.
   virtual void end_element() = 0;
 };

@@ -44,12 +44,33 @@ void check_returns(const Plan& plan, const std::vector<ReturnSpec>& returns) {
                  empty - filled.begin());
 }
 
+// Throws UserError unless each op that enqueues finds a queue of its elements.
+void check_outlets(const graph::Graph& graph,
+                   std::span<const std::shared_ptr<ops::Outlet>> outlets) {
+  for (const graph::Op& op : graph.ops()) {
+    for (const auto& body : op.bodies) check_outlets(*body, outlets);
+    if (op.kind != "enqueue") continue;
+    const ops::OpView view(graph, op);
+    const auto queue = static_cast<size_t>(view.attribute<int64_t>("queue"));
+    check_user(queue < outlets.size(), "connect: ", describe(op),
+               " enqueues to queue ", queue, " of ", outlets.size());
+    const auto& dtypes = view.attribute<std::vector<std::string>>("dtypes");
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < view.num_inputs(); ++i) {
+      sizes.push_back(view.input(i).numel() *
+                      size_in_bytes(dtype_from_name(dtypes[i])));
+    }
+    check_user(sizes == outlets[queue]->sizes(), "connect: ", describe(op),
+               " enqueues other tensors than its queue has");
+  }
+}
+
 }  // namespace
 
 Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
     : plan_(std::move(plan)), stage_(plan_), returns_(std::move(returns)) {
   check_returns(plan_, returns_);
-  connect({}, {}, std::vector<InputPlace>(plan_.inputs().size()));
+  place_inputs({}, std::vector<InputPlace>(plan_.inputs().size()));
   for (const ReturnSpec& spec : returns_) {
     kept_.push_back(spec.keep
                         ? at::zeros(spec.shape, ops::to_scalar_type(spec.dtype))
@@ -84,17 +105,41 @@ void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
                          std::vector<std::shared_ptr<Inlet>> inlets,
                          const std::vector<InputPlace>& places) {
   const Usage::Copy copy(usage_, "connect");
+  check_outlets(plan_.graph(), outlets);
+  place_inputs(std::move(inlets), places);
+  outlets_ = std::move(outlets);
+  all_outlets_.clear();
+  for (const auto& outlet : outlets_) all_outlets_.push_back(outlet.get());
+}
+
+void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
+                              const std::vector<InputPlace>& places) {
   const std::vector<TensorId>& inputs = plan_.inputs();
   check_internal(places.size() == inputs.size(), "connect: ", places.size(),
                  " places of ", inputs.size(), " inputs");
   const int64_t in_flight =
       schedule::max_in_flight(schedule::shortened(plan_.schedule()));
-  feeds_.clear();
-  all_feeds_.clear();
-  for (std::shared_ptr<Inlet>& inlet : inlets) {
+  for (const std::shared_ptr<Inlet>& inlet : inlets) {
     check_user(inlet->depth() >= in_flight, "connect: the program works on ",
                in_flight, " micro-batches at a time, and the queue holds ",
                inlet->depth(), " elements");
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const InputPlace& place = places[i];
+    if (place.feed < 0) continue;
+    const graph::Tensor& t = plan_.graph().tensor(inputs[i]);
+    check_user(place.feed < std::ssize(inlets), "connect: '", t.name,
+               "' comes from queue ", place.feed, " of ", inlets.size());
+    const std::vector<int64_t> sizes =
+        inlets[static_cast<size_t>(place.feed)]->sizes();
+    check_user(place.position >= 0 && place.position < std::ssize(sizes) &&
+                   sizes[static_cast<size_t>(place.position)] == t.bytes(),
+               "connect: the queue's elements have no '", t.name, "' of ",
+               t.bytes(), " bytes at ", place.position);
+  }
+  feeds_.clear();
+  all_feeds_.clear();
+  for (std::shared_ptr<Inlet>& inlet : inlets) {
     feeds_.push_back(std::make_unique<Feed>(std::move(inlet)));
     all_feeds_.push_back(feeds_.back().get());
   }
@@ -116,9 +161,6 @@ void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
     }
     all_sources_.push_back(sources_.back().get());
   }
-  outlets_ = std::move(outlets);
-  all_outlets_.clear();
-  for (const auto& outlet : outlets_) all_outlets_.push_back(outlet.get());
 }
 
 std::vector<at::Tensor> Executable::make_results() {

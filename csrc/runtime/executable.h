@@ -103,6 +103,8 @@ class Executable {
   [[nodiscard]] const Plan& plan() const { return plan_; }
 
  private:
+  void place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
+                    const std::vector<InputPlace>& places);
   void check_inputs(const std::vector<at::Tensor>& inputs) const;
   // Points the sinks at where the returns go: kept buffers and new tensors.
   std::vector<at::Tensor> make_results();

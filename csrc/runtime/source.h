@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "ops/run_context.h"
@@ -30,6 +31,8 @@ class Inlet {
       ops::Patience& patience) = 0;
   // Gives the oldest element that is acquired back.
   virtual void release() = 0;
+  // Bytes of each tensor of an element.
+  [[nodiscard]] virtual std::vector<int64_t> sizes() const = 0;
   // How many elements can be acquired at a time.
   [[nodiscard]] virtual int64_t depth() const = 0;
 };

@@ -54,6 +54,13 @@ struct Config {
 // All stages work at once, each on another micro-batch; a micro-batch's
 // forward through the last stage is followed by its backward there.
 [[nodiscard]] Schedule pipelined(const Config& config);
+// A time for every slot, forwards and backwards of each stage: all stages run
+// forward, each on another micro-batch, then all of them backward. In training
+// twice as many micro-batches as stages are in flight.
+[[nodiscard]] Schedule grouped(const Config& config);
+// The same, with a micro-batch at every second time of training: a stage never
+// has two slots at a time. As many micro-batches as stages are in flight.
+[[nodiscard]] Schedule interleaved(const Config& config);
 // The generator called `name`. Throws UserError for an unknown name.
 [[nodiscard]] Schedule generate(const std::string& name, const Config& config);
 

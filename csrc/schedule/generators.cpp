@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <initializer_list>
+#include <vector>
 
 #include "base/check.h"
 #include "schedule/action.h"
@@ -20,9 +20,67 @@ int32_t num_slots(const Config& config) {
   return config.training ? 2 * config.num_stages : config.num_stages;
 }
 
-// The stretches that do something, and the update where there is one.
-Schedule join_stretches(const Config& config,
-                        std::initializer_list<Stretch> stretches) {
+// How micro-batches follow one another through a pipeline. Written as a ring of
+// the devices of all slots, a schedule is the rotations of the ring that it
+// uses at the same time: every one (an interval of one slot), every second one,
+// or one alone.
+struct Rhythm {
+  // What a micro-batch takes at each time, from its first; of micro-batch 0.
+  std::vector<ActionList> positions;
+  // Times from one micro-batch's first to the next one's.
+  int64_t interval = 1;
+  // In which order the positions of one time run. Later ones free the stashes
+  // that earlier ones fill.
+  std::vector<int64_t> order;
+};
+
+// Each slot at a time of its own, later ones first.
+Rhythm ring(const Config& config, int64_t interval) {
+  Rhythm rhythm{.interval = interval};
+  for (int32_t slot = 0; slot < num_slots(config); ++slot) {
+    rhythm.positions.push_back({slot_action(config, slot, 0)});
+    rhythm.order.push_back(num_slots(config) - 1 - slot);
+  }
+  return rhythm;
+}
+
+ActionList at_times(const Config& config, const Rhythm& rhythm, int64_t begin,
+                    int64_t end) {
+  ActionList actions;
+  for (int64_t time = begin; time < end; ++time) {
+    for (const int64_t position : rhythm.order) {
+      const int64_t since = time - position;
+      const int64_t mb = since / rhythm.interval;
+      if (since < 0 || since % rhythm.interval != 0 ||
+          mb >= config.num_micro_batches) {
+        continue;
+      }
+      for (const Action& first :
+           rhythm.positions[static_cast<size_t>(position)]) {
+        actions.push_back(further(first, mb));
+      }
+    }
+  }
+  return actions;
+}
+
+// It fills, repeats one interval, and drains.
+Schedule in_rhythm(const Config& config, const Rhythm& rhythm) {
+  const auto depth = static_cast<int64_t>(rhythm.positions.size());
+  const int64_t interval = rhythm.interval;
+  // The first interval in which every position has its turn.
+  const int64_t full = depth - interval;
+  const int64_t num_begun = (full + interval - 1) / interval;
+  // Where there are too few micro-batches, it drains before it was full.
+  const int64_t times =
+      std::max<int64_t>(0, config.num_micro_batches - num_begun);
+  const int64_t end = interval * (config.num_micro_batches - 1) + depth;
+  const Stretch stretches[] = {
+      {.actions = at_times(config, rhythm, 0, full)},
+      {.actions = at_times(config, rhythm, full, full + interval),
+       .times = times},
+      {.actions = at_times(config, rhythm, full + times * interval, end)},
+  };
   Schedule schedule;
   for (const Stretch& stretch : stretches) {
     if (stretch.times > 0 && !stretch.actions.empty()) {
@@ -35,66 +93,47 @@ Schedule join_stretches(const Config& config,
   return schedule;
 }
 
-// One time slot of a pipeline: what every stage does at `time`.
-class TimeSlot {
- public:
-  explicit TimeSlot(const Config& config) : config_(config) {}
-
-  // The last forward and the first backward share a position: both run on the
-  // last stage, one after the other.
-  [[nodiscard]] int32_t num_positions() const {
-    return config_.training ? 2 * config_.num_stages - 1 : config_.num_stages;
-  }
-  void append(int64_t time, ActionList& actions) const {
-    // Later positions first: they free the stashes that earlier ones fill.
-    for (int32_t position = num_positions() - 1; position >= 0; --position) {
-      const int64_t mb = time - position;
-      if (mb < 0 || mb >= config_.num_micro_batches) continue;
-      const bool turn = config_.training && position == config_.num_stages - 1;
-      const bool back = position >= config_.num_stages;
-      actions.push_back(
-          slot_action(config_, back ? position + 1 : position, mb));
-      if (turn) actions.push_back(slot_action(config_, position + 1, mb));
-    }
-  }
-
- private:
-  const Config& config_;
-};
-
 }  // namespace
 
 Schedule sequential(const Config& config) {
-  Stretch way{.times = config.num_micro_batches};
-  for (int32_t slot = 0; slot < num_slots(config); ++slot) {
-    way.actions.push_back(slot_action(config, slot, 0));
-  }
-  return join_stretches(config, {way});
+  return in_rhythm(config, ring(config, num_slots(config)));
 }
 
 Schedule pipelined(const Config& config) {
-  const TimeSlot slot(config);
-  const int64_t full = slot.num_positions() - 1;  // the first time it is
-  Stretch fill;
-  Stretch steady{.times = config.num_micro_batches - full};
-  Stretch drain;
-  for (int64_t time = 0; time < full; ++time) slot.append(time, fill.actions);
-  slot.append(full, steady.actions);
-  // Where there are too few micro-batches, it drains before it was full.
-  const int64_t end = config.num_micro_batches + full;
-  for (int64_t time = std::max(full, config.num_micro_batches); time < end;
-       ++time) {
-    slot.append(time, drain.actions);
+  Rhythm rhythm = ring(config, 1);
+  if (config.training) {
+    // The last forward and the first backward share a position: both run on the
+    // last stage, one after the other.
+    const auto turn = rhythm.positions.begin() + config.num_stages;
+    (turn - 1)->push_back(turn->front());
+    rhythm.positions.erase(turn);
+    rhythm.order.erase(rhythm.order.begin());
   }
-  return join_stretches(config, {fill, steady, drain});
+  return in_rhythm(config, rhythm);
+}
+
+Schedule grouped(const Config& config) {
+  Rhythm rhythm = ring(config, 1);
+  // All forwards, then all backwards.
+  std::rotate(rhythm.order.begin(), rhythm.order.end() - config.num_stages,
+              rhythm.order.end());
+  return in_rhythm(config, rhythm);
+}
+
+Schedule interleaved(const Config& config) {
+  // Slots whose numbers differ by an odd one can belong to the same device; the
+  // ring of inference has each device once.
+  return in_rhythm(config, ring(config, config.training ? 2 : 1));
 }
 
 Schedule generate(const std::string& name, const Config& config) {
   if (name == "sequential") return sequential(config);
   if (name == "pipelined") return pipelined(config);
+  if (name == "grouped") return grouped(config);
+  if (name == "interleaved") return interleaved(config);
   throw UserError(join("schedule: '", name,
-                       "' is not known; known are 'sequential' and "
-                       "'pipelined'"));
+                       "' is not known; known are 'sequential', 'pipelined', "
+                       "'grouped' and 'interleaved'"));
 }
 
 }  // namespace popsim::schedule

@@ -89,7 +89,7 @@ def build_executable(
         program: The lowered model.
         loop: How often a call runs it.
         training: Whether it has a backward pass and updates.
-        schedule: ``sequential`` or ``pipelined``.
+        schedule: One of ``ir.SCHEDULES``.
         floating_point_checks: Runs end at the first op whose arithmetic fails.
         fed: Inputs come from queues.
 

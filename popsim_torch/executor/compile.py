@@ -27,6 +27,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
+from popsim_torch.executor.gradient_captures import capture_gradients, loop_captures
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
@@ -37,6 +38,7 @@ from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import LoopCounts, Program, RunSettings, names, program_text
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
+from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
 from popsim_torch.options import Options
@@ -47,7 +49,14 @@ from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.passes.synthetic_data import SyntheticData
 from popsim_torch.profiling import Channel
-from popsim_torch.stages import StageAssigner, check_pipeline, count_stages
+from popsim_torch.stages import (
+    PipelineSchedule,
+    StageAssigner,
+    check_pipeline,
+    check_schedule,
+    count_stages,
+    schedule_name,
+)
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.control.bodies import all_bodies
 from popsim_torch.trace.functionalise import functionalise
@@ -237,6 +246,7 @@ def compile_model(
     kwargs: Mapping[str, Any],
     *,
     optimizer: OptimizerSettings | None,
+    captures: Sequence[GradientCapture] = (),
     warned: set[str],
     channel: Channel,
     loop_request: LoopRequest | None = None,
@@ -249,6 +259,7 @@ def compile_model(
         args: Positional arguments of the compiling call.
         kwargs: Keyword arguments of the compiling call.
         optimizer: For training; None for inference.
+        captures: Gradients that go into queues.
         warned: Warnings already given for this executor.
         channel: Shows the trace of the module.
         loop_request: Given where the module is the body of a device loop, which has no arguments
@@ -301,14 +312,18 @@ def compile_model(
             check_overlap(options)
         if loop_request is not None:
             training = traced.has_backward
-        pipelined, num_ipus = _check_stages(options, stages, loop, training)
-        plan = None
+        schedule, num_ipus = _check_stages(options, stages, loop, training)
+        pipelined = schedule != "sequential"
+        plan, gradients = None, list[GradientEnqueue]()
         loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
         if loop_request is not None:
             settings = [loop_request.read_optimizer(one) for one in traced.optimizers]
             plan = loop_plan(settings, options, module, traced, loss_scale)
+            captures = loop_captures(traced.optimizers)
         elif optimizer is not None:
             plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
+        if plan is not None:
+            gradients = capture_gradients(captures, plan, traced, options)
         step()
 
         # The graph becomes a program, the same on every machine.
@@ -323,7 +338,7 @@ def compile_model(
         cached = cached_program(
             options,
             lambda: trace_key(traced, depends_on),
-            lambda: _state_program(traced, plan, half, request, dump),
+            lambda: _state_program(traced, plan, gradients, half, request, dump),
         )
         step()
 
@@ -333,7 +348,7 @@ def compile_model(
             write_graph_file(program)
             run = RunSettings(
                 loop,
-                "pipelined" if pipelined else "sequential",
+                schedule,
                 num_ipus if program.graph.ops else 0,
                 numerics.floating_point_checks,
                 numerics.synthetic_data == SyntheticData.NONE,
@@ -358,7 +373,7 @@ def compile_model(
         duration=duration,
         host_code=host_code,
         queues=queues,
-        optimizers=traced.optimizers,
+        optimizers=[unwrapped(one)[0] for one in traced.optimizers],
     )
 
 
@@ -404,6 +419,7 @@ def loop_plan(
 def _state_program(
     traced: TraceResult,
     plan: OptimizerPlan | None,
+    gradients: Sequence[GradientEnqueue],
     half: HalfPartials,
     request: ProgramRequest,
     dump: Dump,
@@ -415,7 +431,8 @@ def _state_program(
         join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     _write_trace(dump, "name", named)
-    program = lower(named, plan, half, [anchor.long_name for anchor in request.returns.anchors])
+    anchored = [anchor.long_name for anchor in request.returns.anchors]
+    program = lower(named, plan, half, anchored, gradients)
     _write_program(dump, "lower", program)
     for name in run_program_passes(program, request):
         _write_program(dump, name, program)
@@ -569,18 +586,29 @@ def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Reco
 
 def _check_stages(
     options: Options, stages: StageAssigner, loop: LoopCounts, training: bool
-) -> tuple[bool, int]:
+) -> tuple[str, int]:
     """Check the stages that the trace met.
 
     Returns:
-        Whether micro-batches overlap in a pipeline, and how many IPUs the model takes.
+        The name of the schedule, and how many IPUs the model takes.
     """
     strategy = options.execution_strategy
+    strategy.check_num_stages(stages.num_stages)
     num_stages = count_stages(stages.ipu_ids)
-    is_pipelined = num_stages > 1 and strategy.is_pipelined
-    log_computed(options, pipelined=is_pipelined)
+    asked_for = PipelineSchedule(options.pipeline_schedule)
+    schedule = schedule_name(
+        asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
+    )
+    log_computed(options, pipelined=schedule != "sequential")
+    check_schedule(
+        asked_for,
+        stages.ipu_of_stage,
+        num_stages=stages.num_stages,
+        training=training,
+        count=loop.gradient_accumulation if training else loop.device_iterations,
+    )
     num_ipus = check_pipeline(
-        num_stages,
+        num_stages if schedule == "pipelined" else 1,
         stages.ipu_ids,
         strategy,
         training,
@@ -588,4 +616,4 @@ def _check_stages(
         loop.device_iterations,
         options.auto_round_num_ipus,
     )
-    return is_pipelined, num_ipus
+    return schedule, num_ipus

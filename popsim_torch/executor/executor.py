@@ -27,18 +27,23 @@ from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.report import promise_report
+from popsim_torch.executor.restaging import Restaging
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.optim.captures import unwrapped
 from popsim_torch.options import Options
-from popsim_torch.stages import module_repr
+from popsim_torch.stages import module_repr, num_assignments
 
 __all__ = ["PoplarExecutor"]
 
 _SHOWN = ("copyWeightsToHost", "copyWeightsToDevice", "setOptimizer", "compile", "destroy")
-_COPIED = ("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_rng_start")
+_COPIED = (
+    *("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_captures"),
+    "_rng_start",
+)
 
 
-class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
+class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
     """A model on the device. Made by ``trainingModel`` and ``inferenceModel``.
 
     Attributes that it does not have are those of the user's model.
@@ -57,9 +62,10 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         self._rng_start = [int(seed) & MAX_SEED, 0]
         self._settings = None
         self._start_without_device()
-        self._optimizer = optimizer
+        self._optimizer, self._captures = None, ()
         if optimizer is not None:
-            self._settings = self._read_optimizer(optimizer)
+            self._optimizer, self._captures = unwrapped(optimizer)
+            self._settings = self._read_optimizer(self._optimizer)
             self._wrap_host_model()
         self._options.freeze()
         self._show_calls()
@@ -68,10 +74,12 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
         """Set the attributes that belong to the device, and that no copy takes along."""
         self._compiled = None
         self._state = None
+        self._carried = None
         self._ready: CompiledModel | None = None  # compiled and attached
         self._connection = Connection(self._options)
         self._last_complete_run = 0  # of the executable's runs, counted from 1
         self._weights = WeightSync(self._traced_model)
+        self._num_assignments = num_assignments()
         self._warned: set[str] = set()
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
         self._wrapping: host_weights.Wrapping | None = None  # of the user's model, in training
@@ -311,6 +319,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
                 args,
                 kwargs,
                 optimizer=self._settings,
+                captures=self._captures,
                 warned=self._warned,
                 channel=self._channel,
             )
@@ -339,6 +348,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
             raise
         # Nothing before this line leaves a trace if it fails.
         self._compiled, self._state = compiled, state
+        self._note_assignment()
         self._report = promise_report(self, compiled, self._options)
         self._weights.attach(state)
         if self._connection.attached:
@@ -369,15 +379,17 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing):
 
     def _prepare_call(self, args: Any, kwargs: Any) -> tuple[CompiledModel, list[torch.Tensor]]:
         """Return the compiled model and the inputs of a call, all weights up to date."""
+        if self._num_assignments != num_assignments():
+            self._follow_assignment()
         compiled = self._ready
         if compiled is None:
             compiled = self._become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
         optimizer = self._optimizer
-        if optimizer is None:
+        if optimizer is None or self._weights.has_company:
             self._weights.pull()
         # The cheaper question first: there is seldom anything to hand over.
-        elif getattr(optimizer, "_pending", None) is not None and isinstance(
+        if getattr(optimizer, "_pending", None) is not None and isinstance(
             optimizer, optim.Optimizer
         ):
             optimizer._hand_over()

@@ -34,6 +34,11 @@ class WeightSync:
         """Whether the device has changed weights since they were copied, or is changing them."""
         return self._state is not None and self._state.ahead
 
+    @property
+    def has_company(self) -> bool:
+        """Whether several programs train: they may have weights in common."""
+        return len(_trainers) > 1
+
     def announce(self) -> None:
         """Let other executors know that this one trains."""
         _trainers.add(self)

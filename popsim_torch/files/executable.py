@@ -25,7 +25,7 @@ from popsim_torch.files.structures import (
     unpack_call,
     unpack_outputs,
 )
-from popsim_torch.ir import Program, RunSettings
+from popsim_torch.ir import SCHEDULES, Program, RunSettings
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
@@ -210,7 +210,7 @@ class ExecutableFile:
 
 def _check_run(program: Program, run: object, plan: object) -> None:
     """Check that a program can run like this."""
-    if not isinstance(run, RunSettings) or run.schedule not in ("sequential", "pipelined"):
+    if not isinstance(run, RunSettings) or run.schedule not in SCHEDULES:
         raise ValueError("it does not say how its program runs")
     if plan is None:
         return

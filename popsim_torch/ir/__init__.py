@@ -14,7 +14,14 @@ from popsim_torch.ir.graph import (
     contiguous_strides,
 )
 from popsim_torch.ir.origin import NOWHERE, Origin
-from popsim_torch.ir.program import AnchorView, LoopCounts, Program, Return, RunSettings
+from popsim_torch.ir.program import (
+    SCHEDULES,
+    AnchorView,
+    LoopCounts,
+    Program,
+    Return,
+    RunSettings,
+)
 from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable, check_op
 from popsim_torch.ir.text import program_text, to_text
 from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
@@ -22,6 +29,7 @@ from popsim_torch.ir.verify import verify
 
 __all__ = [
     "NOWHERE",
+    "SCHEDULES",
     "AnchorView",
     "Argument",
     "Attribute",

@@ -22,13 +22,17 @@ class LoopCounts:
     gradient_accumulation: int
 
 
+SCHEDULES = ("sequential", "pipelined", "grouped", "interleaved")
+"""The names of the orders in which micro-batches can run."""
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """How a program runs.
 
     Attributes:
         loop: How often a call runs the model.
-        schedule: In which order micro-batches run: ``sequential`` or ``pipelined``.
+        schedule: In which order micro-batches run: one of :data:`SCHEDULES`.
         num_ipus: IPUs that it takes (count); 0 if there is nothing to run on any.
         floating_point_checks: A run ends at the first op whose arithmetic fails.
         reads_inputs: Whether it reads the host's inputs; it may make them by itself.

@@ -155,6 +155,7 @@ class Function:
         self._options = Options() if options is None else options
         self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
         self._lock = threading.Lock()
+        self._being_recorded: Recording | None = None
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind a function that was defined in a class."""
@@ -167,7 +168,10 @@ class Function:
 
     def stop(self) -> bool:
         """End the loop that is running, from another thread; return whether there is one."""
-        executables = [program._compiled for program in self.programs]
+        programs = self.programs
+        if self._being_recorded is not None:
+            programs += self._being_recorded.programs
+        executables = [program._compiled for program in programs]
         return any(one.executable.stop() for one in executables if one is not None)
 
     def destroy(self) -> None:
@@ -233,6 +237,7 @@ class Function:
 
     def _record(self, new: Recording, args: Any, kwargs: Any) -> Any:
         token = recording.set(new)
+        self._being_recorded = new
         try:
             with OutsideOfLoops(lambda tensor: new.number_of(tensor) is not None):
                 result = self._function(*args, **kwargs)
@@ -241,6 +246,7 @@ class Function:
                 program.release()
             raise
         finally:
+            self._being_recorded = None
             recording.reset(token)
         if not new.steps:
             raise Error(

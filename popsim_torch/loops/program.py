@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Sequence
@@ -17,13 +18,17 @@ from popsim_torch.executor.compile import CompiledModel, LoopRequest, compile_mo
 from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
-from popsim_torch.trace.loop_body import LoopBody
+from popsim_torch.trace.loop_body import LoopBody, values_of
 
-__all__ = ["LoopProgram"]
+__all__ = ["LoopProgram", "check_count"]
+
+_programs = itertools.count()
+_STREAM = 0x9E3779B97F4A7C15
 
 
 class LoopProgram(Inspection):
@@ -64,10 +69,11 @@ class LoopProgram(Inspection):
 
     def _take(self, compiled: CompiledModel, request: LoopRequest) -> None:
         """Bring the program to the device, with weights, optimizers and random numbers."""
-        seed = self._options.random_seed if self._options.exists("random_seed") else None
-        compiled.executable.seed = (
-            int(seed) if seed is not None else torch.initial_seed() & (2**63 - 1)
-        )
+        # As torch.manual_seed says; another stream of numbers for each program.
+        seed = torch.initial_seed() + _STREAM * next(_programs)
+        if self._options.exists("random_seed"):
+            seed = int(self._options.random_seed)
+        compiled.executable.seed = seed & MAX_SEED
         state = DeviceState(self._traced_model, compiled)
         self._connection.attach_compiled(compiled.run.num_ipus)
         self._weights.let_trainers_catch_up()
@@ -80,7 +86,7 @@ class LoopProgram(Inspection):
         for optimizer in self._optimizers:
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._link(state)
-        self._values = [_values_of(one) for one in self._optimizers]
+        self._values = [values_of(one) for one in self._optimizers]
         changed = compiled.program.changed_state
         if (
             self._optimizers
@@ -131,10 +137,7 @@ class LoopProgram(Inspection):
         )
         assert compiled.queues is not None
         with compiled.queues.running(), self._channel.tracepoint("modelExecution"):
-            with _native.translated_errors():
-                compiled.executable.write_all(places)
-                compiled.executable.run(inputs, compiled.host_code)
-            self._last_complete_run = compiled.executable.num_runs
+            self._execute(compiled, places, inputs)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
         names = self._body.carried_names
@@ -146,6 +149,24 @@ class LoopProgram(Inspection):
             else value.clone()
             for name, value in zip(names, carried, strict=True)
         ]
+
+    def _execute(
+        self,
+        compiled: CompiledModel,
+        values: dict[int, torch.Tensor],
+        inputs: list[torch.Tensor],
+    ) -> None:
+        """Run the program; an error says in which trip."""
+        executable = compiled.executable
+        first = executable.num_micro_batches
+        try:
+            executable.write_all(values)
+            executable.run(inputs, compiled.host_code)
+        except _native.ERRORS as error:
+            trip = max(executable.num_micro_batches - first - 1, 0)
+            told = type(error)(f"{error} (in trip {trip} of the loop, counted from 0)")
+            raise _native.translated(told) from error
+        self._last_complete_run = executable.num_runs
 
     @property
     def num_trips(self) -> int:
@@ -170,7 +191,7 @@ class LoopProgram(Inspection):
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
-        values = [_values_of(one) for one in self._optimizers]
+        values = [values_of(one) for one in self._optimizers]
         for optimizer in self._optimizers:
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._hand_over()
@@ -220,13 +241,6 @@ def _fetcher(weights: WeightSync) -> Any:
         return found is not None and found.fetch()
 
     return fetch
-
-
-def _values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
 
 
 def check_count(function: str, name: str, count: object, minimum: int) -> int:

@@ -26,6 +26,7 @@ from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
+from popsim_torch.trace.origin import user_line
 
 __all__ = ["repeat", "while_loop"]
 
@@ -166,6 +167,11 @@ class _Call:
     def run(self, counts: LoopCounts, condition: Body | None) -> Any:
         """Compile and run the loop; let later calls of the function run it."""
         owner = recording.get()
+        if op_listener.get() is not None:
+            raise Error(
+                f"{self.function}: it is called{user_line(' at ')} in the body of another loop, or "
+                "in the forward of a model. There, use poptorch.for_loop or torch.while_loop."
+            )
         if owner is None:
             raise Error(
                 f"{self.function}: it is called outside of a poptorch.function. Put the call into "

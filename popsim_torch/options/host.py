@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from popsim_torch.enums import ConnectionType, SyncPattern
 from popsim_torch.errors import UsageAssertionError
 from popsim_torch.options.base import OptionsGroup, Setting, require, require_bool, require_enum
-from popsim_torch.stages import ExecutionStrategy, PipelinedExecution
+from popsim_torch.stages import ExecutionStrategy, PipelinedExecution, PipelineSchedule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,6 +32,12 @@ class HostOptions(OptionsGroup):
 
     execution_strategy = Setting[ExecutionStrategy](
         PipelinedExecution(), kind=ExecutionStrategy, setter="setExecutionStrategy", is_key=False
+    )
+    pipeline_schedule = Setting(
+        int(PipelineSchedule.Default),
+        enum=PipelineSchedule,
+        setter="pipelineSchedule",
+        is_key=False,
     )
     auto_round_num_ipus = Setting(False, setter="autoRoundNumIPUs")
     available_memory_proportion = Setting[dict[int, float]](
@@ -71,6 +77,26 @@ class HostOptions(OptionsGroup):
             UsageAssertionError: It is something else.
         """
         return self.set(execution_strategy=strategy)
+
+    def pipelineSchedule(self, schedule: PipelineSchedule) -> Self:
+        """Choose when the stages of a pipeline run; no value changes.
+
+        A schedule that is chosen needs a number of micro-batches that is a multiple of those in
+        flight: for ``n`` stages, training, ``2 n`` (``Grouped``), ``n`` (``Interleaved``) or 1
+        (``Sequential``); inference ``n``, ``n`` or 1. It is checked when the model is compiled.
+
+        Args:
+            schedule: A ``PipelineSchedule``; ``Default`` is PopTorch's own.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: It is not a ``PipelineSchedule``.
+        """
+        require_enum("Options.pipelineSchedule", schedule, PipelineSchedule)
+        return self.set(pipeline_schedule=schedule)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Reserve more IPUs, with a warning, when a model uses a number that is no power of two.

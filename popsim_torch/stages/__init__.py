@@ -1,5 +1,12 @@
 """Blocks, stages and execution strategies: how the user cuts a model into parts."""
 
+from popsim_torch.stages.assignment import (
+    assigned_stages,
+    get_pipeline_stage_assignment,
+    num_assignments,
+    reset_pipeline_stage_assignment,
+    set_pipeline_stage_assignment,
+)
 from popsim_torch.stages.blocks import (
     BeginBlock,
     Block,
@@ -11,8 +18,16 @@ from popsim_torch.stages.blocks import (
     removeBlocks,
 )
 from popsim_torch.stages.checks import check_pipeline
+from popsim_torch.stages.layers import PipelineStageRecord
 from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
+from popsim_torch.stages.pipeline_stage import PipelineStage
 from popsim_torch.stages.printing import print
+from popsim_torch.stages.schedules import (
+    PipelineSchedule,
+    check_schedule,
+    count_rule,
+    schedule_name,
+)
 from popsim_torch.stages.strategies import (
     ExecutionStrategy,
     PipelinedExecution,
@@ -20,6 +35,7 @@ from popsim_torch.stages.strategies import (
     Stage,
     count_stages,
 )
+from popsim_torch.stages.summary import print_pipeline_stage_assignment_summary
 
 __all__ = [
     "BeginBlock",
@@ -29,15 +45,27 @@ __all__ = [
     "ExecutionStrategy",
     "ParallelPhasedExecution",
     "Phase",
+    "PipelineSchedule",
+    "PipelineStage",
+    "PipelineStageRecord",
     "PipelinedExecution",
     "SerialPhasedExecution",
     "ShardedExecution",
     "Stage",
     "StageAssigner",
+    "assigned_stages",
     "block_listener",
     "check_pipeline",
+    "check_schedule",
+    "count_rule",
     "count_stages",
+    "get_pipeline_stage_assignment",
     "module_repr",
+    "num_assignments",
     "print",
+    "print_pipeline_stage_assignment_summary",
     "removeBlocks",
+    "reset_pipeline_stage_assignment",
+    "schedule_name",
+    "set_pipeline_stage_assignment",
 ]

@@ -53,6 +53,20 @@ class BlockListener(Protocol):
     def end(self) -> None:
         """Leave the block; no block is active until the next ``begin``."""
 
+    def begin_stage(self, stage_id: int) -> None:
+        """Enter a stage, leaving the block or stage before.
+
+        Args:
+            stage_id: Its number.
+        """
+
+    def return_to_stage(self, stage_id: int) -> None:
+        """Go on with a stage that was entered before.
+
+        Args:
+            stage_id: Its number.
+        """
+
 
 block_listener: ContextVar[BlockListener | None] = ContextVar("block_listener", default=None)
 """The listener blocks report to; None outside a trace."""
@@ -369,6 +383,11 @@ class StageAssigner:
         return tuple(self._ipu_ids)
 
     @property
+    def num_stages(self) -> int:
+        """The number of stages: one more than the highest that a block is on."""
+        return 1 + max(stage for stage, _ in [(0, 0), *self._blocks.values()])
+
+    @property
     def ipu_of_stage(self) -> dict[int, int]:
         """The IPU that each stage was given first."""
         places = dict(reversed(self._blocks.values()))
@@ -398,9 +417,34 @@ class StageAssigner:
                 "before. The same id is the same block everywhere: use another id."
             )
         self._blocks[block] = place
+        self._enter(place)
+        self._ipu_ids.append(place[1])
+
+    def begin_stage(self, stage_id: int) -> None:
+        """Enter a stage that the model names by its number.
+
+        Args:
+            stage_id: Its number.
+
+        Raises:
+            Error: The strategy has no such stage.
+        """
+        place = self._strategy.place_stage(stage_id)
+        self._blocks[f"PipelineStage({stage_id})"] = place
+        self._enter(place)
+        self._ipu_ids.append(place[1])
+
+    def return_to_stage(self, stage_id: int) -> None:
+        """Go on with a stage that was entered before.
+
+        Args:
+            stage_id: Its number.
+        """
+        self._enter(self._blocks[f"PipelineStage({stage_id})"])
+
+    def _enter(self, place: tuple[int, int]) -> None:
         self._last_stage = max(self._last_stage, place[0])
         self._current = place if self._strategy.is_pipelined else (self._last_stage, place[1])
-        self._ipu_ids.append(place[1])
 
     def end(self) -> None:
         """Leave the block; asking for a stage is an error until the next one begins."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from popsim_torch.enums import AutoStage
-from popsim_torch.errors import UsageAssertionError, closest_names
+from popsim_torch.errors import Error, UsageAssertionError, closest_names
 
 
 def names_of(items: Sequence[object]) -> str:
@@ -147,6 +147,31 @@ class ExecutionStrategy:
         """
         raise NotImplementedError
 
+    def place_stage(self, stage_id: int) -> tuple[int, int]:
+        """Return a stage that the model names by its number, and its IPU.
+
+        Args:
+            stage_id: The number, of a ``PipelineStage``.
+
+        Raises:
+            Error: The strategy has no stages that go by a number, or no such stage.
+        """
+        raise Error(
+            f"PipelineStage({stage_id}): {self!r} has no numbered stages. Call "
+            "Options.setExecutionStrategy with poptorch.PipelinedExecution() or "
+            "poptorch.ShardedExecution(), or use Block."
+        )
+
+    def check_num_stages(self, num_stages: int) -> None:
+        """Check how many stages a model has turned out to have.
+
+        Args:
+            num_stages: Forward stages.
+
+        Raises:
+            Error: The strategy has devices for another number of stages.
+        """
+
     def backend_options(self) -> dict[str, object]:
         """Return the strategy as the flat settings that ``Options.toDict`` reports.
 
@@ -211,6 +236,29 @@ class PipelinedExecution(ExecutionStrategy):
         else:
             stage_id = ipu_id
         return stage_id, stage_id if ipu_id is None else ipu_id
+
+    def place_stage(self, stage_id: int) -> tuple[int, int]:
+        """Return a stage by its number, and its IPU: that of the same number, if none is given."""
+        if self._auto_stage is not None:
+            return stage_id, stage_id
+        if stage_id >= len(self._stages):
+            raise Error(
+                f"PipelineStage({stage_id}): {len(self._stages)} stages have a device, which "
+                f"count from 0: {self!r}. List one for each stage: device_mapping of "
+                "set_pipelining_options, or the stages of the execution strategy."
+            )
+        ipu = self._stages[stage_id].ipu_id
+        return stage_id, stage_id if ipu is None else ipu
+
+    def check_num_stages(self, num_stages: int) -> None:
+        """Check the number of stages against those that are listed by number, without blocks."""
+        listed = len(self._stages)
+        if listed and num_stages != listed and not any(stage.blocks for stage in self._stages):
+            raise Error(
+                f"{listed} stages have a device, and the model has {num_stages} stages: {self!r}. "
+                "List one for each stage: device_mapping of set_pipelining_options, or the stages "
+                "of the execution strategy."
+            )
 
     def __repr__(self) -> str:
         name = type(self).__name__

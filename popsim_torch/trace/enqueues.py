@@ -1,6 +1,7 @@
 """Elements that forward puts into queues of the host.
 
-``enqueue(xs, key)`` has no result: its node is needed though nobody reads it.
+``enqueue(xs, key, summed)`` has no result: its node is needed though nobody reads it. ``summed``:
+one element for each weight update, the sums over its micro-batches.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from popsim_torch.trace.traced_tensors import find_node, in_transform, of_anothe
 
 def _register() -> Any:
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("enqueue(Tensor[] xs, int key) -> ()")
-    torch.library.register_fake(f"{NAMESPACE}::enqueue", lambda xs, key: None, lib=library)
+    library.define("enqueue(Tensor[] xs, int key, bool summed=False) -> ()")
+    torch.library.register_fake(
+        f"{NAMESPACE}::enqueue", lambda xs, key, summed=False: None, lib=library
+    )
     return library
 
 
@@ -48,12 +51,37 @@ class Enqueue:
     source: str
 
 
+@dataclass(frozen=True)
+class Sums:
+    """What of the micro-batches of a weight update goes into a queue: their sums.
+
+    Attributes:
+        dtype: Element type of the sums; None for that of the values.
+    """
+
+    dtype: torch.dtype | None = None
+
+    def addend(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a traced tensor in the type that sums have.
+
+        Raises:
+            Error: It is no floating-point type.
+        """
+        if self.dtype is None and not tensor.dtype.is_floating_point:
+            raise Error(
+                f"Sums for a queue are of floating-point tensors, and one{user_line(' at ')} is of "
+                f"the type {tensor.dtype}. Pass accumulate_outfeed_dtype=torch.float32."
+            )
+        return tensor if self.dtype is None else tensor.to(self.dtype)
+
+
 def record_enqueue(
     enqueues: dict[int, Enqueue],
     queue: Any,
     structure: Any,
     tensors: Sequence[torch.Tensor],
     source: str,
+    sums: Sums | None = None,
 ) -> None:
     """Put an element of a queue into the graph.
 
@@ -63,9 +91,11 @@ def record_enqueue(
         structure: What its elements are made of.
         tensors: The traced tensors of the element.
         source: The line of the call.
+        sums: Put one element for each weight update there: the sums over its micro-batches.
 
     Raises:
-        Error: The queue has an element already, or this is a transform of ``torch.func``.
+        Error: The queue has an element already, or this is a transform of ``torch.func``, or
+            tensors without a floating-point type are to be added up.
     """
     if in_transform():
         raise Error(
@@ -83,6 +113,9 @@ def record_enqueue(
         if find_node(tensor) is None:
             raise of_another_trace(tensor)
     key = len(enqueues)
+    tensors = [x.detach() if x.requires_grad else x for x in tensors]
+    if sums is not None:
+        tensors = [sums.addend(x) for x in tensors]
     components = tuple((returned_dtype(x.dtype), tuple(x.shape)) for x in tensors)
     enqueues[key] = Enqueue(queue, structure, components, source)
-    torch.ops.popsim.enqueue([x.detach() if x.requires_grad else x for x in tensors], key)
+    torch.ops.popsim.enqueue(tensors, key, sums is not None)

@@ -305,7 +305,7 @@ class LoopTrace:
         """Replace the methods of one optimizer; a scheduler may have put its own there."""
         own = vars(optimizer)
         saved = {name: own[name] for name in ("step", "zero_grad") if name in own}
-        values = _values_of(optimizer)
+        values = values_of(optimizer)
 
         def step(closure: Any = None) -> None:
             self.step(optimizer, closure)
@@ -316,7 +316,9 @@ class LoopTrace:
         own["step"], own["zero_grad"] = step, zero_grad
         try:
             yield
-            if _values_of(optimizer) != values:
+            if values_of(optimizer) != values:
+                for group, before in zip(optimizer.param_groups, values, strict=False):
+                    group.update(before)
                 raise Error(
                     f"The body of the loop changes the values of the optimizer "
                     f"{type(optimizer).__name__}, such as by scheduler.step(): that would happen "
@@ -335,7 +337,8 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
                 yield parameter
 
 
-def _values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return what an optimizer's groups say, but for their parameters."""
     return [
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups

@@ -23,7 +23,7 @@ from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.custom import custom_results
-from popsim_torch.trace.enqueues import record_enqueue
+from popsim_torch.trace.enqueues import Sums, record_enqueue
 from popsim_torch.trace.gradient_uses import watch_uses
 from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.known_values import KnownValues
@@ -88,6 +88,7 @@ class Recorder:
         self._control_flow = ControlFlow(self, result.controls)
         self._depth_of_bodies = 0
         self._loop: LoopTrace | None = None
+        self._sums: Sums | None = None
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self.values = KnownValues(result.constants, self.constant)
         self._regions = Regions()
@@ -246,7 +247,18 @@ class Recorder:
             self._loop.check_readable(iter(known))
         with torch._C.DisableTorchFunction():
             given = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
-            record_enqueue(self._result.enqueues, queue, structure, given, self._origin.source)
+            record_enqueue(
+                self._result.enqueues, queue, structure, given, self._origin.source, self._sums
+            )
+
+    @contextmanager
+    def summed_elements(self, dtype: torch.dtype | None) -> Iterator[None]:
+        """Put sums over the micro-batches of a weight update into queues, in this scope."""
+        outer, self._sums = self._sums, Sums(dtype)
+        try:
+            yield
+        finally:
+            self._sums = outer
 
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""

@@ -18,7 +18,7 @@ from popsim_torch.enums import (
     SyncPattern,
 )
 from popsim_torch.options import TensorLocationSettings
-from popsim_torch.stages import ShardedExecution
+from popsim_torch.stages import PipelineSchedule, ShardedExecution
 
 UNSET = object()
 SHARDED = ShardedExecution("a")
@@ -155,6 +155,7 @@ ROWS = [
     Row("useOfflineIpuTarget", (), {"ipu_version": 2}),
     Row("useIpuId", (3,), {"ipu_id": 3}),
     *(Row("syncPattern", (pattern,), {"sync_pattern": pattern}) for pattern in SyncPattern),
+    *(Row("pipelineSchedule", (one,), {"pipeline_schedule": one}) for one in PipelineSchedule),
     Row("modelName", ("name",), {"model_name": "name"}),
     Row(
         "enableProfiling",
@@ -287,6 +288,7 @@ REFUSED = [
             # Enums.
             "outputMode",
             "connectionType",
+            "pipelineSchedule",
             "syncPattern",
             "Training.setMeanAccumulationAndReplicationReductionStrategy",
         )

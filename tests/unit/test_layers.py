@@ -28,6 +28,7 @@ PYTHON_LAYERS = (
     ("options", "stages", "optim", "arguments"),
     (
         *("ops", "annotations", "control_flow", "host_call", "data", "dataloader", "attributes"),
+        "observe",
         "testing",
         "compile_hooks",
         "poptorch_core",

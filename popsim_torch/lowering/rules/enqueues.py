@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx
 
 from popsim_torch.dtypes import dtype_name, returned_dtype
-from popsim_torch.ir import Phase, Tensor
+from popsim_torch.ir import Phase, Role, Tensor, TensorKind
 from popsim_torch.lowering.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.enqueues import ENQUEUE
@@ -17,9 +17,12 @@ from popsim_torch.trace.loop_body import REPEAT_WHILE
 
 def _enqueue(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
-    sources, key = arguments
+    sources, key, *summed = arguments
     tensors = [builder.tensor(source) for source in sources]
     place = _behind(builder, tensors, place)
+    if any(summed):
+        tensors = [_summed(builder, x, place) for x in tensors]
+        place = Place(Phase.UPDATE, 0, place.name, place.origin)
     builder.op(
         "enqueue",
         tensors,
@@ -36,6 +39,17 @@ def _repeat_while(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     place = _behind(builder, [condition], place)
     builder.op("repeat_while", [condition], [], place=place, fixed_phase=True)
     return None
+
+
+def _summed(builder: Builder, tensor: Tensor, place: Place) -> Tensor:
+    """Return what adds up over the micro-batches of an update; the first one begins anew."""
+    graph = builder.graph
+    total = graph.add_tensor(TensorKind.VARIABLE, tensor.dtype, tensor.shape, role=Role.ACCUMULATOR)
+    view = graph.add_view(total, total.shape, total.strides, total.offset, role=Role.VALUE)
+    builder.op(
+        "accumulate", [tensor, total], [view], {"running": False}, place=place, fixed_phase=True
+    )
+    return total
 
 
 def _behind(builder: Builder, tensors: Sequence[Tensor], place: Place) -> Place:

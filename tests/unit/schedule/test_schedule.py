@@ -10,7 +10,8 @@ from popsim_torch.errors import Error, InternalError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "schedules.txt"
 
-NAMES = ("sequential", "pipelined")
+NAMES = ("sequential", "pipelined", "grouped", "interleaved")
+WITH_A_TURN = ("sequential", "pipelined")
 SIZES = [(s, m) for s in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 5, 8, 16, 17)]
 CASES = [(n, s, m, t) for n in NAMES for s, m in SIZES for t in (False, True)]
 
@@ -102,6 +103,8 @@ def test_a_stage_takes_micro_batches_in_order():
 def test_the_turn_is_taken_at_once():
     """The last stage's backward follows its forward: nothing is stashed there."""
     for name, stages, micro_batches, _ in CASES:
+        if name not in WITH_A_TURN:
+            continue
         words = generate(name, stages, micro_batches, True).split()
         for mb in range(micro_batches):
             assert words.index(f"{stages - 1}B{mb}") == words.index(f"{stages - 1}F{mb}") + 1
@@ -124,6 +127,90 @@ def test_a_pipeline_has_one_micro_batch_less_in_flight_than_it_is_deep():
             assert most_in_flight(actions, num_slots) == expected
 
 
+# The schedules that are rotations of a ring
+
+
+def ring(num_stages, training):
+    """Return what a micro-batch takes, in order: the ring of the devices of all slots."""
+    way = [(stage, "F") for stage in range(num_stages)]
+    return way + [(stage, "B") for stage in reversed(range(num_stages)) if training]
+
+
+def rotations(name, num_stages, training):
+    """Return the rotations that a schedule uses at the same time.
+
+    Grouped: all. Interleaved: those in which no device stands twice in any slot. Sequential: one.
+    """
+    slots = ring(num_stages, training)
+    if name == "sequential":
+        return [0]
+    used = []
+    for rotation in range(len(slots)):
+        together = [*used, rotation]
+        devices = [
+            [slots[(time - one) % len(slots)][0] for one in together] for time in range(len(slots))
+        ]
+        if name == "grouped" or all(len(set(row)) == len(row) for row in devices):
+            used.append(rotation)
+    return used
+
+
+def times(name, num_stages, num_micro_batches, training):
+    """Return what runs at each time, if micro-batches take the rotations in turn."""
+    slots, used = ring(num_stages, training), rotations(name, num_stages, training)
+    table = {}
+    for mb in range(num_micro_batches):
+        begin = mb // len(used) * len(slots) + used[mb % len(used)]
+        for slot, (stage, kind) in enumerate(slots):
+            table.setdefault(begin + slot, set()).add((stage, kind, mb))
+    return [table[time] for time in sorted(table)]
+
+
+RING_NAMES = ("sequential", "grouped", "interleaved")
+
+
+@pytest.mark.parametrize("name", RING_NAMES)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_schedule_runs_rotations_of_the_ring(name, training):
+    for stages, micro_batches in SIZES:
+        actions = list(read(generate(name, stages, micro_batches, training)))
+        for expected in times(name, stages, micro_batches, training):
+            now, actions = actions[: len(expected)], actions[len(expected) :]
+            assert set(now) == expected
+        assert actions == []
+
+
+def test_how_many_rotations_there_are():
+    for stages in (1, 2, 3, 4, 7):
+        assert len(rotations("grouped", stages, True)) == 2 * stages
+        assert len(rotations("interleaved", stages, True)) == stages
+        assert len(rotations("grouped", stages, False)) == stages
+        assert len(rotations("interleaved", stages, False)) == stages
+
+
+@pytest.mark.parametrize("name, times_n", [("grouped", 2), ("interleaved", 1)])
+def test_as_many_micro_batches_are_in_flight_as_there_are_rotations(name, times_n):
+    for stages, micro_batches in SIZES:
+        actions = generate(name, stages, micro_batches, True)
+        assert most_in_flight(actions, 2 * stages) == min(times_n * stages, micro_batches)
+
+
+@pytest.mark.parametrize("name, length", [("grouped", 1), ("interleaved", 2)])
+def test_how_long_a_schedule_takes(name, length):
+    for stages, micro_batches in SIZES:
+        num_times = len(times(name, stages, micro_batches, True))
+        assert num_times == length * (micro_batches - 1) + 2 * stages
+
+
+def test_groups_run_forward_before_they_run_backward():
+    for stages, micro_batches in SIZES:
+        actions = list(read(generate("grouped", stages, micro_batches, True)))
+        for expected in times("grouped", stages, micro_batches, True):
+            kinds = [kind for _, kind, _ in actions[: len(expected)]]
+            assert kinds == sorted(kinds, reverse=True)
+            del actions[: len(expected)]
+
+
 def test_a_full_pipeline_keeps_every_stage_busy():
     """Between fill and drain, each stage works on another micro-batch."""
     stages, micro_batches = 3, 8
@@ -143,7 +230,7 @@ def test_one_stage_has_nothing_to_overlap():
 
 def test_an_unknown_generator():
     with (
-        pytest.raises(Error, match=r"'zigzag' is not known.*'sequential' and 'pipelined'"),
+        pytest.raises(Error, match=r"'zigzag' is not known.*'sequential', .*'interleaved'"),
         _native.translated_errors(),
     ):
         generate("zigzag", 1, 1, True)

@@ -1,0 +1,217 @@
+"""``set_pipelining_options`` and ``set_gradient_accumulation_options``.
+
+Programs of TensorFlow for IPUs set these on a model. They end in settings of ``Options``; those of
+a model are added to the options that it is wrapped with.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch.errors import UsageTypeError, closest_names
+from popsim_torch.options.options import Options
+from popsim_torch.options.pipelining_checks import checked
+from popsim_torch.options.pipelining_settings import (
+    GradientAccumulationReductionMethod,
+    PipeliningOptions,
+    RecomputationMode,
+)
+from popsim_torch.stages import PipelineSchedule
+
+__all__ = [
+    "GradientAccumulationReductionMethod",
+    "PipeliningOptions",
+    "RecomputationMode",
+    "add_model_settings",
+    "pipeline_settings",
+    "set_gradient_accumulation_options",
+    "set_pipelining_options",
+]
+
+_ATTRIBUTE = "_popsim_pipelining"
+SUM = GradientAccumulationReductionMethod.SUM
+
+
+def set_pipelining_options(
+    target: nn.Module | Options,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    device_mapping: Sequence[int] | None = None,
+    accumulate_outfeed: bool | None = None,
+    gradient_accumulation_reduction_method: GradientAccumulationReductionMethod = SUM,
+    pipeline_schedule: PipelineSchedule | None = None,
+    *,
+    recomputation_mode: RecomputationMode | None = None,
+    gradient_accumulation_dtype: torch.dtype | None = None,
+    accumulate_outfeed_dtype: torch.dtype | None = None,
+    offload_weight_update_variables: bool | None = None,
+    offload_activations: bool | None = None,
+    offload_gradient_accumulation_buffers: bool | None = None,
+    offload_weights: bool | None = None,
+    replicated_optimizer_state_sharding: bool = False,
+    replicated_weight_sharding: bool = False,
+    forward_propagation_stages_poplar_options: Sequence[dict[str, str]] | None = None,
+    backward_propagation_stages_poplar_options: Sequence[dict[str, str]] | None = None,
+    weight_update_poplar_options: dict[str, str] | None = None,
+    batch_serialization_iterations: int = 1,
+    continuous_weight_updates: bool = False,
+) -> PipeliningOptions:
+    """Say how a pipeline runs: on a model, or on the options that models are wrapped with.
+
+    All is checked at once, but for what depends on the model's stages. ``explain()`` of the result
+    says what becomes of each option. On a model they replace what an earlier call of this function
+    or of ``set_gradient_accumulation_options`` has set.
+
+    Args:
+        target: A model that ``trainingModel`` or ``inferenceModel`` will wrap, or ``Options``. What
+            is set on a model are additions: options that say something else are an error then.
+        gradient_accumulation_steps_per_replica: Micro-batches per weight update (count), a multiple
+            of ``2 n`` (``Grouped``), ``n`` (``Interleaved``) or 1 for ``n`` stages. It is needed
+            but for ``Sequential`` and where options have a count already.
+        device_mapping: The IPU of each stage; None for those of the same numbers.
+        accumulate_outfeed: Return one sum of each output instead of its values
+            (``OutputMode.Sum``).
+        gradient_accumulation_reduction_method: ``SUM``, also where the options have PopTorch's
+            mean, ``MEAN`` or ``RUNNING_MEAN``.
+        pipeline_schedule: A ``PipelineSchedule``; None for ``Grouped``.
+        recomputation_mode: What the backward pass rebuilds; None for ``Auto``.
+        gradient_accumulation_dtype: None only: an optimizer of ``poptorch.optim`` has
+            ``accum_type``.
+        accumulate_outfeed_dtype: None only: outputs add up in their own type.
+        offload_weight_update_variables: A hint about memory, as ``Options.TensorLocations``.
+        offload_activations: The same.
+        offload_gradient_accumulation_buffers: The same.
+        offload_weights: The same.
+        replicated_optimizer_state_sharding: The same.
+        replicated_weight_sharding: The same.
+        forward_propagation_stages_poplar_options: Hints about compute, a dict for each stage.
+        backward_propagation_stages_poplar_options: The same.
+        weight_update_poplar_options: A hint about compute, a dict.
+        batch_serialization_iterations: 1 only.
+        continuous_weight_updates: False only.
+
+    Returns:
+        What was set.
+
+    Raises:
+        UsageTypeError: An argument is of another type.
+        UsageValueError: An argument is out of range, or two do not go together.
+        UsageAttributeError: The options are frozen.
+        Error: It asks for what this version does not carry out.
+    """
+    given: dict[str, Any] = dict(locals())
+    del given["target"]
+    settings = checked("set_pipelining_options", _known_count(target), given, pipelined=True)
+    return _set("set_pipelining_options", target, settings)
+
+
+def set_gradient_accumulation_options(
+    target: nn.Module | Options,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    gradient_accumulation_reduction_method: GradientAccumulationReductionMethod = SUM,
+    *,
+    gradient_accumulation_dtype: torch.dtype | None = None,
+    offload_weight_update_variables: bool | None = None,
+    replicated_optimizer_state_sharding: bool = False,
+) -> PipeliningOptions:
+    """Say how a model that is no pipeline accumulates gradients.
+
+    Args:
+        target: As for ``set_pipelining_options``.
+        gradient_accumulation_steps_per_replica: Micro-batches per weight update (count), 1 or more;
+            None for 1, or what the options have.
+        gradient_accumulation_reduction_method: As for ``set_pipelining_options``.
+        gradient_accumulation_dtype: The same.
+        offload_weight_update_variables: The same.
+        replicated_optimizer_state_sharding: The same.
+
+    Returns:
+        What was set.
+
+    Raises:
+        UsageTypeError: An argument is of another type.
+        UsageValueError: An argument is out of range.
+        UsageAttributeError: The options are frozen.
+        Error: It asks for what this version does not carry out.
+    """
+    given: dict[str, Any] = dict(locals())
+    del given["target"]
+    function = "set_gradient_accumulation_options"
+    return _set(function, target, checked(function, _known_count(target), given, pipelined=False))
+
+
+def pipeline_settings(
+    function: str, *, num_stages: int, training: bool, **given: Any
+) -> PipeliningOptions:
+    """Return options of a pipeline whose stages are known.
+
+    Args:
+        function: The call, for messages.
+        num_stages: The number of stages.
+        training: Whether there are backward stages.
+        **given: Arguments of ``set_pipelining_options``, without the target.
+
+    Raises:
+        UsageTypeError: An argument is of another type, or there is no such argument.
+        UsageValueError: An argument is out of range, or two do not go together.
+        Error: It asks for what this version does not carry out.
+    """
+    known = {
+        name: parameter.default
+        for name, parameter in inspect.signature(set_pipelining_options).parameters.items()
+        if name != "target"
+    }
+    for name in given.keys() - known.keys():
+        close = closest_names(name, known)
+        hint = f" Closest name: '{close[0]}'." if close else ""
+        raise UsageTypeError(f"{function}: there is no argument '{name}'.{hint}")
+    return checked(
+        function, None, known | given, pipelined=True, training=training, num_stages=num_stages
+    )
+
+
+def add_model_settings(model: nn.Module, options: Options, *, training: bool) -> None:
+    """Add what was set on a model to the options that it is wrapped with.
+
+    Args:
+        model: The model.
+        options: Changed in place.
+        training: Whether it is wrapped for training; else counts and reductions are left out.
+
+    Raises:
+        UsageValueError: The options say something else.
+    """
+    settings = getattr(model, _ATTRIBUTE, None)
+    if isinstance(settings, PipeliningOptions):
+        settings.apply(options, training=training, is_addition=True)
+
+
+def _known_count(target: object) -> int | None:
+    """Return the count that the options have, if they have more than the default."""
+    if not isinstance(target, Options):
+        return None
+    count: int = target.Training.gradient_accumulation
+    return count if count > 1 else None
+
+
+def _set(function: str, target: object, settings: PipeliningOptions) -> PipeliningOptions:
+    if isinstance(target, Options):
+        settings.apply(target, training=True, is_addition=False)
+        return settings
+    model = target if isinstance(target, nn.Module) else getattr(target, "model", None)
+    if model is not target and isinstance(model, nn.Module):
+        raise UsageTypeError(
+            f"{function}: the model is wrapped already, and its options are frozen. Call this on "
+            "the model before trainingModel or inferenceModel, or on their options."
+        )
+    if not isinstance(model, nn.Module):
+        raise UsageTypeError(
+            f"{function}: got a {type(target).__name__}. Pass a torch.nn.Module or a "
+            "poptorch.Options."
+        )
+    setattr(model, _ATTRIBUTE, settings)
+    return settings

@@ -1,0 +1,234 @@
+"""The checks of the options of a pipeline, when they are set. Package private."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from popsim_torch.errors import UsageTypeError, UsageValueError, not_supported_yet
+from popsim_torch.options.pipelining_settings import (
+    COMPUTE_HINTS,
+    LOCATIONS,
+    GradientAccumulationReductionMethod,
+    PipeliningOptions,
+    RecomputationMode,
+)
+from popsim_torch.stages import PipelineSchedule, check_schedule
+
+E = TypeVar("E", bound=IntEnum)
+
+
+def checked(
+    function: str,
+    known_count: int | None,
+    given: dict[str, Any],
+    *,
+    pipelined: bool,
+    training: bool = True,
+    num_stages: int | None = None,
+) -> PipeliningOptions:
+    """Return options of a pipeline, or of gradient accumulation without one.
+
+    Args:
+        function: The call, for messages.
+        known_count: The gradient accumulation count that is set already, if one is.
+        given: The arguments by name; missing ones are not those of the function.
+        pipelined: Whether stages run at all.
+        training: Whether there are backward stages.
+        num_stages: The number of stages; None where only ``device_mapping`` can tell.
+
+    Raises:
+        UsageTypeError: An argument is of another type.
+        UsageValueError: An argument is out of range, or two do not go together.
+        Error: It asks for what this version does not carry out.
+    """
+    values = dict(given)
+    name = "gradient_accumulation_reduction_method"
+    values[name] = checked_member(function, name, given[name], GradientAccumulationReductionMethod)
+    for name in LOCATIONS:
+        if name in given and not (given[name] is None or isinstance(given[name], bool)):
+            raise UsageTypeError(f"{function}: {name}={given[name]!r}. Pass True, False or None.")
+    _check_dtype(function, given)
+    count = checked_count(
+        function, "gradient_accumulation_steps_per_replica", given[_COUNT], optional=True
+    )
+    if not pipelined:
+        return PipeliningOptions(values, None)
+    schedule = checked_schedule(function, given["pipeline_schedule"])
+    values["pipeline_schedule"] = schedule
+    mapping = checked_mapping(function, given["device_mapping"])
+    values["device_mapping"] = mapping
+    values["recomputation_mode"] = _checked_recomputation(
+        function, given["recomputation_mode"], schedule
+    )
+    _check_flags(function, given)
+    _check_hints(function, given, mapping)
+    needed = schedule in (PipelineSchedule.Grouped, PipelineSchedule.Interleaved)
+    if count is None and known_count is None and needed:
+        raise UsageValueError(
+            f"{function}: PipelineSchedule.{schedule.name} needs "
+            "gradient_accumulation_steps_per_replica: pipelines accumulate gradients, and the "
+            "stages work on several micro-batches of one update. Pass a multiple of "
+            f"{'2 n' if schedule == PipelineSchedule.Grouped else 'n'} for n stages."
+        )
+    num_stages = len(mapping) if mapping is not None else num_stages
+    if num_stages is not None:
+        check_schedule(
+            schedule,
+            dict(enumerate(range(num_stages) if mapping is None else mapping)),
+            num_stages=num_stages,
+            training=training,
+            count=count or known_count or 1,
+        )
+    return PipeliningOptions(values, schedule)
+
+
+_COUNT = "gradient_accumulation_steps_per_replica"
+
+
+def checked_count(function: str, name: str, value: object, *, optional: bool = False) -> int | None:
+    """Return a count, 1 or more.
+
+    Args:
+        function: The call, for messages.
+        name: The argument.
+        value: What the user gave.
+        optional: Whether None stands for no choice.
+
+    Raises:
+        UsageTypeError: It is no int.
+        UsageValueError: It is less than 1.
+    """
+    if value is None and optional:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageTypeError(f"{function}: {name}={value!r}. Pass an int, 1 or more.")
+    if value < 1:
+        raise UsageValueError(f"{function}: {name}={value}. Pass 1 or more.")
+    return value
+
+
+def checked_member(function: str, name: str, value: object, enum: type[E]) -> E:
+    """Return a member of an enum.
+
+    Args:
+        function: The call, for messages.
+        name: The argument.
+        value: What the user gave.
+        enum: The enum.
+
+    Raises:
+        UsageTypeError: It is something else.
+    """
+    if not isinstance(value, enum):
+        members = ", ".join(f"{enum.__name__}.{member.name}" for member in enum)
+        raise UsageTypeError(f"{function}: {name}={value!r}. Use one of {members}.")
+    return value
+
+
+def checked_schedule(function: str, value: object) -> PipelineSchedule:
+    """Return a schedule; None stands for ``Grouped``.
+
+    Args:
+        function: The call, for messages.
+        value: What the user gave.
+
+    Raises:
+        UsageTypeError: It is something else.
+    """
+    if value is None:
+        return PipelineSchedule.Grouped
+    return checked_member(function, "pipeline_schedule", value, PipelineSchedule)
+
+
+def checked_mapping(function: str, value: object) -> tuple[int, ...] | None:
+    """Return the IPU of each stage; None stands for no choice.
+
+    Args:
+        function: The call, for messages.
+        value: What the user gave.
+
+    Raises:
+        UsageTypeError: It is no sequence of ints.
+        UsageValueError: It is empty, or an IPU is negative.
+    """
+    if value is None:
+        return None
+    ids = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
+    if ids is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise UsageTypeError(f"{function}: device_mapping={value!r}. Pass a list with an int each.")
+    if not ids or min(ids) < 0:
+        raise UsageValueError(
+            f"{function}: device_mapping={value!r}. Pass the IPU of each stage, 0 or more."
+        )
+    return tuple(ids)
+
+
+def _checked_recomputation(
+    function: str, value: object, schedule: PipelineSchedule
+) -> RecomputationMode:
+    if value is None:
+        return RecomputationMode.Auto
+    mode = checked_member(function, "recomputation_mode", value, RecomputationMode)
+    wrong = {
+        RecomputationMode.RecomputeThenBackpropagate: PipelineSchedule.Sequential,
+        RecomputationMode.RecomputeAndBackpropagateInterleaved: PipelineSchedule.Interleaved,
+    }
+    if wrong.get(mode) == schedule:
+        raise UsageValueError(
+            f"{function}: RecomputationMode.{mode.name} does not go with PipelineSchedule."
+            f"{schedule.name}. Use RecomputationMode.Auto, or PipelineSchedule.Grouped."
+        )
+    return mode
+
+
+def _check_dtype(function: str, given: dict[str, Any]) -> None:
+    advice = {
+        "gradient_accumulation_dtype": "Give it to an optimizer of poptorch.optim: accum_type.",
+        "accumulate_outfeed_dtype": "Convert the output in forward.",
+    }
+    for name, what in advice.items():
+        if given.get(name) is not None:
+            raise not_supported_yet(
+                f"{function}({name}={given[name]!r})", "another type than that of the values", what
+            )
+
+
+def _check_flags(function: str, given: dict[str, Any]) -> None:
+    if not (given["accumulate_outfeed"] is None or isinstance(given["accumulate_outfeed"], bool)):
+        raise UsageTypeError(
+            f"{function}: accumulate_outfeed={given['accumulate_outfeed']!r}. Pass True or False."
+        )
+    iterations = checked_count(
+        function, "batch_serialization_iterations", given["batch_serialization_iterations"]
+    )
+    if iterations != 1:
+        raise not_supported_yet(
+            f"{function}(batch_serialization_iterations={iterations})",
+            "running each stage for several micro-batches in a row",
+            "Leave it at 1.",
+        )
+    if given["continuous_weight_updates"] is not False:
+        raise not_supported_yet(
+            f"{function}(continuous_weight_updates={given['continuous_weight_updates']!r})",
+            "an update while micro-batches are in flight",
+            "Leave it at False.",
+        )
+
+
+def _check_hints(function: str, given: dict[str, Any], mapping: tuple[int, ...] | None) -> None:
+    for name in COMPUTE_HINTS:
+        value = given[name]
+        of_stages = name != "weight_update_poplar_options"
+        dicts = value if of_stages else [value]
+        if value is None:
+            continue
+        if not isinstance(dicts, list | tuple) or not all(isinstance(one, dict) for one in dicts):
+            wanted = "a list with a dict for each stage" if of_stages else "a dict"
+            raise UsageTypeError(f"{function}: {name}={value!r}. Pass {wanted}.")
+        if of_stages and mapping is not None and len(dicts) != len(mapping):
+            raise UsageValueError(
+                f"{function}: {name} has {len(dicts)} dicts, and device_mapping {len(mapping)} "
+                "stages. Pass one dict for each stage."
+            )

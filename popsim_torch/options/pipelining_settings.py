@@ -1,0 +1,269 @@
+"""The options of a pipeline as data: what they become, and what they say about it.
+
+Package private: the public names are those of ``pipelining``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.errors import UsageValueError
+from popsim_torch.options.locations import TensorLocationSettings
+from popsim_torch.options.options import Options
+from popsim_torch.stages import PipelinedExecution, PipelineSchedule, Stage, count_rule
+
+
+class GradientAccumulationReductionMethod(IntEnum):
+    """How the gradients of the micro-batches of an update are combined."""
+
+    SUM = 0
+    """Added up; a mean over the batch needs a loss that is divided by the count."""
+    MEAN = 1
+    """Added up, then divided by the count."""
+    RUNNING_MEAN = 2
+    """The accumulator always holds the mean of what it has seen."""
+
+
+class RecomputationMode(IntEnum):
+    """Which forward values of a stage the backward pass rebuilds; no value depends on it."""
+
+    Auto = 0
+    """Those of PopTorch's pipelines; none where one micro-batch is in flight."""
+    RecomputeThenBackpropagate = 1
+    """All but the inputs of the stage, for ``Grouped`` and ``Interleaved``."""
+    RecomputeAndBackpropagateInterleaved = 2
+    """The same, each where it is needed, for ``Grouped`` and ``Sequential``."""
+
+
+_REDUCTIONS = {
+    GradientAccumulationReductionMethod.SUM: (ReductionType.Sum, MeanReductionStrategy.Post),
+    GradientAccumulationReductionMethod.MEAN: (ReductionType.Mean, MeanReductionStrategy.Post),
+    GradientAccumulationReductionMethod.RUNNING_MEAN: (
+        ReductionType.Mean,
+        MeanReductionStrategy.Running,
+    ),
+}
+_REBUILD_STAGE = 3
+"""The ``autoRecomputation`` of pipelines."""
+
+_SHARD = "useReplicatedTensorSharding"
+# What a hint about memory is of, and what it asks for there.
+LOCATIONS = {
+    "offload_activations": ("setActivationLocation", "onChip"),
+    "offload_weights": ("setWeightLocation", "onChip"),
+    "replicated_weight_sharding": ("setWeightLocation", _SHARD),
+    "offload_weight_update_variables": ("setOptimizerLocation", "onChip"),
+    "replicated_optimizer_state_sharding": ("setOptimizerLocation", _SHARD),
+    "offload_gradient_accumulation_buffers": ("setAccumulatorLocation", "onChip"),
+}
+COMPUTE_HINTS = (
+    "forward_propagation_stages_poplar_options",
+    "backward_propagation_stages_poplar_options",
+    "weight_update_poplar_options",
+)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One setting of ``Options``: what it is to be, and how to set it."""
+
+    setter: str
+    read: Callable[[Options], Any]
+    value: Any
+    write: Callable[[Options], object]
+
+
+@dataclass(frozen=True)
+class PipeliningOptions:
+    """What ``set_pipelining_options`` or ``set_gradient_accumulation_options`` has set.
+
+    Attributes:
+        values: The arguments by name, None where there is no choice.
+        schedule: When stages run; None for a model that is no pipeline.
+    """
+
+    values: Mapping[str, Any]
+    schedule: PipelineSchedule | None
+
+    def explain(self) -> str:
+        """Return a text with a line for each option: its value, and what becomes of it."""
+        rows = [
+            (name, _shown(self.values[name]), effect)
+            for name, effect in self._effects()
+            if name in self.values
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(
+            f"{name:<{widths[0]}}  {value:<{widths[1]}}  {effect}" for name, value, effect in rows
+        )
+
+    def apply(
+        self, options: Options, *, training: bool, is_addition: bool, with_count: bool = True
+    ) -> None:
+        """Set what follows on options.
+
+        Args:
+            options: Changed in place.
+            training: Whether a count and a reduction are set as well.
+            is_addition: Whether options that were set to something else are an error.
+            with_count: Whether the count of micro-batches is one of the settings.
+
+        Raises:
+            UsageValueError: They are; or an output mode was set that does not add up.
+        """
+        fresh = Options()
+        changes = list(self._changes(training, with_count))
+        for change in changes:
+            now = change.read(options)
+            if now in (change.value, change.read(fresh)):
+                continue
+            if is_addition or change.setter == "outputMode":
+                raise UsageValueError(
+                    f"Options.{change.setter} has set {_shown(now)}, and the pipelining options "
+                    f"{_shown(change.value)}. Leave one of the two out."
+                )
+        for change in changes:
+            change.write(options)
+
+    def _changes(self, training: bool, with_count: bool) -> Iterator[_Change]:
+        values = self.values
+        if training and with_count:
+            yield from self._count()
+        if training:
+            yield from self._reduction()
+        if self.schedule is not None:
+            schedule = self.schedule
+            yield _Change(
+                "pipelineSchedule",
+                lambda o: o.pipeline_schedule,
+                schedule,
+                lambda o: o.pipelineSchedule(schedule),
+            )
+        if values.get("device_mapping") is not None:
+            strategy = PipelinedExecution(*(Stage().ipu(ipu) for ipu in values["device_mapping"]))
+            yield _Change(
+                "setExecutionStrategy",
+                lambda o: repr(o.execution_strategy),
+                repr(strategy),
+                lambda o: o.setExecutionStrategy(strategy),
+            )
+        if values.get("accumulate_outfeed"):
+            yield _Change(
+                "outputMode",
+                lambda o: OutputMode(o.output_mode),
+                OutputMode.Sum,
+                lambda o: o.outputMode(OutputMode.Sum),
+            )
+        if values.get("recomputation_mode") and training:
+            yield _Change(
+                '_Popart.set("autoRecomputation")',
+                lambda o: o._Popart.options.get("autoRecomputation"),
+                _REBUILD_STAGE,
+                lambda o: o._Popart.set("autoRecomputation", _REBUILD_STAGE),
+            )
+        yield from self._locations()
+
+    def _count(self) -> Iterator[_Change]:
+        count = self.values["gradient_accumulation_steps_per_replica"]
+        if count is not None:
+            yield _Change(
+                "Training.gradientAccumulation",
+                lambda o: o.Training.gradient_accumulation,
+                count,
+                lambda o: o.Training.gradientAccumulation(count),
+            )
+
+    def _reduction(self) -> Iterator[_Change]:
+        kind, mean = _REDUCTIONS[self.values["gradient_accumulation_reduction_method"]]
+        yield _Change(
+            "Training.accumulationAndReplicationReductionType",
+            lambda o: o.Training.accumulation_and_replication_reduction_type,
+            kind,
+            lambda o: o.Training.accumulationAndReplicationReductionType(kind),
+        )
+        if kind == ReductionType.Mean:
+            yield _Change(
+                "Training.setMeanAccumulationAndReplicationReductionStrategy",
+                lambda o: o.Training.meanAccumulationAndReplicationReductionStrategy,
+                mean,
+                lambda o: o.Training.setMeanAccumulationAndReplicationReductionStrategy(mean),
+            )
+
+    def _locations(self) -> Iterator[_Change]:
+        places: dict[str, TensorLocationSettings] = {}
+        for name, (setter, what) in LOCATIONS.items():
+            value = self.values.get(name)
+            if value is None or (what == _SHARD and not value):
+                continue
+            place = places.setdefault(setter, TensorLocationSettings())
+            if what == _SHARD:
+                place.useReplicatedTensorSharding(True)
+            else:
+                place.useOnChipStorage(not value)
+        for setter, place in places.items():
+            key = f"location_{setter.removeprefix('set').removesuffix('Location').lower()}"
+            yield _Change(
+                f"TensorLocations.{setter}",
+                lambda o, key=key: o.TensorLocations.toDict().get(key),  # type: ignore[misc]
+                place.toDict(),
+                lambda o, setter=setter, place=place: getattr(  # type: ignore[misc]
+                    o.TensorLocations, setter
+                )(place),
+            )
+
+    def _effects(self) -> Iterator[tuple[str, str]]:
+        """Yield what becomes of each option, by name."""
+        values = self.values
+        count = values["gradient_accumulation_steps_per_replica"]
+        counted = (
+            "as the options say" if count is None else f"an update every {count} micro-batches"
+        )
+        yield "gradient_accumulation_steps_per_replica", f"acts: {counted}"
+        kind = _REDUCTIONS[values["gradient_accumulation_reduction_method"]][0]
+        combined = "added up" if kind == ReductionType.Sum else "averaged"
+        yield "gradient_accumulation_reduction_method", f"acts: gradients are {combined}"
+        if self.schedule is not None:
+            yield "pipeline_schedule", f"acts: {_in_flight(self.schedule, values)}"
+            mapping = values["device_mapping"]
+            placed = "stage i is on IPU i" if mapping is None else _placed(mapping)
+            yield "device_mapping", f"acts: {placed}"
+            summed = "one sum over a call" if values["accumulate_outfeed"] else "as the options say"
+            yield "accumulate_outfeed", f"acts: outputs come back {summed}"
+            is_auto = values["recomputation_mode"] == RecomputationMode.Auto
+            rebuilt = "what the options say" if is_auto else "all but the inputs of a stage"
+            yield "recomputation_mode", f"acts: the backward pass rebuilds {rebuilt}"
+        for name in LOCATIONS:
+            yield name, "hint about memory: kept in Options.TensorLocations, no effect on values"
+        for name in COMPUTE_HINTS:
+            yield name, "hint about compute: kept here, no effect"
+        yield "gradient_accumulation_dtype", "the type of the weights, or accum_type of optimizers"
+        yield "accumulate_outfeed_dtype", "the type of the outputs"
+        yield "batch_serialization_iterations", "only 1 is taken"
+        yield "continuous_weight_updates", "only False is taken"
+
+
+def _in_flight(schedule: PipelineSchedule, values: Mapping[str, Any]) -> str:
+    mapping = values["device_mapping"]
+    if schedule == PipelineSchedule.Sequential:
+        return "one micro-batch at a time"
+    if mapping is None:
+        factor = "2 n" if schedule == PipelineSchedule.Grouped else "n"
+        return f"{factor} micro-batches are in flight, for n stages"
+    return f"{count_rule(schedule, len(mapping), training=True)} micro-batches are in flight"
+
+
+def _placed(mapping: tuple[int, ...]) -> str:
+    return ", ".join(f"stage {stage} on IPU {ipu}" for stage, ipu in enumerate(mapping))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a user writes it."""
+    if isinstance(value, IntEnum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, tuple):
+        return str(list(value))
+    return str(value)

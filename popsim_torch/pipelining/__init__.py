@@ -1,0 +1,5 @@
+"""A pipeline as a list of functions."""
+
+from popsim_torch.pipelining.pipeline import pipeline
+
+__all__ = ["pipeline"]
