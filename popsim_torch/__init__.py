@@ -40,7 +40,13 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
-from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
+from popsim_torch.feeds import (
+    InfeedQueue,
+    OutfeedMode,
+    OutfeedQueue,
+    dataset_benchmark,
+    infeed_benchmark,
+)
 from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
@@ -148,6 +154,7 @@ __all__ = [
     "ctc_beam_search_decoder",
     "custom_op",
     "custom_op_include",
+    "dataset_benchmark",
     "dynamic_slice",
     "dynamic_update",
     "enums",
@@ -157,6 +164,7 @@ __all__ = [
     "getIpuTensorId",
     "get_pipeline_stage_assignment",
     "identity_loss",
+    "infeed_benchmark",
     "inferenceModel",
     "install",
     "ipuHardwareIsAvailable",
