@@ -40,6 +40,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
 from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
@@ -106,6 +107,7 @@ __all__ = [
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
+    "InfeedQueue",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
@@ -113,6 +115,8 @@ __all__ = [
     "MultiConvPlanType",
     "NameScope",
     "Options",
+    "OutfeedMode",
+    "OutfeedQueue",
     "OutputMode",
     "OverlapMode",
     "ParallelPhasedExecution",

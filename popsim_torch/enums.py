@@ -196,3 +196,15 @@ class VariableRetrievalMode(IntEnum):
     """Those of the first replica of each group."""
     AllReplicas = 2
     """Those of every replica."""
+
+
+class OutfeedOptimizerMode(Enum):
+    """Which gradients an ``OutfeedOptimizer`` enqueues, and when.
+
+    Both at once take two wrappers, one around the other, with a queue each.
+    """
+
+    AFTER_COMPUTE = "after_compute"
+    """Those of one micro-batch, as soon as they are computed: an element for each micro-batch."""
+    BEFORE_APPLY = "before_apply"
+    """Those accumulated over all micro-batches of an update, right before it: one for each."""

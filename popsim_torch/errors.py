@@ -25,6 +25,7 @@ __all__ = [
     "UsageError",
     "UsageKeyError",
     "UsageRuntimeError",
+    "UsageTimeoutError",
     "UsageTypeError",
     "UsageValueError",
     "closest_names",
@@ -183,6 +184,10 @@ class UsageKeyError(UsageError, KeyError):
 
 class UsageRuntimeError(UsageError, RuntimeError):
     """A mistake for which PopTorch raises ``RuntimeError``."""
+
+
+class UsageTimeoutError(UsageError, TimeoutError):
+    """What was waited for has not come in time."""
 
 
 class UsageTypeError(UsageError, TypeError):

@@ -10,6 +10,7 @@ from popsim_torch.executor.compile import CompiledModel
 from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.optim.captures import GradientCapture
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
@@ -25,6 +26,7 @@ class ExecutorBase:
     _options: Options
     _optimizer: torch.optim.Optimizer | None
     _settings: OptimizerSettings | None
+    _captures: tuple[GradientCapture, ...]
     _compiled: CompiledModel | None
     _state: DeviceState | None
     _connection: Connection

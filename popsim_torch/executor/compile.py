@@ -27,6 +27,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
+from popsim_torch.executor.gradient_captures import capture_gradients, loop_captures
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
@@ -37,6 +38,7 @@ from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import LoopCounts, Program, RunSettings, names, program_text
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
+from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
 from popsim_torch.options import Options
@@ -244,6 +246,7 @@ def compile_model(
     kwargs: Mapping[str, Any],
     *,
     optimizer: OptimizerSettings | None,
+    captures: Sequence[GradientCapture] = (),
     warned: set[str],
     channel: Channel,
     loop_request: LoopRequest | None = None,
@@ -256,6 +259,7 @@ def compile_model(
         args: Positional arguments of the compiling call.
         kwargs: Keyword arguments of the compiling call.
         optimizer: For training; None for inference.
+        captures: Gradients that go into queues.
         warned: Warnings already given for this executor.
         channel: Shows the trace of the module.
         loop_request: Given where the module is the body of a device loop, which has no arguments
@@ -310,13 +314,16 @@ def compile_model(
             training = traced.has_backward
         schedule, num_ipus = _check_stages(options, stages, loop, training)
         pipelined = schedule != "sequential"
-        plan = None
+        plan, gradients = None, list[GradientEnqueue]()
         loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
         if loop_request is not None:
             settings = [loop_request.read_optimizer(one) for one in traced.optimizers]
             plan = loop_plan(settings, options, module, traced, loss_scale)
+            captures = loop_captures(traced.optimizers)
         elif optimizer is not None:
             plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
+        if plan is not None:
+            gradients = capture_gradients(captures, plan, traced, options)
         step()
 
         # The graph becomes a program, the same on every machine.
@@ -331,7 +338,7 @@ def compile_model(
         cached = cached_program(
             options,
             lambda: trace_key(traced, depends_on),
-            lambda: _state_program(traced, plan, half, request, dump),
+            lambda: _state_program(traced, plan, gradients, half, request, dump),
         )
         step()
 
@@ -366,7 +373,7 @@ def compile_model(
         duration=duration,
         host_code=host_code,
         queues=queues,
-        optimizers=traced.optimizers,
+        optimizers=[unwrapped(one)[0] for one in traced.optimizers],
     )
 
 
@@ -412,6 +419,7 @@ def loop_plan(
 def _state_program(
     traced: TraceResult,
     plan: OptimizerPlan | None,
+    gradients: Sequence[GradientEnqueue],
     half: HalfPartials,
     request: ProgramRequest,
     dump: Dump,
@@ -423,7 +431,8 @@ def _state_program(
         join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     _write_trace(dump, "name", named)
-    program = lower(named, plan, half, [anchor.long_name for anchor in request.returns.anchors])
+    anchored = [anchor.long_name for anchor in request.returns.anchors]
+    program = lower(named, plan, half, anchored, gradients)
     _write_program(dump, "lower", program)
     for name in run_program_passes(program, request):
         _write_program(dump, name, program)

@@ -30,13 +30,17 @@ from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.restaging import Restaging
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.optim.captures import unwrapped
 from popsim_torch.options import Options
 from popsim_torch.stages import module_repr, num_assignments
 
 __all__ = ["PoplarExecutor"]
 
 _SHOWN = ("copyWeightsToHost", "copyWeightsToDevice", "setOptimizer", "compile", "destroy")
-_COPIED = ("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_rng_start")
+_COPIED = (
+    *("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_captures"),
+    "_rng_start",
+)
 
 
 class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
@@ -58,9 +62,10 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
         self._rng_start = [int(seed) & MAX_SEED, 0]
         self._settings = None
         self._start_without_device()
-        self._optimizer = optimizer
+        self._optimizer, self._captures = None, ()
         if optimizer is not None:
-            self._settings = self._read_optimizer(optimizer)
+            self._optimizer, self._captures = unwrapped(optimizer)
+            self._settings = self._read_optimizer(self._optimizer)
             self._wrap_host_model()
         self._options.freeze()
         self._show_calls()
@@ -314,6 +319,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
                 args,
                 kwargs,
                 optimizer=self._settings,
+                captures=self._captures,
                 warned=self._warned,
                 channel=self._channel,
             )

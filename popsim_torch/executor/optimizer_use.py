@@ -10,6 +10,7 @@ from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.base import ExecutorBase
 from popsim_torch.executor.compile import make_plan
 from popsim_torch.executor.numerics import scales_automatically
+from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 
 __all__ = ["OptimizerUse"]
@@ -27,15 +28,23 @@ class OptimizerUse(ExecutorBase):
             optimizer: From ``poptorch.optim`` or ``torch.optim``.
 
         Raises:
-            Error: It would need another program, or this is an inference model.
+            Error: It would need another program, also one that enqueues other gradients, or this is
+                an inference model.
             UsageAssertionError: Its type is not supported.
         """
         if self._optimizer is None:
             raise Error("setOptimizer: an inference model has no optimizer.")
+        optimizer, captures = unwrapped(optimizer)
         settings = self._read_optimizer(optimizer)
         if self._state is None or self._state.plan is None:
-            self._optimizer, self._settings = optimizer, settings
+            self._optimizer, self._settings, self._captures = optimizer, settings, captures
             return
+        if captures != self._captures:
+            raise Error(
+                "setOptimizer: the model was compiled with "
+                f"{_capture_text(self._captures)}, the new optimizer has {_capture_text(captures)}."
+                " Pass an OutfeedOptimizer with the same queue and mode, or compile a new model."
+            )
         trained = [update.parameter for update in self._state.plan.updates]
         self._state.check_weights(trained)
         scale = self._state.plan.loss_scaling.name
@@ -83,3 +92,8 @@ class OptimizerUse(ExecutorBase):
             )
             self._options = options.freeze()
         return settings
+
+
+def _capture_text(captures: tuple[GradientCapture, ...]) -> str:
+    modes = " and ".join(capture.mode.name for capture in captures)
+    return f"OutfeedOptimizer ({modes})" if captures else "no OutfeedOptimizer"

@@ -22,6 +22,7 @@ from popsim_torch.lowering.rules.prints import lower_print
 from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
 from popsim_torch.lowering.update import UpdateLowering
+from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.trace.control.bodies import CONTROL, Control, control_of
 from popsim_torch.trace.functionalise import is_mutating
@@ -39,9 +40,11 @@ class _Lowering:
         plan: OptimizerPlan | None,
         half_partials: HalfPartials,
         wanted: Iterable[str],
+        gradients: Iterable[GradientEnqueue],
     ) -> None:
         self._named = named
         self._plan = plan
+        self._enqueued_gradients = gradients
         wanted = list(wanted)
         self._wanted = {spelling for name in wanted for spelling in names.spellings(name)}
         found = (named.find(name) for name in wanted)
@@ -185,7 +188,7 @@ class _Lowering:
         update = UpdateLowering(
             self._builder, self._program, parameters, gradients, self._wanted, self._loss_scale
         )
-        update.lower(self._plan)
+        update.lower(self._plan, self._enqueued_gradients)
         if self._loss_scale is not None:
             scale = graph.tensors[self._program.scalars[self._plan.loss_scaling.name]]
             self._loss_scale.adapt(scale)
@@ -205,6 +208,7 @@ def lower(
     plan: OptimizerPlan | None,
     half_partials: HalfPartials,
     wanted: Iterable[str] = (),
+    gradients: Iterable[GradientEnqueue] = (),
 ) -> Program:
     """Lower a traced model to a program of the device.
 
@@ -213,8 +217,9 @@ def lower(
         plan: The optimizer's updates, for training.
         half_partials: Which products of float16 operands add up in float16.
         wanted: Names of tensors that are computed even if nothing else needs them.
+        gradients: Those that go into queues.
 
     Raises:
         Error: An operator the device does not know.
     """
-    return _Lowering(named, plan, half_partials, wanted).run()
+    return _Lowering(named, plan, half_partials, wanted, gradients).run()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.maps import cast
 from popsim_torch.lowering.update_terms import UpdateOperands, UpdateTerms
+from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import (
     Accumulation,
     GradientInput,
@@ -51,14 +53,25 @@ class UpdateLowering:
         self._terms = UpdateTerms(builder, program, wanted)
         self._states: dict[str, Tensor] = {}
 
-    def lower(self, plan: OptimizerPlan) -> None:
-        """Add the accumulations to the backward pass and the updates behind everything."""
+    def lower(self, plan: OptimizerPlan, elements: Iterable[GradientEnqueue] = ()) -> None:
+        """Add the accumulations to the backward pass and the updates behind everything.
+
+        Args:
+            plan: The updates.
+            elements: Gradients that go into queues.
+        """
         for update in plan.updates:
             if self._loss_scale is not None:
                 gradient = self._gradients[update.parameter]
                 self._loss_scale.observe(gradient, names.gradient(update.parameter))
             for accumulation in update.accumulations:
                 self._accumulate(update.parameter, accumulation)
+        updates = {update.parameter: update for update in plan.updates}
+        queues = GradientQueues(
+            self._builder, self._gradients, lambda name: self._accumulator_of(updates[name])
+        )
+        for element in elements:
+            queues.add(element)
         norm = self._gradient_norm(plan)
         if self._loss_scale is not None:
             # In front of all updates, so that these can be done together.
@@ -121,9 +134,12 @@ class UpdateLowering:
         if update.gradient == GradientInput.NONE:
             return None
         if update.gradient == GradientInput.ACCUMULATOR:
-            assert update.accumulator is not None
-            return self._state(update.parameter, update.accumulator)
+            return self._accumulator_of(update)
         return self._gradients[update.parameter]
+
+    def _accumulator_of(self, update: ParameterUpdate) -> Tensor | None:
+        state = update.accumulator
+        return None if state is None else self._state(update.parameter, state)
 
     def _stage_of(self, gradient: Tensor) -> int:
         written = self._builder.written_in(gradient)

@@ -17,6 +17,7 @@ import torch
 
 from popsim_torch.errors import Error, UsageAssertionError, UsageValueError
 from popsim_torch.optim import optimizers as optim
+from popsim_torch.optim.captures import unwrapped
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.rules import Rule
 
@@ -170,7 +171,8 @@ def read_optimizer(
     """Copy an optimizer's values.
 
     Args:
-        optimizer: Of ``poptorch.optim``, or a SGD, Adam, AdamW or RMSprop of ``torch.optim``.
+        optimizer: Of ``poptorch.optim``, or a SGD, Adam, AdamW or RMSprop of ``torch.optim``, or
+            one around such.
         automatic_loss_scaling: The loss scale changes while the program runs.
         relax_checks: Report unexpected attributes on level DEBUG instead of WARNING.
         known_attributes: ``attributes`` of the settings that these will replace; None for the
@@ -180,6 +182,7 @@ def read_optimizer(
         AssertionError: The type is not supported, or a value is not a number.
         ValueError: The optimizer is an amsgrad one.
     """
+    optimizer, _ = unwrapped(optimizer)
     rule = _read_rule(optimizer)
     _warn_of_subclass(optimizer, rule.type_name)
     if known_attributes is not None and known_attributes.type_name != rule.type_name:

@@ -28,11 +28,12 @@ PYTHON_LAYERS = (
     ("options", "stages", "optim", "arguments"),
     (
         *("ops", "annotations", "control_flow", "host_call", "data", "dataloader", "attributes"),
+        "observe",
         "testing",
         "compile_hooks",
         "poptorch_core",
     ),
-    ("custom_ops",),
+    ("custom_ops", "feeds"),
     ("trace", "passes"),
     ("lowering", "searches"),
     ("files",),
@@ -46,7 +47,17 @@ PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace")
 # Who may name a module that is otherwise low enough for everybody.
 PYTHON_DOORS = {
     "_C": {"_native"},
-    "_native": {"trace", "passes", "ops", "custom_ops", "processor", "executor", "model", "report"},
+    "_native": {
+        "trace",
+        "passes",
+        "ops",
+        "custom_ops",
+        "feeds",
+        "processor",
+        "executor",
+        "model",
+        "report",
+    },
 }
 
 # The families of ops; none knows another, but what is written here.

@@ -1,0 +1,137 @@
+"""Gradients that a program is to enqueue: which queues take which, and what they are then told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from popsim_torch.dtypes import held_dtype, returned_dtype
+from popsim_torch.enums import OutfeedOptimizerMode, ReductionType
+from popsim_torch.errors import Error
+from popsim_torch.optim.captures import (
+    GradientCapture,
+    GradientEnqueue,
+    gradient_key,
+    unwrapped,
+)
+from popsim_torch.optim.plan import OptimizerPlan, ParameterUpdate
+from popsim_torch.options import Options
+from popsim_torch.trace import TraceResult
+from popsim_torch.trace.enqueues import Enqueue
+
+__all__ = ["capture_gradients", "loop_captures"]
+
+
+def capture_gradients(
+    captures: Iterable[GradientCapture],
+    plan: OptimizerPlan,
+    traced: TraceResult,
+    options: Options,
+) -> list[GradientEnqueue]:
+    """Ask queues which gradients they take, and note them with what the program enqueues.
+
+    Args:
+        captures: What the optimizer is to capture.
+        plan: Its updates.
+        traced: What the program enqueues is noted here.
+        options: Gradient accumulation and reduction are taken from here.
+
+    Raises:
+        Error: The program feeds a queue already.
+    """
+    found = []
+    for capture in captures:
+        _check_unused(capture, traced.enqueues.values())
+        number = len(traced.enqueues)
+        enqueue = _enqueue_of(capture, plan, traced.parameters, options, number)
+        if enqueue is not None:
+            gradients, traced.enqueues[number] = enqueue
+            found.append(gradients)
+    return found
+
+
+def loop_captures(optimizers: Iterable[torch.optim.Optimizer]) -> list[GradientCapture]:
+    """Return what the optimizers capture that a loop steps, each of its own parameters alone."""
+    found = []
+    for optimizer in optimizers:
+        inner, captures = unwrapped(optimizer)
+        own = frozenset(id(p) for group in inner.param_groups for p in group["params"])
+        found += [dataclasses.replace(capture, only=own) for capture in captures]
+    return found
+
+
+def _check_unused(capture: GradientCapture, enqueues: Iterable[Enqueue]) -> None:
+    for known in enqueues:
+        if known.queue is capture.queue.queue:
+            raise Error(
+                "OutfeedOptimizer: the program enqueues to its queue already, at "
+                f"{known.source}: a queue can be enqueued to only once in a program. Give the "
+                "gradients a queue of their own."
+            )
+
+
+def _enqueue_of(
+    capture: GradientCapture,
+    plan: OptimizerPlan,
+    parameters: Mapping[str, torch.Tensor],
+    options: Options,
+    number: int,
+) -> tuple[GradientEnqueue, Enqueue] | None:
+    """Return what the update and the executor have to do; None if the queue takes nothing."""
+    micro_batches = options.Training.gradient_accumulation
+    dtypes = {
+        update.parameter: _dtype(update, parameters, capture.mode, micro_batches)
+        for update in reversed(plan.updates)
+        if capture.only is None or id(parameters[update.parameter]) in capture.only
+    }
+    by_key = {gradient_key(capture.names.get(id(parameters[name]), name)): name for name in dtypes}
+    taken = capture.queue.take_gradients(
+        {
+            key: torch.empty(parameters[name].shape, dtype=dtypes[name], device="meta")
+            for key, name in by_key.items()
+        }
+    )
+    if taken is None:
+        return None
+    structure, keys = taken
+    chosen = [by_key[key] for key in keys]
+    gradients = GradientEnqueue(
+        number,
+        capture.mode,
+        tuple(chosen),
+        tuple(dtypes[name] for name in chosen),
+        micro_batches,
+        float(plan.norm_attributes["divisor"]),
+    )
+    capture.queue.note = _note(gradients, plan, options)
+    components = tuple((dtypes[name], tuple(parameters[name].shape)) for name in chosen)
+    enqueue = Enqueue(capture.queue.queue, structure, components, "the OutfeedOptimizer")
+    return gradients, enqueue
+
+
+def _dtype(
+    update: ParameterUpdate,
+    parameters: Mapping[str, torch.Tensor],
+    mode: OutfeedOptimizerMode,
+    micro_batches: int,
+) -> torch.dtype:
+    """Return the element type of a gradient in a queue: that of what it is read from."""
+    if mode == OutfeedOptimizerMode.AFTER_COMPUTE or micro_batches == 1:
+        return returned_dtype(held_dtype(parameters[update.parameter].dtype))
+    return torch.float32 if update.accumulator is None else update.accumulator.dtype
+
+
+def _note(gradients: GradientEnqueue, plan: OptimizerPlan, options: Options) -> str:
+    """Return what one has to know of the gradients to read a table of them."""
+    reduction = options.Training.accumulation_and_replication_reduction_type
+    kind = "mean" if reduction == ReductionType.Mean else "sum"
+    parts = []
+    if gradients.accumulated:
+        parts.append(f"Accumulated over {gradients.micro_batches} micro-batches: {kind}.")
+    if plan.loss_scale_rule is not None:
+        parts.append("Multiplied by the loss scaling, which the device adapts.")
+    elif plan.loss_scaling.value != 1:
+        parts.append(f"Multiplied by the loss scaling, {plan.loss_scaling.value:g}.")
+    return " ".join(parts)

@@ -1,0 +1,6 @@
+"""Queues of tensors: into a program while it runs, and out of it."""
+
+from popsim_torch.feeds.infeed import InfeedQueue
+from popsim_torch.feeds.outfeed import OutfeedMode, OutfeedQueue
+
+__all__ = ["InfeedQueue", "OutfeedMode", "OutfeedQueue"]

@@ -1,0 +1,43 @@
+"""What both kinds of queues check of their arguments, and of who uses them."""
+
+from __future__ import annotations
+
+import os
+
+from popsim_torch.errors import Error
+
+__all__ = ["OneProcess", "check_integer", "check_placement"]
+
+
+def check_integer(where: str, name: str, value: object, least: int, most: int | None = None) -> int:
+    """Return an integer in its bounds, or raise an Error that names the value."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not fits or (most is not None and value > most):  # type: ignore[operator]
+        bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise Error(f"{where}: {name} must be an integer {bounds}, got {value!r}.")
+    return value  # type: ignore[return-value]
+
+
+def check_placement(where: str, device_ordinal: object, optimise_latency: object) -> None:
+    """Check arguments that say how real hardware moves elements."""
+    if device_ordinal is not None:
+        check_integer(where, "device_ordinal", device_ordinal, 0)
+    if not isinstance(optimise_latency, bool):
+        raise Error(f"{where}: optimise_latency must be True or False, got {optimise_latency!r}.")
+
+
+class OneProcess:
+    """Keeps a queue in the process that made it: its threads and locks do not survive a fork."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._id = os.getpid()
+
+    def check(self) -> None:
+        """Raise an Error in any other process."""
+        if os.getpid() != self._id:
+            raise Error(
+                f"{self._where}: the queue was made in process {self._id}, and this is process "
+                f"{os.getpid()}. Queues are not shared between processes: make one in the process "
+                "that runs the program."
+            )

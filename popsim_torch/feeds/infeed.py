@@ -1,0 +1,287 @@
+"""``InfeedQueue``: a dataset's elements come into a program while it runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import torch
+
+from popsim_torch._native import Infeed
+from popsim_torch.dtypes import dtype_name
+from popsim_torch.errors import Error, UsageTypeError
+from popsim_torch.feeds.checks import OneProcess, check_integer, check_placement
+from popsim_torch.feeds.datasets import Source
+from popsim_torch.feeds.producer import ElementKind, Producer, failure_text, make_stopper
+from popsim_torch.feeds.structure import Component, Structure
+
+__all__ = ["InfeedQueue"]
+
+_MOST_AHEAD = 255
+
+
+class InfeedQueue(AbstractContextManager["InfeedQueue"]):
+    """Brings the elements of a dataset into a running program, one for each trip of its loop.
+
+    A thread goes through the dataset, ahead of the program, and keeps elements ready in the types
+    in which the device holds them. An element is a tensor, a tuple or list (positional arguments of
+    the body, behind the carried values) or a dictionary with string keys (keyword arguments); its
+    parts may be nested, and numbers and NumPy arrays count as tensors. All elements have the same
+    shapes and types.
+
+    The first element is made in the thread that compiles the program, so that a loader draws its
+    seed there. A run goes on in the data where the one before it stopped.
+
+    Args:
+        dataset: An iterable of elements, such as a ``DataLoader`` or a generator; a map-style torch
+            ``Dataset``, a tensor or an array (an element is an item); or a function that makes one
+            of these. It belongs to the queue from now on.
+        prefetch_depth: Elements made ahead (count, 1 to 255). A pipelined program may take more.
+        repeat: Begin anew at the end of the dataset.
+        device_ordinal: Where real hardware runs the program; no effect here.
+        optimise_latency: How real hardware moves elements; no effect here.
+
+    Raises:
+        Error: An argument is none of these.
+        UsageTypeError: The dataset cannot be gone through.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        prefetch_depth: int = 3,
+        *,
+        repeat: bool = False,
+        device_ordinal: int | None = None,
+        optimise_latency: bool = False,
+    ) -> None:
+        where = "InfeedQueue"
+        check_integer(where, "prefetch_depth", prefetch_depth, 1, _MOST_AHEAD)
+        check_placement(where, device_ordinal, optimise_latency)
+        if not isinstance(repeat, bool):
+            raise Error(f"{where}: repeat must be True or False, got {repeat!r}.")
+        self._source = Source(dataset, repeat)
+        self._prefetch_depth = prefetch_depth
+        self._process = OneProcess(where)
+        self._lock = threading.RLock()
+        self._kind: ElementKind | None = None
+        self._ring: Infeed | None = None
+        self._producer: Producer | None = None
+        self._stop_if_dropped: weakref.finalize[Any, InfeedQueue] | None = None
+        self._num_active = 0
+        self._run_began = self._seconds_run = 0.0
+        self._closed = False
+
+    # The life of a queue
+
+    @property
+    def initializer(self) -> Any:
+        """Begin to make elements, which programs do by themselves; so does calling the result."""
+        self._start()
+        return self._start
+
+    def reset(self) -> None:
+        """Go back to the beginning of the dataset; elements that were made ahead are dropped.
+
+        Waits for the element that is being made.
+
+        Raises:
+            Error: A program is running on the queue, or the dataset can be gone through only once.
+        """
+        with self._lock:
+            self._check_open()
+            if self._num_active:
+                raise Error("InfeedQueue.reset: a program is running on the queue. Let it end.")
+            if not self._source.can_restart:
+                raise Error(
+                    "InfeedQueue.reset: the dataset is an iterator, which can be gone through only "
+                    "once. Make the queue with a function that returns one."
+                )
+            if self._producer is not None:
+                self._producer.stop()
+                self._producer = None
+            if self._ring is not None:
+                self._ring.clear()
+
+    def close(self) -> None:
+        """Make no more elements; a program that asks for one fails."""
+        self._closed = True
+        if self._stop_if_dropped is not None:
+            self._stop_if_dropped()
+
+    @property
+    def deleter(self) -> Any:
+        """Close the queue; so does calling what this returns."""
+        self.close()
+        return self.close
+
+    def __exit__(self, *_: object) -> None:
+        """Close the queue."""
+        self.close()
+
+    # What there is to know
+
+    @property
+    def prefetch_depth(self) -> int:
+        """Elements made ahead (count)."""
+        return self._prefetch_depth
+
+    @property
+    def dequeued(self) -> bool:
+        """Whether a program has taken an element."""
+        return self._ring is not None and self._ring.statistics()["taken"] > 0
+
+    @property
+    def number_of_tuple_elements(self) -> int:
+        """The arguments that an element is for the body of a loop; makes the first element."""
+        args, kwargs = self._example()
+        return len(args) + len(kwargs)
+
+    def get_next(self) -> NoReturn:
+        """Raise an Error: loops take elements by themselves."""
+        raise Error(
+            "InfeedQueue.get_next: loops take the elements by themselves. Pass the queue to "
+            "poptorch.repeat(n, body, infeed=queue), whose body gets them as arguments."
+        )
+
+    def statistics(self) -> dict[str, float]:
+        """Return counters.
+
+        Returns:
+            ``pushed``, ``taken``: elements made, and taken by programs. ``waits``,
+            ``seconds_waited``: how often and how long programs waited for data. ``seconds_full``:
+            how long the dataset's thread waited for a free slot. ``seconds_run``: how long programs
+            ran. ``starved_fraction``: the part of it that they waited, from 0 to 1.
+        """
+        names = ("pushed", "taken", "waits", "seconds_waited", "seconds_full")
+        found = dict.fromkeys(names, 0) if self._ring is None else self._ring.statistics()
+        with self._lock:
+            running = time.monotonic() - self._run_began if self._num_active else 0.0
+            seconds_run = self._seconds_run + running
+        starved = min(1.0, found["seconds_waited"] / seconds_run) if seconds_run > 0 else 0.0
+        return {**found, "seconds_run": seconds_run, "starved_fraction": starved}
+
+    def __repr__(self) -> str:
+        found = self.statistics()
+        return (
+            f"InfeedQueue(prefetch_depth={self._prefetch_depth}, {found['pushed']} made, "
+            f"{found['taken']} taken, programs waited {found['seconds_waited']:.3g} s"
+            f"{', closed' if self._closed else ''})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageTypeError(
+            "InfeedQueue: a queue cannot be copied or sent to another process. Make one there."
+        )
+
+    # What programs do
+
+    @property
+    def _native(self) -> Infeed:
+        """What programs take elements from."""
+        self._start()
+        assert self._ring is not None
+        return self._ring
+
+    def _element(self) -> tuple[Structure, list[Component]]:
+        """Return what an element is made of; makes the first one, and takes none.
+
+        Raises:
+            Error: The dataset has no element, or fails at it, or the queue is closed.
+        """
+        self._start()
+        assert self._kind is not None
+        return self._kind.structure, self._kind.components
+
+    def _arguments(
+        self, structure: Structure, leaves: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the body of a loop is called with, for the tensors of an element."""
+        element = structure.build(leaves)
+        if structure.container is None:
+            return (element,), {}
+        return ((), element) if structure.container is dict else (tuple(element), {})
+
+    def _begin_run(self) -> None:
+        """A program that takes elements begins to run."""
+        self._start()
+        with self._lock:
+            if self._num_active == 0:
+                self._run_began = time.monotonic()
+            self._num_active += 1
+
+    def _end_run(self, error: BaseException | None) -> None:
+        """It has ended, with an error if it failed.
+
+        If that is for lack of data that could not be made, the reason becomes the error's cause.
+        """
+        with self._lock:
+            self._num_active -= 1
+            if self._num_active == 0:
+                self._seconds_run += time.monotonic() - self._run_began
+        if self._producer is not None and isinstance(error, Error):
+            self._producer.explain(error)
+
+    def _failure(self) -> BaseException | None:
+        """Return what the dataset's thread died of, if it did."""
+        return None if self._producer is None else self._producer.failure
+
+    # Internals
+
+    def _check_open(self) -> None:
+        self._process.check()
+        if self._closed:
+            raise Error("InfeedQueue: the queue is closed. Make another one.")
+
+    def _example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        structure, components = self._element()
+        return self._arguments(structure, components)
+
+    def _start(self) -> None:
+        """Make the first element in this thread, and let another one make the others."""
+        with self._lock:
+            self._check_open()
+            if self._producer is not None:
+                return
+            items, first = self._first()
+            assert self._kind is not None
+            if self._ring is None:
+                self._ring = Infeed(
+                    [dtype_name(dtype) for dtype, _ in self._kind.components],
+                    [shape for _, shape in self._kind.components],
+                    self._prefetch_depth,
+                )
+            self._producer = Producer(
+                items, first, self._kind, self._ring, self._source.can_restart
+            )
+            if self._stop_if_dropped is not None:
+                self._stop_if_dropped.detach()
+            self._stop_if_dropped = weakref.finalize(self, make_stopper(self._producer, self._ring))
+            self._stop_if_dropped.atexit = False  # the producers see to that
+
+    def _first(self) -> tuple[Any, list[torch.Tensor]]:
+        """Return the dataset behind its first element, and that element's tensors."""
+        try:
+            items = self._source.items()
+            element = next(items)
+        except StopIteration:
+            raise Error("InfeedQueue: the dataset has no element.") from None
+        except Error:
+            raise
+        except Exception as error:
+            raise Error(failure_text(error, 0)) from error
+        if self._kind is not None:
+            return items, self._kind.tensors_of(element, 0)
+        kind, tensors = ElementKind.of(element)
+        structure = kind.structure
+        if structure.container is dict and not all(isinstance(k, str) for k in structure.keys):
+            raise UsageTypeError(
+                f"InfeedQueue: the keys of an element are {list(structure.keys)!r}. They become "
+                "names of arguments, and must be strings."
+            )
+        self._kind = kind
+        return items, tensors

@@ -1,0 +1,192 @@
+"""The thread that fills a queue's ring ahead of the program, and the ring's first element."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+import torch
+
+from popsim_torch import _native
+from popsim_torch.dtypes import held_dtype
+from popsim_torch.errors import Error
+from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
+
+__all__ = ["ElementKind", "Producer"]
+
+# How long a push waits for a slot before it looks whether it is still wanted.
+_SECONDS_PER_PUSH = 0.1
+_SECONDS_AT_EXIT = 2.0
+
+_living: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class ElementKind:
+    """What all elements of a queue have in common.
+
+    Attributes:
+        structure: How they are put together.
+        components: Element type, as the device holds it, and shape of each tensor.
+    """
+
+    structure: Structure
+    components: list[Component]
+
+    @classmethod
+    def of(cls, element: Any) -> tuple[ElementKind, list[torch.Tensor]]:
+        """Return the kind of an element, and its tensors as the device holds them.
+
+        Raises:
+            UsageTypeError: Something in it is no tensor.
+        """
+        return cls._of(element, "the element")
+
+    @classmethod
+    def _of(cls, element: Any, where: str) -> tuple[ElementKind, list[torch.Tensor]]:
+        structure, leaves = flatten(element, f"InfeedQueue: {where}")
+        tensors = []
+        for leaf, path in zip(leaves, structure.paths(), strict=True):
+            tensor = as_tensor(leaf, f"InfeedQueue: {where}{path}").detach()
+            tensors.append(tensor.to("cpu", held_dtype(tensor.dtype)).contiguous())
+        components = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+        return cls(structure, components), tensors
+
+    def tensors_of(self, element: Any, number: int) -> list[torch.Tensor]:
+        """Return the tensors of a later element.
+
+        Raises:
+            Error: It is of another kind.
+        """
+        kind, tensors = self._of(element, f"element {number}")
+        if kind != self:
+            raise Error(
+                f"InfeedQueue: element {number} is ({describe(kind.components, kind.structure)}), "
+                f"and the first one was ({describe(self.components, self.structure)}). A program "
+                "is compiled for one kind of element: leave an incomplete last batch out "
+                "(drop_last=True in the DataLoader), or pad it."
+            )
+        return tensors
+
+
+class Producer:
+    """Goes through a dataset once, in a thread of its own, and puts its elements into a ring.
+
+    Knows nothing of the queue that it belongs to, so that the queue can be dropped.
+
+    Args:
+        items: The dataset behind its first element.
+        first: The tensors of the first element.
+        kind: Of all elements.
+        ring: Gets the elements.
+        can_restart: The dataset can be gone through again.
+
+    Attributes:
+        failure: What ended it, if something did.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[Any],
+        first: list[torch.Tensor],
+        kind: ElementKind,
+        ring: _native.Infeed,
+        can_restart: bool,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._last_words = ""
+        self._kind, self._ring, self._can_restart = kind, ring, can_restart
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=([items], first), name="popsim_torch infeed", daemon=True
+        )
+        _living.add(self)
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Let the thread end when it has the element that it is at."""
+        self._stopped.set()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """End the thread, and wait for it; at most so long."""
+        self.ask_to_stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def explain(self, error: Error) -> None:
+        """Make what ended it the cause of the error of a program that asked for more."""
+        if error.message != self._last_words or isinstance(self.failure, (Error, NoneType)):
+            return
+        error.__cause__ = self.failure
+
+    def _run(self, held: list[Iterator[Any]], first: list[torch.Tensor]) -> None:
+        number = 0
+        try:
+            items = held.pop()
+            if not self._push(first):
+                return
+            del first
+            for number, item in enumerate(items, 1):
+                if self._stopped.is_set() or not self._push(self._kind.tensors_of(item, number)):
+                    return
+            self._last_words = _end_of_data(number + 1, self._can_restart)
+        except BaseException as error:
+            self.failure, self._last_words = error, failure_text(error, number + 1)
+        self._ring.end(self._last_words)
+
+    def _push(self, tensors: list[torch.Tensor]) -> bool:
+        """Put an element into the ring; return False when it is not wanted any more."""
+        while not self._ring.push(tensors, _SECONDS_PER_PUSH):
+            if self._stopped.is_set() or self._ring.closed:
+                return False
+        return True
+
+
+def failure_text(error: BaseException, number: int) -> str:
+    """Return the message for an element that could not be made."""
+    if isinstance(error, Error):
+        return error.message
+    return (
+        f"InfeedQueue: the dataset failed at element {number} (counted from 0): "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def _end_of_data(count: int, can_restart: bool) -> str:
+    advice = (
+        "Make the queue with repeat=True, which begins anew there, call queue.reset() between "
+        "runs, or run fewer trips."
+        if can_restart
+        else "Give the queue more data, or run fewer trips."
+    )
+    return (
+        f"InfeedQueue: the end of the dataset was reached: the program asks for element {count} "
+        f"(counted from 0), and the dataset has {count}. {advice}"
+    )
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all threads, which must not meet an interpreter that is gone."""
+    producers = list(_living)
+    for producer in producers:
+        producer.ask_to_stop()
+    deadline = time.monotonic() + _SECONDS_AT_EXIT
+    for producer in producers:
+        producer.stop(max(0.0, deadline - time.monotonic()))
+
+
+def make_stopper(producer: Producer, ring: _native.Infeed) -> Callable[[], None]:
+    """Return what ends a queue's thread when the queue is gone."""
+
+    def stop() -> None:
+        producer.ask_to_stop()
+        ring.close()
+
+    return stop

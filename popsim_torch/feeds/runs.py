@@ -1,0 +1,66 @@
+"""What the readers of a queue know of the programs that feed it."""
+
+from __future__ import annotations
+
+import threading
+
+from popsim_torch.errors import Error
+
+__all__ = ["Runs"]
+
+
+class Runs:
+    """Counts the runs that go on, and keeps the error of the last one.
+
+    Runs may be nested, and go on in several threads; together they are one run, which ends when the
+    last of them does.
+
+    Attributes:
+        changed: Notified at each beginning and end; guards everything here.
+        num_active: Runs that go on.
+        num_begun: Runs begun so far, nested ones not counted.
+        num_followed: Runs whose end a reader has seen.
+        failure: What ended the last run, if it was a failure.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.num_active = 0
+        self.num_begun = 0
+        self.num_followed = 0
+        self.failure: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there was a run whose end no reader has seen."""
+        return self.num_active == 0 and self.num_begun > self.num_followed
+
+    def begin(self) -> None:
+        """A run begins."""
+        with self.changed:
+            if self.num_active == 0:
+                self.failure = None
+                self.num_begun += 1
+            self.num_active += 1
+            self.changed.notify_all()
+
+    def end(self, error: BaseException | None) -> None:
+        """A run ends, with an error if it failed."""
+        with self.changed:
+            self.num_active -= 1
+            if error is not None and self.failure is None and _is_failure(error):
+                self.failure = error
+            self.changed.notify_all()
+
+    def mark_followed(self) -> None:
+        """A reader has everything of the runs that have ended."""
+        with self.changed:
+            if self.num_active == 0:
+                self.num_followed = self.num_begun
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether an error says more than that somebody ended the run."""
+    if not isinstance(error, Exception):
+        return False  # Ctrl-C, or the end of the program
+    return not (isinstance(error, Error) and error.message.startswith("run: stopped"))

@@ -1,0 +1,292 @@
+"""Statistics of captured tensors, and the tables that show them.
+
+Computing and formatting are apart: ``summarise`` gives numbers, the ``*_table`` functions text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import UsageTypeError, UsageValueError
+
+__all__ = [
+    "TensorSummary",
+    "epoch_title",
+    "extended_table",
+    "named_leaves",
+    "step_title",
+    "summarise",
+    "summary_table",
+]
+
+# Stays in the caches when it is widened to float64.
+_CHUNK = 1 << 16
+_QUANTILES = (0.01, 0.5, 0.99)
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """Statistics over all elements of a tensor, in float64 whatever its type.
+
+    Attributes:
+        count: Elements (count).
+        mean: NaN for an empty tensor, and if any element is NaN; so are the three that follow.
+        std: Of the population: divided by ``count``.
+        minimum: Smallest element.
+        maximum: Largest element.
+        norm: Square root of the sum of squares.
+        nans: Elements that are NaN (count).
+        infs: Elements that are infinite (count).
+        zeros: Elements that are 0 (count).
+        subnormals: Elements other than 0 below the smallest normal number of the tensor's own
+            type (count).
+        quantiles: Value by share, such as 0.5 for the median, of the elements that are not NaN,
+            between neighbours linearly; empty unless asked for.
+    """
+
+    count: int
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+    norm: float
+    nans: int
+    infs: int
+    zeros: int
+    subnormals: int
+    quantiles: Mapping[float, float]
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Count, mean and sum of squared distances from it, of a part of the elements."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, chunk: torch.Tensor) -> _Moments:
+        mean = chunk.mean()
+        return cls(chunk.numel(), mean.item(), (chunk - mean).square_().sum().item())
+
+    def joined(self, other: _Moments) -> _Moments:
+        """Return those of both parts (Chan, Golub, LeVeque 1979)."""
+        count = self.count + other.count
+        distance = other.mean - self.mean
+        if not math.isfinite(distance):
+            return _Moments(count, self.mean + other.mean, math.nan)
+        weight = other.count / count
+        return _Moments(
+            count,
+            self.mean + distance * weight,
+            self.squares + other.squares + distance * distance * self.count * weight,
+        )
+
+
+def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
+    """Return the statistics of a tensor, computed in one pass over its elements.
+
+    Sums are kept in float64 and around the mean, so neither a large mean nor half precision costs
+    digits. Quantiles take a sort of their own.
+
+    Args:
+        values: Tensor of any shape and any real type, also of integers and truth values, or what
+            ``torch.as_tensor`` takes.
+        quantiles: Shares from 0 to 1 whose quantiles are wanted.
+
+    Raises:
+        UsageTypeError: The elements are not real numbers.
+        UsageValueError: A share is not from 0 to 1.
+    """
+    flat = _real(values).reshape(-1)
+    tiny = torch.finfo(flat.dtype).tiny if flat.dtype.is_floating_point else 0.0
+    moments = _Moments()
+    nans = infs = zeros = subnormals = 0
+    minimum, maximum = math.inf, -math.inf
+    for chunk in flat.split(_CHUNK) if flat.numel() else ():
+        wide = chunk.to(torch.float64)
+        moments = moments.joined(_Moments.of(wide))
+        zeros += wide.numel() - int(wide.count_nonzero())
+        low, high = (bound.item() for bound in torch.aminmax(wide))
+        minimum, maximum = _least(minimum, low), -_least(-maximum, -high)
+        if not math.isfinite(low) or not math.isfinite(high):
+            nans += int(wide.isnan().sum())
+            infs += int(wide.isinf().sum())
+        if tiny:
+            subnormals += int(((wide != 0) & (wide.abs() < tiny)).sum())
+    empty = flat.numel() == 0
+    return TensorSummary(
+        flat.numel(),
+        math.nan if empty else moments.mean,
+        math.nan if empty else math.sqrt(moments.squares / moments.count),
+        math.nan if empty else minimum,
+        math.nan if empty else maximum,
+        0.0 if empty else _norm(moments, infs),
+        nans,
+        infs,
+        zeros,
+        subnormals,
+        _quantiles(flat, quantiles),
+    )
+
+
+def _real(values: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(values).detach().to("cpu")
+    if tensor.dtype.is_complex:
+        raise UsageTypeError(
+            f"summarise: has no statistics of {tensor.dtype} numbers; pass the real and the "
+            "imaginary part, or the absolute value."
+        )
+    return tensor
+
+
+def _least(one: float, other: float) -> float:
+    """Return the lesser of two numbers; NaN if one of them is."""
+    return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
+
+
+def _norm(moments: _Moments, infs: int) -> float:
+    if infs and not math.isnan(moments.mean):
+        return math.inf
+    return math.sqrt(moments.squares + moments.count * moments.mean * moments.mean)
+
+
+def _quantiles(flat: torch.Tensor, shares: Sequence[float]) -> dict[float, float]:
+    if not shares:
+        return {}
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise UsageValueError(f"summarise: a quantile's share is from 0 to 1, got {share}.")
+    ordered = flat[~flat.isnan()].to(torch.float64).sort().values
+    if not ordered.numel():
+        return dict.fromkeys(shares, math.nan)
+    found = {}
+    for share in shares:
+        place = share * (ordered.numel() - 1)
+        below = ordered[math.floor(place)].item()
+        above = ordered[math.ceil(place)].item()
+        part = place - math.floor(place)
+        found[share] = below if not part or below == above else below + (above - below) * part
+    return found
+
+
+def named_leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a nest of dictionaries, tuples and lists, each with its path.
+
+    Args:
+        values: A tensor, or a nest of them.
+        name: Path of the nest; ``/`` separates its parts.
+    """
+    if isinstance(values, Mapping):
+        parts = [(str(key), value) for key, value in values.items()]
+    elif isinstance(values, (tuple, list)):
+        parts = [(str(index), value) for index, value in enumerate(values)]
+    else:
+        yield name, values
+        return
+    for part, value in parts:
+        yield from named_leaves(value, f"{name}/{part}" if name else part)
+
+
+def step_title(step: int) -> str:
+    """Return what leads the table of a step: the line, and a blank one before and after it."""
+    return f"\nStep {step} - Summary Stats\n"
+
+
+def epoch_title(epoch: int) -> str:
+    """Return the line that leads the table of an epoch, counted from 1."""
+    return f"Epoch {epoch} - Summary Stats"
+
+
+def summary_table(tensors: Mapping[str, Any], title: str = "") -> str:
+    """Return the statistics of some tensors, a line each.
+
+    The columns are index, name, mean, standard deviation (of the population), minimum, maximum,
+    whether there is any NaN, and whether there is any infinity.
+
+    Args:
+        tensors: Tensors by name, or a nest of them; all elements of one count together.
+        title: Line in front, such as ``epoch_title(1)``; empty for none.
+
+    Returns:
+        Lines without a newline at the end; columns are padded with spaces, the last one too.
+    """
+    rows = [
+        (
+            name,
+            *(f"{one:.6f}" for one in (found.mean, found.std, found.minimum, found.maximum)),
+            *(str(bool(number)) for number in (found.nans, found.infs)),
+        )
+        for name, found in ((name, summarise(one)) for name, one in named_leaves(tensors))
+    ]
+    header = ("Name", "Mean", "Std", "Minimum", "Maximum", "NaNs", "infs")
+    return _table(header, rows, (12, 12, 12, 12, 7, 7), title)
+
+
+def extended_table(
+    tensors: Mapping[str, Any], title: str = "", weights: Mapping[str, Any] | None = None
+) -> str:
+    """Return more statistics of some tensors than ``summary_table``, a line each.
+
+    Numbers have six significant digits, so small ones keep theirs, and NaN and infinities are
+    counted. Zeros and subnormals (below the smallest normal number of the tensor's type) tell of
+    underflow; 1%, 50% and 99% are quantiles.
+
+    Args:
+        tensors: Tensors by name, or a nest of them; all elements of one count together.
+        title: Line in front, such as ``epoch_title(1)``; empty for none.
+        weights: Adds the column ``Ratio``, for names (without ``_grad``) that are among these
+            weights: norm of the tensor over norm of the weight. A tensor with an axis in front has
+            one norm for each of its entries, and their root mean square counts. Of updates it is
+            the update/weight ratio; of gradients that is this times the learning rate, in SGD.
+    """
+    header = ["Name", "Mean", "Std", "Minimum", "Maximum", "Norm", "1%", "50%", "99%"]
+    header += ["NaNs", "infs", "Zeros", "Subnormals"]
+    rows = []
+    for name, tensor in named_leaves(tensors):
+        found = summarise(tensor, _QUANTILES)
+        numbers = [found.mean, found.std, found.minimum, found.maximum, found.norm]
+        counts = [found.nans, found.infs, found.zeros, found.subnormals]
+        row = [name, *map(_short, [*numbers, *found.quantiles.values()]), *map(str, counts)]
+        if weights is not None:
+            row.append(_ratio(found, weights.get(name.removesuffix("_grad"))))
+        rows.append(row)
+    widths = [13] * 8 + [9] * 3 + [11]
+    if weights is not None:
+        header.append("Ratio")
+        widths.append(13)
+    return _table(header, rows, widths, title)
+
+
+def _ratio(found: TensorSummary, weight: Any) -> str:
+    if weight is None:
+        return ""
+    of_weight = summarise(weight)
+    if not of_weight.count or not of_weight.norm:
+        return "nan"
+    entries = max(1.0, found.count / of_weight.count)
+    return _short(found.norm / math.sqrt(entries) / of_weight.norm)
+
+
+_short: Callable[[float], str] = "{:.6g}".format
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], title: str
+) -> str:
+    """Return lines of columns: an index, a name with 5 more characters than the longest, others."""
+    width = max((len(row[0]) for row in rows), default=0) + 5
+    all_widths = (5, width, *widths)
+    lines = [("Index", *header)]
+    lines += [(str(index), *row) for index, row in enumerate(rows)]
+    text = [
+        " ".join(f"{cell:<{size}}" for cell, size in zip(line, all_widths, strict=True))
+        for line in lines
+    ]
+    return "\n".join([title, *text] if title else text)
