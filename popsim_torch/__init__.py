@@ -41,11 +41,18 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
-from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
+from popsim_torch.feeds import (
+    InfeedQueue,
+    OutfeedMode,
+    OutfeedQueue,
+    dataset_benchmark,
+    infeed_benchmark,
+)
 from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
+from popsim_torch.loops import Function, function, repeat, while_loop
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.observe import (
     Glob,
@@ -121,6 +128,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderMode",
     "Error",
+    "Function",
     "Glob",
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
@@ -171,6 +179,7 @@ __all__ = [
     "ctc_beam_search_decoder",
     "custom_op",
     "custom_op_include",
+    "dataset_benchmark",
     "dynamic_slice",
     "dynamic_update",
     "enums",
@@ -178,10 +187,12 @@ __all__ = [
     "extended_table",
     "for_loop",
     "fps",
+    "function",
     "getIpuTensorId",
     "get_pipeline_stage_assignment",
     "gradient_names",
     "identity_loss",
+    "infeed_benchmark",
     "inferenceModel",
     "install",
     "ipuHardwareIsAvailable",
@@ -206,6 +217,7 @@ __all__ = [
     "registerPreCompileHook",
     "register_custom_op",
     "removeBlocks",
+    "repeat",
     "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",
@@ -221,4 +233,5 @@ __all__ = [
     "testing",
     "trainingModel",
     "uninstall",
+    "while_loop",
 ]

@@ -168,7 +168,7 @@ def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:
             "it outside of the function, and return it there."
         )
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return loss
 
