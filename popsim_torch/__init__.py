@@ -40,11 +40,18 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
-from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
+from popsim_torch.feeds import (
+    InfeedQueue,
+    OutfeedMode,
+    OutfeedQueue,
+    dataset_benchmark,
+    infeed_benchmark,
+)
 from popsim_torch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
+from popsim_torch.loops import Function, function, repeat, while_loop
 from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
 from popsim_torch.ops import (
     NameScope,
@@ -104,6 +111,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderMode",
     "Error",
+    "Function",
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
@@ -146,14 +154,17 @@ __all__ = [
     "ctc_beam_search_decoder",
     "custom_op",
     "custom_op_include",
+    "dataset_benchmark",
     "dynamic_slice",
     "dynamic_update",
     "enums",
     "for_loop",
     "fps",
+    "function",
     "getIpuTensorId",
     "get_pipeline_stage_assignment",
     "identity_loss",
+    "infeed_benchmark",
     "inferenceModel",
     "install",
     "ipuHardwareIsAvailable",
@@ -177,6 +188,7 @@ __all__ = [
     "registerPreCompileHook",
     "register_custom_op",
     "removeBlocks",
+    "repeat",
     "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",
@@ -189,4 +201,5 @@ __all__ = [
     "testing",
     "trainingModel",
     "uninstall",
+    "while_loop",
 ]

@@ -73,12 +73,13 @@ def _passes(dataset: Any) -> Callable[[], Iterable[Any]]:
         return lambda: _indexed(dataset)
     if isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset):
         return lambda: _indexed(dataset)
-    if hasattr(dataset, "__iter__"):
-        return lambda: dataset
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return lambda: _indexed(dataset)
+    if not isinstance(dataset, type):
+        if hasattr(dataset, "__iter__"):
+            return lambda: dataset
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+            return lambda: _indexed(dataset)
     if callable(dataset):
-        return lambda: _made_by(dataset)
+        return lambda: _passes(dataset())()
     raise UsageTypeError(
         f"InfeedQueue: a {type(dataset).__name__} cannot be iterated. Give an iterable of tensors, "
         "tuples or dictionaries, a torch Dataset or DataLoader, or a function that makes one."
@@ -88,13 +89,3 @@ def _passes(dataset: Any) -> Callable[[], Iterable[Any]]:
 def _indexed(dataset: Any) -> Iterator[Any]:
     for index in range(len(dataset)):
         yield dataset[index]
-
-
-def _made_by(function: Callable[[], Any]) -> Iterable[Any]:
-    made = function()
-    if not hasattr(made, "__iter__"):
-        raise UsageTypeError(
-            f"InfeedQueue: the function of the dataset returned a {type(made).__name__}, which "
-            "cannot be iterated."
-        )
-    return made  # type: ignore[no-any-return]

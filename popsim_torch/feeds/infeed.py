@@ -232,6 +232,14 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
 
     # Internals
 
+    def _unused_source(self, where: str) -> Source:
+        """Return the dataset, which no program has taken anything from."""
+        with self._lock:
+            self._check_open()
+            if self._ring is not None:
+                raise Error(f"{where}: a program uses the queue. Measure one that is not in use.")
+            return self._source
+
     def _check_open(self) -> None:
         self._process.check()
         if self._closed:
@@ -262,6 +270,8 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
                 self._stop_if_dropped.detach()
             self._stop_if_dropped = weakref.finalize(self, make_stopper(self._producer, self._ring))
             self._stop_if_dropped.atexit = False  # the producers see to that
+            if self._closed:  # in the meantime
+                self._stop_if_dropped()
 
     def _first(self) -> tuple[Any, list[torch.Tensor]]:
         """Return the dataset behind its first element, and that element's tensors."""

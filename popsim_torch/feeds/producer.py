@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ import torch
 
 from popsim_torch import _native
 from popsim_torch.dtypes import held_dtype
-from popsim_torch.errors import Error
+from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
 
 __all__ = ["ElementKind", "Producer"]
@@ -40,21 +41,24 @@ class ElementKind:
     components: list[Component]
 
     @classmethod
-    def of(cls, element: Any) -> tuple[ElementKind, list[torch.Tensor]]:
+    def of(
+        cls, element: Any, where: str = "the element", like: Structure | None = None
+    ) -> tuple[ElementKind, list[torch.Tensor]]:
         """Return the kind of an element, and its tensors as the device holds them.
+
+        Args:
+            element: As the dataset made it.
+            where: What it is, for messages.
+            like: How elements are put together, if that is known.
 
         Raises:
             UsageTypeError: Something in it is no tensor.
         """
-        return cls._of(element, "the element")
-
-    @classmethod
-    def _of(cls, element: Any, where: str) -> tuple[ElementKind, list[torch.Tensor]]:
-        structure, leaves = flatten(element, f"InfeedQueue: {where}")
-        tensors = []
-        for leaf, path in zip(leaves, structure.paths(), strict=True):
-            tensor = as_tensor(leaf, f"InfeedQueue: {where}{path}").detach()
-            tensors.append(tensor.to("cpu", held_dtype(tensor.dtype)).contiguous())
+        structure, leaves = flatten(element, f"InfeedQueue: {where}", like)
+        tensors = [
+            _held(as_tensor(leaf, f"InfeedQueue: {where}{path}"), f"{where}{path}")
+            for leaf, path in zip(leaves, structure.paths(), strict=True)
+        ]
         components = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
         return cls(structure, components), tensors
 
@@ -64,7 +68,7 @@ class ElementKind:
         Raises:
             Error: It is of another kind.
         """
-        kind, tensors = self._of(element, f"element {number}")
+        kind, tensors = self.of(element, f"element {number}", self.structure)
         if kind != self:
             raise Error(
                 f"InfeedQueue: element {number} is ({describe(kind.components, kind.structure)}), "
@@ -73,6 +77,14 @@ class ElementKind:
                 "(drop_last=True in the DataLoader), or pad it."
             )
         return tensors
+
+
+def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """Return a tensor in the form that the ring takes."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "has no values (device 'meta')" if tensor.is_meta else f"is {tensor.layout}"
+        raise UsageTypeError(f"InfeedQueue: {where} {kind}. Elements are dense tensors.")
+    return tensor.detach().to("cpu", held_dtype(tensor.dtype)).contiguous()
 
 
 class Producer:
@@ -171,7 +183,6 @@ def _end_of_data(count: int, can_restart: bool) -> str:
     )
 
 
-@atexit.register
 def _stop_all() -> None:
     """End all threads, which must not meet an interpreter that is gone."""
     producers = list(_living)
@@ -184,9 +195,16 @@ def _stop_all() -> None:
 
 def make_stopper(producer: Producer, ring: _native.Infeed) -> Callable[[], None]:
     """Return what ends a queue's thread when the queue is gone."""
+    process = os.getpid()
 
     def stop() -> None:
-        producer.ask_to_stop()
-        ring.close()
+        # A process that was forked off has no such thread, and locks that it may have held.
+        if os.getpid() == process:
+            producer.ask_to_stop()
+            ring.close()
 
     return stop
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_living.clear)

@@ -61,12 +61,13 @@ class Structure:
         ]
 
 
-def flatten(element: Any, where: str) -> tuple[Structure, list[Any]]:
+def flatten(element: Any, where: str, like: Structure | None = None) -> tuple[Structure, list[Any]]:
     """Take an element apart.
 
     Args:
         element: A tensor, or a nest of tuples, lists and dictionaries.
         where: What the element is, for messages.
+        like: A structure whose order of keys the element's dictionaries are read in.
 
     Returns:
         Its structure, and what its containers hold, in order; nothing there is looked at.
@@ -75,7 +76,7 @@ def flatten(element: Any, where: str) -> tuple[Structure, list[Any]]:
         UsageTypeError: There is nothing in it.
     """
     leaves: list[Any] = []
-    structure = _flatten(element, leaves)
+    structure = _flatten(element, leaves, like)
     if not leaves:
         raise UsageTypeError(
             f"{where} is {element!r}, which has no tensor in it. An element is a tensor, or a "
@@ -84,17 +85,28 @@ def flatten(element: Any, where: str) -> tuple[Structure, list[Any]]:
     return structure, leaves
 
 
-def _flatten(element: Any, leaves: list[Any]) -> Structure:
+def _flatten(element: Any, leaves: list[Any], like: Structure | None) -> Structure:
     if isinstance(element, Mapping):
-        parts = tuple(_flatten(part, leaves) for part in element.values())
-        return Structure(dict, tuple(element.keys()), parts)
+        keys = tuple(element.keys())
+        if like is not None and keys != like.keys and set(keys) == set(like.keys):
+            keys = like.keys
+        return Structure(dict, keys, _flatten_all([element[key] for key in keys], leaves, like))
     if isinstance(element, (tuple, list)):
         kind: type = list if isinstance(element, list) else tuple
         if isinstance(element, tuple) and hasattr(element, "_fields"):
             kind = type(element)
-        return Structure(kind, (), tuple(_flatten(part, leaves) for part in element))
+        return Structure(kind, (), _flatten_all(element, leaves, like))
     leaves.append(element)
     return Structure()
+
+
+def _flatten_all(
+    parts: Sequence[Any], leaves: list[Any], like: Structure | None
+) -> tuple[Structure, ...]:
+    known = (
+        like.parts if like is not None and len(like.parts) == len(parts) else [None] * len(parts)
+    )
+    return tuple(_flatten(part, leaves, one) for part, one in zip(parts, known, strict=True))
 
 
 def as_tensor(leaf: Any, where: str) -> torch.Tensor:

@@ -109,7 +109,7 @@ def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
     moments = _Moments()
     nans = infs = zeros = subnormals = 0
     minimum, maximum = math.inf, -math.inf
-    for chunk in flat.split(_CHUNK) if flat.numel() else ():
+    for chunk in torch.split(flat, _CHUNK) if flat.numel() else ():
         wide = chunk.to(torch.float64)
         moments = moments.joined(_Moments.of(wide))
         zeros += wide.numel() - int(wide.count_nonzero())

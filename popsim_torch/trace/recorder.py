@@ -244,7 +244,7 @@ class Recorder:
         self._set_origin("Enqueue")
         known = list(map(self.known, tensors))
         if self._loop is not None:
-            self._loop.check_readable(iter(known))
+            self._loop.check_readable(known)
         with torch._C.DisableTorchFunction():
             given = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
             record_enqueue(

@@ -38,7 +38,8 @@ PYTHON_LAYERS = (
     ("lowering", "searches"),
     ("files",),
     ("executor", "report"),
-    ("model", "loading"),
+    ("model", "loading", "loops"),
+    ("pipelining", "training"),
     ("__init__",),
     ("runner",),
     ("__main__", "standin"),
@@ -56,6 +57,7 @@ PYTHON_DOORS = {
         "processor",
         "executor",
         "model",
+        "loops",
         "report",
     },
 }
