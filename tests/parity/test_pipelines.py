@@ -66,7 +66,7 @@ def piped(schedule, num_stages=3, dtype=torch.float32, **settings):
     """Train twice with a pipeline; return what came out, and the weights."""
     model = Layers(dtype)
     optimizer, outfeed = sgd(model), OutfeedQueue()
-    infeed, stages = InfeedQueue(elements(dtype)), model.stages(num_stages)
+    infeed, stages = InfeedQueue(elements(dtype) * 2), model.stages(num_stages)
 
     @function(options=OPTIONS)
     def train(temperature):
@@ -121,7 +121,7 @@ def test_training_is_that_of_the_usual_loop(schedule, num_stages):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_all_schedules_have_the_bits_of_a_loop_without_stages(dtype):
     model = Layers(dtype)
-    optimizer, outfeed, infeed = sgd(model), OutfeedQueue(), InfeedQueue(elements(dtype))
+    optimizer, outfeed, infeed = sgd(model), OutfeedQueue(), InfeedQueue(elements(dtype) * 2)
     options = OPTIONS.clone()
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
 
@@ -220,7 +220,7 @@ def training(model_loss):
     """Return settings of a pipeline that trains nothing but a weight of its own."""
     weight = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    return {"optimizer_function": lambda *args: (optimizer, model_loss(*args) * weight)}
+    return {"optimizer_function": lambda *args, **named: (optimizer, model_loss(*args, **named) * weight)}
 
 
 def test_a_mask_leaves_values_out():

@@ -124,7 +124,7 @@ def test_concurrent_functions_need_devices_of_their_own():
 
 
 def test_outside_of_a_function():
-    with pytest.raises(Error, match="outside of a poptorch.function"):
+    with pytest.raises(Error, match="it is called outside of a"):
         pipeline(TWO, 4)
 
 
