@@ -156,3 +156,14 @@ def test_loops_and_branches(tmp_path):
     assert lines["trips"] == "400"
     assert lines["shapes"] == "(2, 4) (2, 4)"
     assert lines["largest"] == "True"
+
+
+def test_queues(tmp_path):
+    out, _ = run("queues.py", cwd=tmp_path)
+    assert out.splitlines()[:4] == [
+        "counter 10 last 9",
+        "d1 [10, 800] [2.0]",
+        "d2 [10, 800] [0.0]",
+        "followed 10 [800]",
+    ]
+    assert re.search(r"Elements per second: \S+, bandwidth: \S+ GB/s\nCompleted epoch 1/1", out)

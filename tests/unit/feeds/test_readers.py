@@ -275,44 +275,51 @@ def test_followers_share_the_elements():
     )
 
 
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
 @pytest.mark.parametrize(
     "trips", [100_000, pytest.param(10_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_two_queues_with_many_small_elements(trips):
-    first, second = poptorch.OutfeedQueue(), poptorch.OutfeedQueue(max_bytes=1 << 22)
+    queues = [poptorch.OutfeedQueue(max_bytes=1 << 20) for _ in range(2)]
 
     @function
     def program():
         def body(count):
-            first.enqueue(count)
-            second.enqueue({"twice": 2 * count, "pair": torch.stack([count, -count])})
+            queues[0].enqueue(count)
+            queues[1].enqueue({"twice": 2 * count, "pair": torch.stack([count, -count])})
             return count + 1
 
         return repeat(trips, body, inputs=0)
 
-    def check(queue, look):
-        done = 0
+    def read(queue, counts_in):
+        done = most = 0
         while done < trips:
             taken = queue.dequeue(timeout=1.0)
-            if isinstance(taken, list):
-                continue
-            count = look(taken, done)
-            done += count
-        return done
+            if not isinstance(taken, list):
+                counts = counts_in(taken)
+                assert torch.equal(counts, torch.arange(done, done + len(counts)).int())
+                done += len(counts)
+                most = max(most, resident_bytes())
+            time.sleep(0.002)
+        return most
 
-    def plain(taken, done):
-        assert torch.equal(taken, torch.arange(done, done + len(taken), dtype=torch.int32))
-        return len(taken)
+    def of_pairs(taken):
+        assert torch.equal(taken["pair"], torch.stack([taken["twice"], -taken["twice"]], 1) // 2)
+        return taken["twice"] // 2
 
-    def paired(taken, done):
-        count = plain(taken["twice"] // 2, done)
-        assert torch.equal(taken["pair"][:, 0], -taken["pair"][:, 1])
-        assert torch.equal(taken["pair"][:, 0] * 2, taken["twice"])
-        return count
-
-    readers = [Reader(lambda: check(first, plain)), Reader(lambda: check(second, paired))]
+    before = resident_bytes()
+    readers = [
+        Reader(lambda: read(queues[0], lambda taken: taken)),
+        Reader(lambda: read(queues[1], of_pairs)),
+    ]
     assert program() == trips
     for reader in readers:
-        reader.join(800)
-        assert reader.value() == trips
-    assert second.statistics()["peak_bytes"] <= 1 << 22
+        assert reader.value() - before < 150 << 20
+    for queue in queues:
+        found = queue.statistics()
+        assert found["enqueued"] == found["dequeued"] == trips
+        assert found["peak_bytes"] <= 1 << 20
