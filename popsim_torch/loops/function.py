@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
+from popsim_torch.feeds import OutfeedQueue
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
 from popsim_torch.loops.reach import Reach, reach
@@ -259,25 +260,22 @@ class Function:
         return result
 
 
-class _told(ExitStack):
-    """Lets queues know that a function which may feed them runs."""
-
-    def __init__(self, found: Reach) -> None:
-        super().__init__()
-        self._queues = list(found.queues)
-        self._begun: list[Any] = []
-
-    def __enter__(self) -> _told:
-        super().__enter__()
-        for queue in self._queues:
+@contextmanager
+def _told(found: Reach) -> Iterator[None]:
+    """Let queues know that a function which may feed them runs."""
+    begun: list[OutfeedQueue] = []
+    failure: BaseException | None = None
+    try:
+        for queue in found.queues:
             queue._begin_run()
-            self._begun.append(queue)
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        for queue in reversed(self._begun):
-            queue._end_run(error)
-        return super().__exit__(kind, error, traceback)
+            begun.append(queue)
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        for queue in reversed(begun):
+            queue._end_run(failure)
 
 
 def _kind(leaf: Any) -> Any:
@@ -301,7 +299,9 @@ class _Identity:
 
 
 @overload
-def function(python_function: Callable[..., Any], /) -> Function: ...
+def function(
+    python_function: Callable[..., Any], /, *, options: Options | None = None
+) -> Function: ...
 @overload
 def function(*, options: Options | None = None) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
@@ -321,4 +321,4 @@ def function(
     """
     if python_function is None:
         return functools.partial(Function, options=options)
-    return Function(python_function)
+    return Function(python_function, options)

@@ -51,8 +51,11 @@ class Reach:
             self.queues.append(found)
 
     def tidy(self) -> None:
-        """Drop what is part of something else; add the parameters that only optimizers have."""
+        """Drop modules without state or within others; add what only optimizers have."""
         for name, module in list(self.modules.items()):
+            if not any(True for _ in (*module.parameters(), *module.buffers())):
+                del self.modules[name]
+                continue
             others = (other for other in self.modules.values() if other is not module)
             if any(module is part for other in others for part in other.modules()):
                 del self.modules[name]
@@ -100,11 +103,8 @@ def _visit(
     kept.append(value)
     if isinstance(value, PoplarExecutor):
         value = value.model
-    if isinstance(value, (nn.Parameter, torch.optim.Optimizer, OutfeedQueue)):
+    if isinstance(value, (nn.Parameter, torch.optim.Optimizer, OutfeedQueue, nn.Module)):
         found.add(value, name)
-    elif isinstance(value, nn.Module):
-        if any(True for _ in value.parameters()) or any(True for _ in value.buffers()):
-            found.add(value, name)
     for inner_name, inner in _inside(value):
         _visit(inner, inner_name, found, seen, kept, depth + 1)
 

@@ -75,10 +75,7 @@ def repeat(
             f"{lower} and {lower + gradient_accumulation}."
         )
     call = _Call("repeat", body, _carried(inputs, "repeat"), infeed, progress)
-    if n == 0:
-        return call.results(call.carried)
-    counts = LoopCounts(n // gradient_accumulation, gradient_accumulation)
-    return call.run(counts, None)
+    return call.run(LoopCounts(n // gradient_accumulation, gradient_accumulation), None)
 
 
 def while_loop(
@@ -115,8 +112,6 @@ def while_loop(
             "while_loop: inputs is empty, so that the condition could never change. Carry what it "
             "depends on, or use poptorch.repeat."
         )
-    if most == 0:
-        return call.results(call.carried)
     return call.run(LoopCounts(most, 1), condition)
 
 
@@ -182,6 +177,9 @@ class _Call:
                 f"{self.function}: infeed is a {type(self.infeed).__name__}. Give it "
                 "poptorch.InfeedQueue(dataset)."
             )
+        if counts.device_iterations == 0:
+            unchanged = Step(_without_a_trip, [owner.value(value) for value in self.carried], [])
+            return self.results(owner.run(unchanged))
         found = reach(one for one in (self.body, condition) if one is not None)
         with _without_modes():
             for module in owner.reach.queues:
@@ -208,6 +206,13 @@ class _Call:
 
 
 _FALSE = torch.zeros((), dtype=torch.bool)
+
+
+def _without_a_trip(
+    carried: Sequence[torch.Tensor], _captured: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    with _without_modes():
+        return [value.clone() for value in carried]
 
 
 def _asking(condition: Body) -> Body:
@@ -309,7 +314,7 @@ def _request(
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
-        if call.infeed is not None:
+        if call.infeed is not None and element is not None:
             args, kwargs = call.infeed._arguments(element, list(tensors[:num_fed]))
         _check_arity(call, carried, args, kwargs)
         with _standing_for(captured, tensors[num_fed:]):

@@ -47,7 +47,9 @@ class _Lowering:
         self._enqueued_gradients = gradients
         wanted = list(wanted)
         self._wanted = {spelling for name in wanted for spelling in names.spellings(name)}
-        found = (named.find(name) for name in wanted)
+        # An update needs its weight, though nobody else may read it.
+        updated = [] if plan is None else [update.parameter for update in plan.updates]
+        found = (named.find(name) for name in [*wanted, *updated])
         self._needed = named.needed(node for node in found if node is not None)
         self._program = Program()
         streams = named.streams(is_random)

@@ -109,8 +109,8 @@ def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
     moments = _Moments()
     nans = infs = zeros = subnormals = 0
     minimum, maximum = math.inf, -math.inf
-    for chunk in flat.split(_CHUNK) if flat.numel() else ():
-        wide = chunk.to(torch.float64)
+    for start in range(0, flat.numel(), _CHUNK):
+        wide = flat[start : start + _CHUNK].to(torch.float64)
         moments = moments.joined(_Moments.of(wide))
         zeros += wide.numel() - int(wide.count_nonzero())
         low, high = (bound.item() for bound in torch.aminmax(wide))

@@ -20,7 +20,7 @@ from popsim_torch.options.pipelining import (
     PipeliningOptions,
     pipeline_settings,
 )
-from popsim_torch.pipelining.stage_functions import StageFunctions, as_arguments
+from popsim_torch.pipelining.stage_functions import StageFunctions, as_arguments, call
 from popsim_torch.stages import PipelineSchedule
 
 __all__ = ["pipeline"]
@@ -149,7 +149,7 @@ def _options_of(owner: Recording, settings: PipeliningOptions, *, training: bool
 def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:
     """Compute gradients and update weights, as the user's function says; return the loss."""
     args, kwargs = as_arguments(result)
-    made = optimizer_function(*args, **kwargs)
+    made = call("optimizer_function", "the last stage", optimizer_function, args, kwargs)
     if not (
         isinstance(made, tuple | list)
         and len(made) == 2

@@ -13,7 +13,7 @@ from torch import nn
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.stages import PipelineStage
 
-__all__ = ["StageFunctions", "as_arguments"]
+__all__ = ["StageFunctions", "as_arguments", "call"]
 
 StageFunction = Callable[..., Any]
 
@@ -144,7 +144,10 @@ class StageFunctions:
         result: Any = None
         for number, group in enumerate(self.groups):
             with PipelineStage(number):
-                results = [_call(number, function, args, kwargs) for function in group]
+                results = [
+                    call(f"stage {number}", _before(number), function, args, kwargs)
+                    for function in group
+                ]
                 result = results[0] if len(group) == 1 else _joined(number, results)
             args, kwargs = as_arguments(result)
         return result
@@ -173,9 +176,25 @@ def _checked_group(number: int, stage: object) -> tuple[StageFunction, ...]:
     return tuple(stage)
 
 
-def _call(
-    number: int, function: StageFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+def call(
+    name: str,
+    before: str,
+    function: StageFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
+    """Call a function of the user's with what comes from the stage before it.
+
+    Args:
+        name: What it is, for messages.
+        before: Where its arguments come from, for messages.
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        UsageTypeError: It takes other arguments.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function without a signature
@@ -184,12 +203,14 @@ def _call(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         given = f"{len(args)} value(s)" + (f" and {', '.join(kwargs)}" if kwargs else "")
-        source = "the inputs and the infeed" if number == 0 else f"stage {number - 1}"
         raise UsageTypeError(
-            f"pipeline: stage {number} gets {given} from {source}, and it takes {signature}: "
-            f"{error}."
+            f"pipeline: {name} gets {given} from {before}, and it takes {signature}: {error}."
         ) from None
     return function(*args, **kwargs)
+
+
+def _before(number: int) -> str:
+    return f"stage {number - 1}" if number else "the inputs and the infeed"
 
 
 def _joined(number: int, results: Sequence[Any]) -> tuple[Any, ...]:

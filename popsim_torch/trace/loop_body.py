@@ -9,7 +9,7 @@ optimizer's program, behind everything else of the trip.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -240,7 +240,7 @@ class LoopTrace:
             )
         self.steps.append(_Step(optimizer, where, names))
 
-    def check_readable(self, values: Iterator[Any]) -> None:
+    def check_readable(self, values: Iterable[Any]) -> None:
         """Refuse to read a weight behind its update, which happens behind the trip."""
         if not self._updated:
             return
@@ -304,7 +304,7 @@ class LoopTrace:
     def _standing_in(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Replace the methods of one optimizer; a scheduler may have put its own there."""
         own = vars(optimizer)
-        saved = {name: own[name] for name in ("step", "zero_grad") if name in own}
+        saved: dict[str, Any] = {name: own[name] for name in ("step", "zero_grad") if name in own}
         values = values_of(optimizer)
 
         def step(closure: Any = None) -> None:
