@@ -19,6 +19,7 @@ from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.random_state import MAX_SEED
+from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
@@ -80,6 +81,7 @@ class LoopProgram(Inspection):
         state.upload_weights()
         state.initialise_optimizer()
         self._compiled, self._state = compiled, state
+        self._report = promise_report(self, compiled, self._options)
         self._weights.attach(state)
         self._values: list[Any] = []
         self._optimizers = compiled.optimizers
@@ -216,6 +218,8 @@ class LoopProgram(Inspection):
         if self._compiled is None:
             return
         self._weights.fetch(what_fits=True)
+        if self._report is not None:
+            self._report()
         for optimizer in self._optimizers:
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._unlink()
