@@ -20,6 +20,7 @@ from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.executor.random_state import MAX_SEED
+from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.optim.planning import join_plans, read_optimizer
@@ -82,6 +83,7 @@ class LoopProgram(Inspection):
         state.upload_weights()
         state.initialise_optimizer()
         self._compiled, self._state = compiled, state
+        self._report = promise_report(self, compiled, self._options)
         self._weights.attach(state)
         self._values: list[Any] = []
         self._optimizers = compiled.optimizers
@@ -218,6 +220,8 @@ class LoopProgram(Inspection):
         if self._compiled is None:
             return
         self._weights.fetch(what_fits=True)
+        if self._report is not None:
+            self._report()
         for optimizer in self._optimizers:
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._unlink()

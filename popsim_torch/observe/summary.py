@@ -196,8 +196,8 @@ def named_leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def step_title(step: int) -> str:
-    """Return what leads the table of a step: the line, and a blank one before and after it."""
-    return f"\nStep {step} - Summary Stats\n"
+    """Return what leads the table of a step, counted from 0: a blank line, and the title."""
+    return f"\nStep {step} - Summary Stats"
 
 
 def epoch_title(epoch: int) -> str:
