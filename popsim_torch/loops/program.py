@@ -96,7 +96,7 @@ class LoopProgram(Inspection):
             self._wrapping = host_weights.wrap(
                 self._traced_model, _fetcher(self._weights), lambda: None
             )
-            self._weights.announce()
+            self._weights.announce(loop=True)
         self._versions = self._host_versions()
 
     def run(self, carried: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> list[Any]:
