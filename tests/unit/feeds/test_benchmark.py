@@ -81,7 +81,7 @@ def spoilt():
         (3, "a int cannot be iterated"),
         (poptorch.InfeedQueue([1.0]), "Call poptorch.infeed_benchmark"),
     ],
-    ids=str,
+    ids=["short", "failing", "empty", "uneven", "no data", "queue"],
 )
 def test_mistakes(dataset, text):
     with pytest.raises(Error, match=text):
