@@ -140,17 +140,17 @@ class Producer:
     def _run(self, held: list[Iterator[Any]], first: list[torch.Tensor]) -> None:
         number = 0
         try:
-            items = held.pop()
             if not self._push(first):
                 return
             del first
-            for number, item in enumerate(items, 1):
+            for number, item in enumerate(held[0], 1):
                 if self._stopped.is_set() or not self._push(self._kind.tensors_of(item, number)):
                     return
             self._last_words = _end_of_data(number + 1, self._can_restart)
         except BaseException as error:
             self._last_words = failure_text(error, number + 1)
             self.failure = error
+        held.clear()  # the failure keeps this frame, and a loader its workers
         self._ring.end(self._last_words)
 
     def _push(self, tensors: list[torch.Tensor]) -> bool:

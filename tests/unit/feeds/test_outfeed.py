@@ -247,7 +247,7 @@ def test_nothing_of_the_newest_yet():
     queue._attach(Structure(), [(torch.float32, (2,))], "here")
     with pytest.raises(Error, match="nothing has been enqueued yet"):
         queue.dequeue()
-    assert Reader(queue.dequeue).value() == [] and queue.poll() is None
+    assert Reader(queue.dequeue).value() == [] and queue.poll() is None and queue.drain() == []
 
 
 def test_iteration_takes_one_at_a_time():
@@ -355,6 +355,8 @@ def test_synthetic_data():
     found = queue.dequeue()
     assert found.shape == (0, 2, 3) and found.dtype == torch.float16
     assert queue.poll() is None and list(queue) == []
+    with pytest.raises(Error, match="no element will come"):
+        queue.get()
     last = poptorch.OutfeedQueue(poptorch.OutfeedMode.LAST)
     last._attach(Structure(), [(torch.float16, (2, 3))], "here", synthetic=True)
     with pytest.raises(Error, match="no last element, as the program runs with synthetic data"):

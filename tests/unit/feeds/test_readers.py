@@ -323,3 +323,10 @@ def test_two_queues_with_many_small_elements(trips):
         found = queue.statistics()
         assert found["enqueued"] == found["dequeued"] == trips
         assert found["peak_bytes"] <= 1 << 20
+
+
+def test_all_the_time_in_the_world():
+    queue = poptorch.OutfeedQueue()
+    counting(queue, 2)()
+    assert queue.get(float("inf")) == 0 and queue.drain(float("inf")).tolist() == [1]
+    assert queue.dequeue(wait_for_completion=True).shape == (0,)

@@ -1,0 +1,355 @@
+"""The readers' side of an ``OutfeedQueue``: taking elements, and waiting for them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import torch
+
+from popsim_torch._native import Outfeed
+from popsim_torch.errors import Error, UsageTimeoutError
+from popsim_torch.feeds.checks import OneProcess
+from popsim_torch.feeds.runs import Runs
+from popsim_torch.feeds.structure import Component, Structure
+
+__all__ = ["OutfeedMode", "QueueReader"]
+
+# A wait is made of parts of this length, between which Ctrl-C and the end of a run are seen.
+_SECONDS_PER_WAIT = 0.05
+
+
+class OutfeedMode(enum.IntEnum):
+    """Which elements an ``OutfeedQueue`` keeps."""
+
+    ALL = 0
+    """All of them, in order, until they are read."""
+    LAST = 1
+    """The newest one."""
+
+
+class QueueReader:
+    """What an ``OutfeedQueue`` offers to those who read it, in any thread.
+
+    Args:
+        mode: Which elements it keeps.
+    """
+
+    def __init__(self, mode: OutfeedMode) -> None:
+        self._mode = mode
+        self._process = OneProcess("OutfeedQueue")
+        self._maker = threading.get_ident()
+        self._runs = Runs()
+        # Known when a program that feeds the queue is compiled.
+        self._native: Outfeed | None = None
+        self._structure = Structure()
+        self._components: list[Component] = []
+        self._synthetic = self._closed = False
+
+    @property
+    def mode(self) -> OutfeedMode:
+        """Which elements the queue keeps."""
+        return self._mode
+
+    @property
+    def enqueued(self) -> bool:
+        """Whether there is a compiled program that enqueues to the queue; from any thread."""
+        return self._native is not None
+
+    def dequeue(self, wait_for_completion: bool = False, *, timeout: float | None = None) -> Any:
+        """Return what has arrived; with ``ALL`` that is removed.
+
+        In another thread than the one that runs the program, that may be nothing.
+
+        Args:
+            wait_for_completion: Wait for the end of the programs that feed the queue and run now.
+            timeout: The longest time to wait for the first element (seconds); None does not wait.
+                With ``wait_for_completion`` the longest time to wait for that.
+
+        Returns:
+            ``ALL``: an element whose tensors have a new first axis, of the number of elements
+            taken. ``LAST``: the newest element. An empty list if the queue has never had one.
+
+        Raises:
+            Error: Nothing has been enqueued, and no program runs that could: in the thread that
+                made the queue. Or the program has failed that ``timeout`` waits for.
+            UsageTimeoutError: Time is up, and the programs still run. All elements stay.
+        """
+        self._process.check()
+        if wait_for_completion:
+            self._wait_for_runs(timeout, "dequeue")
+        elif timeout is not None:
+            self._wait_for_element(timeout)
+        found = self._take_all()
+        return self._nothing_yet() if found is None else found
+
+    def poll(self) -> Any:
+        """Return the oldest element (``LAST``: the newest), or None if there is none; never waits.
+
+        With ``ALL`` it is removed. The tensors have no axis for the number of elements.
+        """
+        self._process.check()
+        native = self._native
+        if native is None or self._synthetic:
+            return None
+        count, tensors = native.take(1)
+        if count == 0:
+            return None
+        if self._mode == OutfeedMode.ALL:
+            tensors = [tensor.squeeze(0) for tensor in tensors]
+        return self._structure.build(tensors)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the oldest element (``LAST``: the newest), as soon as there is one.
+
+        Args:
+            timeout: The longest time to wait (seconds); None for any time.
+
+        Raises:
+            UsageTimeoutError: Time is up.
+            Error: Everything is read, and the queue is closed or the program has failed: the
+                program's own error.
+        """
+        deadline = _deadline(timeout)
+        while True:
+            if self._synthetic:
+                raise Error(
+                    "OutfeedQueue.get: no element will come, as the program runs with synthetic "
+                    "data. Call options.disableSyntheticData()."
+                )
+            if self._wait_for_element(_left(deadline)):
+                # Another reader may have been faster.
+                element = self.poll()
+                if element is not None:
+                    return element
+            elif self._closed:
+                raise Error("OutfeedQueue.get: the queue is closed, and everything is read.")
+            elif deadline is not None and time.monotonic() >= deadline:
+                raise UsageTimeoutError(
+                    f"OutfeedQueue.get: there was no element for {timeout} seconds."
+                )
+
+    def drain(self, timeout: float | None = None) -> Any:
+        """Wait for the end of the programs that feed the queue, and return what is there.
+
+        Args:
+            timeout: The longest time to wait (seconds); None for any time.
+
+        Returns:
+            As :meth:`dequeue`; an empty list if there has never been anything.
+
+        Raises:
+            UsageTimeoutError: Time is up. All elements stay.
+        """
+        self._wait_for_runs(timeout, "drain")
+        found = self._take_all()
+        return [] if found is None else found
+
+    def follow(self, timeout: float | None = None, until: str = "run") -> Iterator[Any]:
+        """Yield elements one at a time as they arrive.
+
+        Args:
+            timeout: The longest time to wait for each (seconds); None for any time.
+            until: ``"run"`` waits for a program that feeds the queue, and ends with it, when
+                everything is read. A run that has ended counts where nobody has followed it to its
+                end. ``"close"`` goes on to further runs until :meth:`close`.
+
+        Yields:
+            Elements without the axis of :meth:`dequeue`.
+
+        Raises:
+            Error: The queue keeps the newest element only; or the program has failed: its own
+                error, behind the last element.
+            UsageTimeoutError: Time is up.
+        """
+        self._check_is_all("follow")
+        if until not in ("run", "close"):
+            raise Error(f"OutfeedQueue.follow: until must be 'run' or 'close', got {until!r}.")
+        if timeout is not None:
+            _deadline(timeout)  # checks it
+        return self._follow(timeout, until)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the elements that are there, one at a time; end where there is none; never wait."""
+        self._check_is_all("iteration")
+        if self._native is None:
+            self._nothing_yet()
+        return self._what_is_there()
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Yield elements as :meth:`follow` does, and let other tasks run in between."""
+        self._check_is_all("async iteration")
+        return self._follow_async()
+
+    # Internals
+
+    def _take_all(self) -> Any:
+        """Return what there is, or None if there has never been anything."""
+        native = self._native
+        if native is None:
+            return None
+        if self._synthetic:
+            return self._synthetic_elements()
+        idle = self._runs.num_active == 0
+        count, tensors = native.take(-1)
+        if idle:
+            self._runs.mark_followed()
+        if count == 0 and self._mode == OutfeedMode.LAST:
+            return None
+        return self._structure.build(tensors)
+
+    def _what_is_there(self) -> Iterator[Any]:
+        while True:
+            idle = self._runs.num_active == 0
+            element = self.poll()
+            if element is None:
+                if idle:
+                    self._runs.mark_followed()
+                return
+            yield element
+
+    def _check_is_all(self, what: str) -> None:
+        self._process.check()
+        if self._mode != OutfeedMode.ALL:
+            raise Error(
+                f"OutfeedQueue: {what} needs a queue that keeps all elements, and this one keeps "
+                "the newest one. Make it with OutfeedMode.ALL, or call dequeue()."
+            )
+
+    def _nothing_yet(self) -> list[Any]:
+        """Return what a reader gets from a queue that never had an element, or raise an Error."""
+        if threading.get_ident() == self._maker and self._runs.num_active == 0:
+            raise Error(
+                "OutfeedQueue: nothing has been enqueued yet. Call the poptorch.function or the "
+                "model that enqueues first. Where another thread calls it, use queue.poll(), "
+                "queue.get(timeout) or queue.follow()."
+            )
+        return []
+
+    def _synthetic_elements(self) -> Any:
+        if self._mode == OutfeedMode.LAST:
+            raise Error(
+                "OutfeedQueue: there is no last element, as the program runs with synthetic data. "
+                "Call options.disableSyntheticData()."
+            )
+        return self._structure.build(
+            [torch.empty((0, *shape), dtype=dtype) for dtype, shape in self._components]
+        )
+
+    def _wait_briefly(self, seconds: float) -> bool:
+        """Wait for an element for a moment; return whether there is one."""
+        seconds = min(seconds, _SECONDS_PER_WAIT)
+        native = self._native
+        if native is not None and not self._synthetic:
+            return native.wait(seconds)
+        with self._runs.changed:
+            self._runs.changed.wait(seconds)
+        return False
+
+    def _wait_for_element(self, timeout: float | None) -> bool:
+        """Wait for an element; return whether there is one.
+
+        Ends before time is up when the queue is closed; raises the error of a run that has failed.
+        """
+        self._process.check()
+        deadline = _deadline(timeout)
+        while True:
+            idle, closed, failure = self._state()
+            # Asked behind the state: what the last run has enqueued is there then.
+            if self._wait_briefly(0):
+                return True
+            if idle and failure is not None:
+                raise failure
+            left = _left(deadline)
+            if closed or (left is not None and left <= 0):
+                return False
+            self._wait_briefly(_SECONDS_PER_WAIT if left is None else left)
+
+    def _state(self) -> tuple[bool, bool, BaseException | None]:
+        """Return whether no program runs, whether the queue is closed, and the last failure."""
+        runs = self._runs
+        with runs.changed:
+            return runs.num_active == 0, self._closed, runs.failure
+
+    def _wait_for_runs(self, timeout: float | None, call: str) -> None:
+        self._process.check()
+        deadline = _deadline(timeout)
+        runs = self._runs
+        with runs.changed:
+            while runs.num_active:
+                left = _left(deadline)
+                if left is not None and left <= 0:
+                    raise UsageTimeoutError(
+                        f"OutfeedQueue.{call}: the program still runs after {timeout} seconds."
+                    )
+                runs.changed.wait(
+                    _SECONDS_PER_WAIT if left is None else min(left, _SECONDS_PER_WAIT)
+                )
+
+    def _follow(self, timeout: float | None, until: str) -> Iterator[Any]:
+        deadline, seen_run = _deadline(timeout), False
+        while True:
+            more, seen_run = self._goes_on(seen_run, until)
+            element = self.poll()
+            if element is not None:
+                yield element
+                deadline = _deadline(timeout)
+                continue
+            if not more:
+                self._end_following()
+                return
+            left = _left(deadline)
+            if left is not None and left <= 0:
+                raise UsageTimeoutError(
+                    f"OutfeedQueue.follow: there was no element for {timeout} seconds."
+                )
+            self._wait_briefly(_SECONDS_PER_WAIT if left is None else left)
+
+    async def _follow_async(self) -> AsyncIterator[Any]:
+        seen_run = False
+        while True:
+            more, seen_run = self._goes_on(seen_run, "run")
+            element = self.poll()
+            if element is not None:
+                yield element
+                await asyncio.sleep(0)
+                continue
+            if not more:
+                self._end_following()
+                return
+            await asyncio.to_thread(self._wait_briefly, _SECONDS_PER_WAIT)
+
+    def _goes_on(self, seen_run: bool, until: str) -> tuple[bool, bool]:
+        """Return whether a follower may get more than is there, and whether it has seen a run."""
+        runs = self._runs
+        with runs.changed:
+            if self._closed and runs.num_active == 0:
+                return False, seen_run
+            if until == "close":
+                return runs.num_active > 0 or runs.failure is None, True
+            seen_run = seen_run or runs.num_active > 0 or runs.has_ended
+            return runs.num_active > 0 or not seen_run, seen_run
+
+    def _end_following(self) -> None:
+        """Everything is read; raise the error of the run, if it failed."""
+        failure = self._runs.failure
+        self._runs.mark_followed()
+        if failure is not None:
+            raise failure
+
+
+def _deadline(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise Error(f"OutfeedQueue: timeout must be seconds, 0 or more, or None, got {timeout!r}.")
+    return None if timeout == math.inf else time.monotonic() + timeout
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
