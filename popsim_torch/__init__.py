@@ -71,6 +71,7 @@ from popsim_torch.options.pipelining import (
     set_gradient_accumulation_options,
     set_pipelining_options,
 )
+from popsim_torch.pipelining import pipeline
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
@@ -178,6 +179,7 @@ __all__ = [
     "ops",
     "optim",
     "options",
+    "pipeline",
     "poptorch_core",
     "print",
     "print_pipeline_stage_assignment_summary",
