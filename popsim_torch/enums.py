@@ -18,6 +18,7 @@ __all__ = [
     "MatMulSerializationMode",
     "MeanReductionStrategy",
     "MultiConvPlanType",
+    "OutfeedOptimizerMode",
     "OutputMode",
     "OverlapMode",
     "ReductionType",

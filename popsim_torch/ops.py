@@ -97,6 +97,9 @@ class OpListener(Protocol):
     def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
         """Return ``tensor``, marked as an input or output that is to overlap with computation."""
 
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """Call ``ending`` when all of forward has been traced."""
+
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` in front of the names of the operations in the scope."""
 

@@ -10,12 +10,8 @@ import torch
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.enums import OutfeedOptimizerMode, ReductionType
 from popsim_torch.errors import Error
-from popsim_torch.optim.captures import (
-    GradientCapture,
-    GradientEnqueue,
-    gradient_key,
-    unwrapped,
-)
+from popsim_torch.ir import names
+from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan, ParameterUpdate
 from popsim_torch.options import Options
 from popsim_torch.trace import TraceResult
@@ -86,7 +82,9 @@ def _enqueue_of(
         for update in reversed(plan.updates)
         if capture.only is None or id(parameters[update.parameter]) in capture.only
     }
-    by_key = {gradient_key(capture.names.get(id(parameters[name]), name)): name for name in dtypes}
+    by_key = {
+        names.gradient_key(capture.names.get(id(parameters[name]), name)): name for name in dtypes
+    }
     taken = capture.queue.take_gradients(
         {
             key: torch.empty(parameters[name].shape, dtype=dtypes[name], device="meta")
@@ -133,5 +131,6 @@ def _note(gradients: GradientEnqueue, plan: OptimizerPlan, options: Options) -> 
     if plan.loss_scale_rule is not None:
         parts.append("Multiplied by the loss scaling, which the device adapts.")
     elif plan.loss_scaling.value != 1:
-        parts.append(f"Multiplied by the loss scaling, {plan.loss_scaling.value:g}.")
+        when = "" if plan.loss_scaling.constant else " when the program was compiled"
+        parts.append(f"Multiplied by the loss scaling, {plan.loss_scaling.value:g}{when}.")
     return " ".join(parts)

@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import torch
@@ -133,9 +132,10 @@ class Producer:
 
     def explain(self, error: Error) -> None:
         """Make what ended it the cause of the error of a program that asked for more."""
-        if error.message != self._last_words or isinstance(self.failure, (Error, NoneType)):
+        if self.failure is None or isinstance(self.failure, Error):
             return
-        error.__cause__ = self.failure
+        if self._last_words in error.message:
+            error.__cause__ = self.failure
 
     def _run(self, held: list[Iterator[Any]], first: list[torch.Tensor]) -> None:
         number = 0
@@ -149,7 +149,8 @@ class Producer:
                     return
             self._last_words = _end_of_data(number + 1, self._can_restart)
         except BaseException as error:
-            self.failure, self._last_words = error, failure_text(error, number + 1)
+            self._last_words = failure_text(error, number + 1)
+            self.failure = error
         self._ring.end(self._last_words)
 
     def _push(self, tensors: list[torch.Tensor]) -> bool:

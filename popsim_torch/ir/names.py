@@ -20,6 +20,7 @@ _GRADIENT = f"Gradient{_SEPARATOR}"
 _REBUILT = "__re"
 _COUNTER = f"Counter{_SEPARATOR}_"
 _OLD_PREFIX = "model."
+_GRADIENT_KEY = "_grad"
 
 
 def result(scope: str, op_type: str, output: int) -> str:
@@ -41,6 +42,11 @@ def inputs(count: int) -> list[str]:
 def gradient(name: str) -> str:
     """Return the name of the gradient of the tensor ``name``."""
     return f"{_GRADIENT}{name}"
+
+
+def gradient_key(parameter: str) -> str:
+    """Return what the gradient of a parameter is called in a queue."""
+    return f"{parameter}{_GRADIENT_KEY}"
 
 
 def updated(name: str) -> str:
@@ -162,16 +168,18 @@ def print_title(title: str, name: str, *, is_gradient: bool) -> str:
     return gradient(name) if is_gradient else name
 
 
-def spellings(name: str) -> tuple[str, str]:
+def spellings(name: str) -> tuple[str, ...]:
     """Return the names to look for where ``name`` is asked for: older releases added ``model.``.
 
-    ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round;
-    the name as given comes first.
+    ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round,
+    and so does ``fc1.weight_grad``, its key in a queue; the name as given comes first.
     """
     prefix, separator, tensor = name.rpartition(_SEPARATOR)
-    if tensor.startswith(_OLD_PREFIX):
-        return name, f"{prefix}{separator}{tensor.removeprefix(_OLD_PREFIX)}"
-    return name, f"{prefix}{separator}{_OLD_PREFIX}{tensor}"
+    other = tensor.removeprefix(_OLD_PREFIX) if tensor.startswith(_OLD_PREFIX) else ""
+    found = (name, f"{prefix}{separator}{other or _OLD_PREFIX + tensor}")
+    if separator or not name.endswith(_GRADIENT_KEY):
+        return found
+    return (*found, *spellings(gradient(name.removesuffix(_GRADIENT_KEY))))
 
 
 _RESERVED = (

@@ -109,8 +109,8 @@ def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
     moments = _Moments()
     nans = infs = zeros = subnormals = 0
     minimum, maximum = math.inf, -math.inf
-    for chunk in torch.split(flat, _CHUNK) if flat.numel() else ():
-        wide = chunk.to(torch.float64)
+    for start in range(0, flat.numel(), _CHUNK):
+        wide = flat[start : start + _CHUNK].to(torch.float64)
         moments = moments.joined(_Moments.of(wide))
         zeros += wide.numel() - int(wide.count_nonzero())
         low, high = (bound.item() for bound in torch.aminmax(wide))
@@ -163,7 +163,8 @@ def _quantiles(flat: torch.Tensor, shares: Sequence[float]) -> dict[float, float
     for share in shares:
         if not 0 <= share <= 1:
             raise UsageValueError(f"summarise: a quantile's share is from 0 to 1, got {share}.")
-    ordered = flat[~flat.isnan()].to(torch.float64).sort().values
+    wide = flat.to(torch.float64)
+    ordered = wide[~wide.isnan()].sort().values
     if not ordered.numel():
         return dict.fromkeys(shares, math.nan)
     found = {}
@@ -195,8 +196,8 @@ def named_leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def step_title(step: int) -> str:
-    """Return what leads the table of a step: the line, and a blank one before and after it."""
-    return f"\nStep {step} - Summary Stats\n"
+    """Return what leads the table of a step, counted from 0: a blank line, and the title."""
+    return f"\nStep {step} - Summary Stats"
 
 
 def epoch_title(epoch: int) -> str:

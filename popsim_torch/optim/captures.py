@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,6 @@ __all__ = [
     "GradientEnqueue",
     "GradientQueue",
     "ObservedOptimizer",
-    "gradient_key",
     "unwrapped",
 ]
 
@@ -104,9 +103,8 @@ def unwrapped(
     while isinstance(optimizer, ObservedOptimizer):
         captures.append(optimizer.capture())
         optimizer = optimizer.wrapped
-    return optimizer, tuple(captures)
-
-
-def gradient_key(parameter: str) -> str:
-    """Return the key of a parameter's gradient in a queue."""
-    return f"{parameter}_grad"
+    # One around another is made for the same model.
+    names = next((capture.names for capture in captures if capture.names), {})
+    return optimizer, tuple(
+        capture if capture.names else replace(capture, names=names) for capture in captures
+    )

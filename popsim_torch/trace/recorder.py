@@ -99,6 +99,7 @@ class Recorder:
         self._host_calls = HostCalls(result.host_calls)
         # Puts the host's parameters and buffers back into the module for a scope.
         self.without_traced_state: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._endings: list[Callable[[], None]] = []
         self.losses: list[torch.Tensor] = []
         self.differentiated: list[torch.Tensor] = []
 
@@ -238,6 +239,16 @@ class Recorder:
         result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
         self.after_call(result)
         return result
+
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """Call ``ending`` when all of forward has been traced."""
+        self._endings.append(ending)
+
+    def end_forward(self) -> None:
+        """Take note that all of forward has been traced."""
+        for ending in self._endings:
+            ending()
+        self._endings.clear()
 
     def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Put an element of a queue into the program."""

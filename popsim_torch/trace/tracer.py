@@ -157,6 +157,7 @@ class _Tracer:
                 FunctionMode(self._recorder, request.training, self._mode, request.back_end)
             )
             structure = module(*args, **kwargs)
+            self._recorder.end_forward()
             check_not_reassigned(module, swapped.given)
             self._result.read_constants = self._recorder.values.read_constants()
         self._result.outputs = OutputSpec(

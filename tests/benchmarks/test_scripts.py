@@ -19,6 +19,10 @@ SMALL = {
         ["LSTM 16"],
     ),
     "memory": (["--only", "MLP 32 float16"], ["MLP 32 float16"]),
+    "queues": (
+        ["--rounds", "1", "--large", "4", "--small", "50"],
+        ["into a program", "followed while it runs", "queue.Queue between threads"],
+    ),
     "roofline": (["--only", "MLP 32 float16", "--rounds", "1", "--ops", "2"], ["matmul"]),
     "training_step": (
         ["--only", "CNN", "--rounds", "1", "--no-compile", "--iterations", "1"],

@@ -409,11 +409,52 @@ def host() -> Compiled:
     return _training(module, optimizer, torch.randn(6, 4), torch.randn(6, 2), options=options)
 
 
+def feeds() -> Compiled:
+    """A loop that trains, enqueues, and ends when a value says so."""
+    layer, x = nn.Linear(4, 2), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    outfeed, gradients = poptorch.OutfeedQueue(), poptorch.OutfeedQueue()
+
+    def step(total, count):
+        hidden = layer(x)
+        loss = hidden.pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        outfeed.enqueue({"loss": loss, "count": count, "transposed": hidden.T})
+        gradients.enqueue(layer.weight.grad)
+        return total + loss.detach(), count + 1
+
+    @poptorch.function
+    def train():
+        return poptorch.while_loop(lambda total, count: count < 3, step, [0.0, 0])
+
+    with mock.patch.object(
+        compile_path, "build_executable", wraps=compile_path.build_executable
+    ) as build:
+        train()
+    (program, loop), options = build.call_args_list[0]
+    loop = LoopCounts(4, loop.gradient_accumulation)
+    return Compiled(program, loop, options["training"], options["schedule"])
+
+
 PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
         *(mlp, accumulation, images, attention, recurrent),
-        *(pipeline, rounded, words, speech, searches, control, slices, custom, inference, host),
+        *(
+            pipeline,
+            rounded,
+            words,
+            speech,
+            searches,
+            control,
+            slices,
+            custom,
+            inference,
+            host,
+            feeds,
+        ),
     )
 }
 

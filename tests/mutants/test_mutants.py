@@ -88,6 +88,11 @@ def fate(good: Compiled, graph: Graph) -> str:
     ]
     try:
         with _native.translated_errors():
+            connect(executable, good.program.graph, len(inputs))
+    except Error:
+        return "refused by its queues"
+    try:
+        with _native.translated_errors():
             for _ in range(2):
                 executable.run(inputs, functools.partial(host, graph))
     except Error as error:
@@ -96,6 +101,20 @@ def fate(good: Compiled, graph: Graph) -> str:
             raise
         return "refused by PyTorch's operator as it runs"
     return "runs"
+
+
+def connect(executable: _native.Executable, good: Graph, num_inputs: int) -> None:
+    """Connect a program with the queues of the good one."""
+    queues: dict[Any, _native.Outlet] = {}
+    for _, op in walk_all(good):
+        if op.kind == "enqueue":
+            dtypes: Any = op.attributes["dtypes"]
+            shapes = [good.tensors[i].shape for i in op.inputs]
+            number = op.attributes["queue"]
+            queues[number] = _native.Outfeed(dtypes, shapes, False, 2, -1, False)
+    if queues:
+        outlets = [queues[number] for number in sorted(queues)]
+        executable.connect(outlets, [], [_native.InputPlace()] * num_inputs)
 
 
 def host(

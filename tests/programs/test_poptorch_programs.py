@@ -166,3 +166,50 @@ def test_loops_and_branches(tmp_path):
     assert lines["trips"] == "400"
     assert lines["shapes"] == "(2, 4) (2, 4)"
     assert lines["largest"] == "True"
+
+
+def test_queues(tmp_path):
+    out, _ = run("queues.py", cwd=tmp_path)
+    assert out.splitlines()[:4] == [
+        "counter 10 last 9",
+        "d1 [10, 800] [2.0]",
+        "d2 [10, 800] [0.0]",
+        "followed 10 [800]",
+    ]
+    assert re.search(r"Elements per second: \S+, bandwidth: \S+ GB/s\nCompleted epoch 1/1", out)
+
+
+def test_observing_accumulated_gradients_and_activations(tmp_path):
+    out, _ = run("observing.py", "--steps-per-epoch", 500, "--epochs", 2, cwd=tmp_path)
+    shapes = dict(re.findall(r"^key: (\S+) shape: (.+)$", out, re.MULTILINE))
+    assert shapes == {
+        "Dense_128.bias_grad": "(125, 128)",
+        "Dense_128.weight_grad": "(125, 128, 256)",
+        "Dense_128_acts": "(500, 32, 128)",
+        "Probs": "(500, 32, 10)",
+    }
+    # The probabilities of ten classes: mean, deviation, minimum and maximum.
+    mean, _, low, high, nans, infs = re.findall(r"^1 +Probs +(.+)$", out, re.MULTILINE)[-1].split()
+    assert mean == "0.100000" and 0 <= float(low) < 0.1 < float(high) <= 1
+    assert (nans, infs) == ("False", "False")
+    lines = out.splitlines()
+    first = lines.index("Gradients callback")
+    assert lines[first + 3] == "Epoch 1 - Summary Stats"
+    assert lines[first + 4].startswith("Index Name                       Mean         Std  ")
+    assert lines[first + 7] == "Accumulated over 4 micro-batches: mean."
+    assert lines.count("Epoch 2 - Summary Stats") == 2
+    assert lines[lines.index("Single layer activations callback") + 1] == "No data enqueued"
+    assert "2 of 6 keys are observed, 131584 bytes per step." in lines
+
+
+def test_observing_gradients_before_accumulation(tmp_path):
+    filters = ("--gradients-filters", "none", "--activations-filters", "nothing")
+    arguments = ("--steps-per-epoch", 40, "--epochs", 1, "--outfeed-pre-accumulated-gradients")
+    out, log = run("observing.py", *arguments, *filters, cwd=tmp_path)
+    shapes = dict(re.findall(r"^key: (\S+) shape: (.+)$", out, re.MULTILINE))
+    assert [*shapes] == [
+        f"Dense_{n}.{kind}_grad" for n in (10, 128, 256) for kind in ("bias", "weight")
+    ]
+    assert shapes["Dense_256.weight_grad"] == "(40, 256, 784)"
+    assert "the filter 'nothing' matches none of the 2 keys" in log
+    assert "let none of these keys through: 'Dense_128_acts', 'Probs'." in out

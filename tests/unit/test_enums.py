@@ -36,7 +36,9 @@ MEMBERS = {
     "MultiConvPlanType": {"Parallel": 0, "Serial": 1},
     "CommGroupType": {"All": 0, "Consecutive": 1, "Orthogonal": 2, "NoGrouping": 3},
     "VariableRetrievalMode": {"OnePerGroup": 0, "AllReplicas": 2},
+    "OutfeedOptimizerMode": {"AFTER_COMPUTE": "after_compute", "BEFORE_APPLY": "before_apply"},
 }
+WITH_TEXT = ("OverlapMode", "MatMulSerializationMode", "OutfeedOptimizerMode")
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -47,7 +49,7 @@ def test_members_have_the_values_programs_rely_on(name):
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_only_the_enums_with_text_values_are_not_integers(name):
-    expected = Enum if name in ("OverlapMode", "MatMulSerializationMode") else IntEnum
+    expected = Enum if name in WITH_TEXT else IntEnum
     assert getattr(enums, name).__mro__[1] is expected
 
 

@@ -28,12 +28,12 @@ PYTHON_LAYERS = (
     ("options", "stages", "optim", "arguments"),
     (
         *("ops", "annotations", "control_flow", "host_call", "data", "dataloader", "attributes"),
-        "observe",
         "testing",
         "compile_hooks",
         "poptorch_core",
     ),
     ("custom_ops", "feeds"),
+    ("observe",),
     ("trace", "passes"),
     ("lowering", "searches"),
     ("files",),

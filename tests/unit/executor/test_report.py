@@ -57,6 +57,19 @@ def test_a_model_of_another_thread_leaves_a_report(tmp_path):
     assert report(tmp_path, "inference")["calls"] == 1
 
 
+def test_a_loop_of_a_function_leaves_a_report_when_it_is_destroyed(tmp_path):
+    @poptorch.function(options=poptorch.Options().enableProfiling(tmp_path).modelName("loop"))
+    def double_all():
+        return poptorch.repeat(6, lambda x: x * 2, inputs=torch.ones(3))
+
+    for _ in range(2):
+        assert double_all().tolist() == [64.0] * 3
+    double_all.destroy()
+    found = report(tmp_path, "loop")
+    assert (found["training"], found["calls"], found["device_iterations"]) == (False, 2, 6)
+    assert any("test_report.py:" in op["source"] for op in found["ops"])
+
+
 def test_a_program_that_ends_leaves_a_report(tmp_path):
     code = (
         "import torch, popsim_torch as poptorch\n"

@@ -164,9 +164,9 @@ def test_the_table_byte_for_byte():
     assert summary_table(TENSORS) == "\n".join(TABLE)
 
 
-def test_the_title_of_a_step_stands_between_blank_lines():
+def test_the_title_of_a_step_follows_a_blank_line():
     text = summary_table(TENSORS, step_title(3))
-    assert text == "\n".join(["", "Step 3 - Summary Stats", "", *TABLE])
+    assert text == "\n".join(["", "Step 3 - Summary Stats", *TABLE])
 
 
 def test_the_title_of_an_epoch():

@@ -1,0 +1,92 @@
+"""Prints what a queue holds at the end of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import UsageTypeError
+from popsim_torch.feeds import OutfeedMode, OutfeedQueue
+from popsim_torch.observe.queue import MaybeOutfeedQueue
+from popsim_torch.observe.summary import (
+    epoch_title,
+    extended_table,
+    named_leaves,
+    summary_table,
+)
+
+__all__ = ["OutfeedCallback"]
+
+
+class OutfeedCallback:
+    """Empties a queue at the end of each epoch, and prints statistics of what was in it.
+
+    Args:
+        queue: The queue to read.
+        name: Headline of what is printed.
+        extended: Print the table of ``extended_table``, with counts, norms and quantiles.
+        print_function: Takes each text instead of ``print``.
+
+    Raises:
+        UsageTypeError: The queue is something else.
+    """
+
+    def __init__(
+        self,
+        queue: MaybeOutfeedQueue | OutfeedQueue,
+        name: str = "OutfeedCallback",
+        *,
+        extended: bool = False,
+        print_function: Callable[[str], object] = print,
+    ) -> None:
+        if not isinstance(queue, (MaybeOutfeedQueue, OutfeedQueue)):
+            raise UsageTypeError(
+                "OutfeedCallback: the queue has to be a poptorch.OutfeedQueue or a "
+                f"poptorch.MaybeOutfeedQueue, got a {type(queue).__name__}."
+            )
+        self.queue = queue
+        self.name = name
+        self._table = extended_table if extended else summary_table
+        self._print = print_function
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Print what has come since the last epoch.
+
+        Args:
+            epoch: The epoch that has ended, counted from 0; what is printed counts from 1.
+            logs: Not used; callbacks of a fit are given it.
+        """
+        self._print(f"\n{self.name}")
+        if not self.queue.enqueued:
+            self._print("No data enqueued")
+            if isinstance(self.queue, MaybeOutfeedQueue):
+                self._print(self.queue.why_empty())
+            return
+        keeps_all = self.queue.mode == OutfeedMode.ALL
+        element = self.queue.dequeue() if keeps_all else self.queue.poll()
+        tensors = {} if element is None else _by_name(element)
+        if not any(tensor.numel() for tensor in tensors.values()):
+            self._print("No data enqueued")
+            self._print("Nothing has come since the queue was read last.")
+            return
+        for key, tensor in tensors.items():
+            self._print(f"key: {key} shape: {tuple(tensor.shape)}")
+        self._print(epoch_title(epoch + 1))
+        self.print_stats(tensors)
+        if isinstance(self.queue, MaybeOutfeedQueue) and self.queue.note:
+            self._print(self.queue.note)
+
+    def print_stats(self, tensors: Mapping[str, Any]) -> None:
+        """Print a table with a line of statistics for each tensor.
+
+        Args:
+            tensors: Tensors by name.
+        """
+        self._print(self._table(tensors))
+
+
+def _by_name(element: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of what was dequeued by name; one that has none is called 0."""
+    return {name or "0": tensor for name, tensor in named_leaves(element)}

@@ -1,0 +1,52 @@
+"""What readers know of runs."""
+
+import pytest
+
+from popsim_torch.errors import Error
+from popsim_torch.feeds.runs import Runs
+
+
+def test_nested_runs_are_one():
+    runs = Runs()
+    assert not runs.has_ended
+    runs.begin()
+    runs.begin()
+    assert (runs.num_active, runs.num_begun, runs.has_ended) == (2, 1, False)
+    runs.end(None)
+    assert not runs.has_ended
+    runs.end(None)
+    assert runs.has_ended
+    runs.mark_followed()
+    assert not runs.has_ended
+
+
+def test_a_run_that_goes_on_is_not_followed_to_its_end():
+    runs = Runs()
+    runs.begin()
+    runs.mark_followed()
+    runs.end(None)
+    assert runs.has_ended
+
+
+def test_the_first_failure_stays_until_the_next_run():
+    runs = Runs()
+    runs.begin()
+    runs.begin()
+    first = ValueError("first")
+    runs.end(first)
+    runs.end(RuntimeError("second"))
+    assert runs.failure is first
+    runs.begin()
+    assert runs.failure is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, KeyboardInterrupt(), SystemExit(), Error("run: stopped after 3 of 5 device iterations")],
+    ids=repr,
+)
+def test_who_ends_a_run_does_not_make_it_fail(error):
+    runs = Runs()
+    runs.begin()
+    runs.end(error)
+    assert runs.failure is None
