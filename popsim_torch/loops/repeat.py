@@ -31,6 +31,8 @@ from popsim_torch.trace.origin import user_line
 __all__ = ["repeat", "while_loop"]
 
 _MAX_TRIPS = 2**31 - 1
+_MAX_TRACES = 20
+"""Of one body, each of which finds one more object; what is made in the body is new in each."""
 Body = Callable[..., Any]
 
 
@@ -260,7 +262,9 @@ def _compile(
 ) -> LoopProgram:
     """Compile a loop; what turns up while it is traced is added to what was found."""
     options = _options_of(owner.options, counts)
+    num_traces = 0
     while True:
+        num_traces += 1
         found.tidy()
         body, request = _request(call, owner, found, counts, condition, options)
         try:
@@ -269,7 +273,8 @@ def _compile(
             before = len(found.modules) + len(found.parameters) + len(found.optimizers)
             found.add(unknown.found)
             found.tidy()
-            if len(found.modules) + len(found.parameters) + len(found.optimizers) == before:
+            after = len(found.modules) + len(found.parameters) + len(found.optimizers)
+            if after == before or num_traces == _MAX_TRACES:
                 raise Error(
                     f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
                     "made while it was traced. Make it outside of the body."

@@ -286,8 +286,10 @@ class LoopTrace:
             raise UnknownObject(optimizer)
 
         def look(child: nn.Module, _args: object) -> None:
-            has_state = any(True for _ in child.parameters()) or any(True for _ in child.buffers())
-            if id(child) not in known and has_state:
+            if id(child) in known:
+                return
+            # What only holds known modules, such as a slice of a Sequential, is nothing new.
+            if any(id(part) not in known and _has_own_state(part) for part in child.modules()):
                 raise UnknownObject(child)
 
         with contextlib.ExitStack() as stack:
@@ -328,6 +330,11 @@ class LoopTrace:
             for name in ("step", "zero_grad"):
                 del own[name]
             own.update(saved)
+
+
+def _has_own_state(module: nn.Module) -> bool:
+    own = [*module._parameters.values(), *module._buffers.values()]
+    return any(tensor is not None for tensor in own)
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

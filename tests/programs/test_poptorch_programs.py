@@ -47,6 +47,16 @@ def test_phases(tmp_path):
     assert "improved True" in out
 
 
+def test_pipelines(tmp_path):
+    out, _ = run("pipelines.py", cwd=tmp_path)
+    lines = out.splitlines()
+    found = [line.split(" first ") for line in lines[:3]]
+    names = ("Grouped", "Interleaved", "Sequential")
+    assert [line[0] for line in found] == [f"{name} same True" for name in names]
+    assert len({line[1] for line in found}) == 1 and found[0][1].endswith("improved True")
+    assert [line.split() for line in lines[6:8]] == [["0", "(Linear)", "0"], ["1", "(ReLU)", "0"]]
+
+
 def test_compiled_in_one_process_and_run_in_another(tmp_path):
     out, _ = run("precompile.py", "export", tmp_path, cwd=tmp_path)
     assert "attached False" in out

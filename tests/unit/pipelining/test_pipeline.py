@@ -203,3 +203,14 @@ def test_an_optimizer_that_is_made_in_the_trace():
             outfeed_queue=OutfeedQueue(),
             optimizer_function=lambda loss: (torch.optim.SGD([weight], lr=0.1), loss),
         )
+
+
+def test_a_part_of_a_model_that_is_cut_out_in_the_trace_is_nothing_new():
+    layers, outfeed = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), OutfeedQueue()
+    run([lambda x: layers[:2](x), lambda x: layers[2:](x)], outfeed_queue=outfeed)
+    torch.testing.assert_close(outfeed.dequeue()[0], layers(torch.ones(2)).detach())
+
+
+def test_a_layer_that_is_made_in_the_trace():
+    with pytest.raises(Error, match="uses a Linear that was made while it was traced"):
+        run([lambda x: nn.Linear(2, 2)(x), lambda x: x], outfeed_queue=OutfeedQueue())
