@@ -96,8 +96,11 @@ bench-quick: ## run every benchmark with one round each
 
 CXX_FILES = $(shell find csrc popsim_torch tests tutorials -name '*.h' -o -name '*.cpp')
 
+# A file of tests runs in one process. Where there are as many processes as cores, threads that wait
+# must not spin; all processes must list the tests in one order.
+PARALLEL = PYTHONHASHSEED=0 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m pytest -n $(MAX_JOBS) --dist loadfile
 test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
-	$(PY) -m pytest -m "not slow"
+	$(PARALLEL) -m "not slow"
 
 # Under each target that this processor has, the libraries beside the kernels held to it as well.
 test-targets: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests for each kind of processor
@@ -123,7 +126,7 @@ test-portable: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## ru
 # What depends most on the kernels, as processors with AVX2 alone run it.
 AVX2_TESTS := tests/ops tests/parity tests/unit/lowering tests/unit/test_processor.py
 test-avx2: build $(STAMPS)/dev.installed
-	POPSIM_CPU=avx2 $(PY) -m pytest -q -m "not slow" $(AVX2_TESTS)
+	POPSIM_CPU=avx2 $(PARALLEL) -q -m "not slow" $(AVX2_TESTS)
 
 golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read the difference
 	POPSIM_ACCEPT_GOLDEN=1 $(PY) -m pytest -q tests/golden

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import inspect
 import sys
 import threading
 import time
@@ -19,19 +18,21 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from popsim_torch import _native
 from popsim_torch.anchors import AnchorRequest, resolve
-from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
+from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
-from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compile_log import log_program
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.gradient_captures import capture_gradients, loop_captures
 from popsim_torch.executor.host_code import HostCode
+from popsim_torch.executor.interface import LoopRequest, interface_of
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.executor.queues import Queues
+from popsim_torch.executor.updates import loop_plan, make_plan
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -40,7 +41,7 @@ from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
+from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
 from popsim_torch.options.back_end import check_back_end, log_computed
 from popsim_torch.options.progress import CompilationProgressBar
@@ -61,12 +62,10 @@ from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.control.bodies import all_bodies
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.loop_body import BodyRequest
 from popsim_torch.trace.named_graph import NamedGraph, name_nodes
 from popsim_torch.trace.text import trace_text
 
 _NUM_STEPS = 4
-_MAX_COUNT = 2**31 - 1
 # torch.fx traces with state that belongs to the process.
 _one_at_a_time = threading.RLock()
 
@@ -106,22 +105,6 @@ class CompiledModel:
     optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
 
 
-def loop_counts(options: Options, *, training: bool) -> LoopCounts:
-    """Return how often a call runs the model.
-
-    Raises:
-        Error: A count is out of range.
-    """
-    accumulation = options.Training.gradient_accumulation if training else 1
-    for setter, count in (
-        ("deviceIterations", options.device_iterations),
-        ("Training.gradientAccumulation", accumulation),
-    ):
-        if not 1 <= count <= _MAX_COUNT:
-            raise Error(f"Options.{setter}({count}): the count must be from 1 to {_MAX_COUNT}.")
-    return LoopCounts(options.device_iterations, accumulation)
-
-
 def anchor_requests(options: Options) -> list[AnchorRequest]:
     """Return the calls of ``Options.anchorTensor``."""
     requests = []
@@ -145,98 +128,6 @@ def half_partials(options: Options) -> HalfPartials:
     return HalfPartials(
         matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
     )
-
-
-def make_plan(
-    optimizer: OptimizerSettings,
-    options: Options,
-    module: nn.Module,
-    trained: Sequence[str],
-    loss_scale: str,
-) -> OptimizerPlan:
-    """Return what an optimizer does to the parameters that have a gradient.
-
-    Args:
-        optimizer: Its values.
-        options: Gradient accumulation and reduction are taken from here.
-        module: Has the parameters.
-        trained: Names of those that have a gradient.
-        loss_scale: Name of the loss scale's tensor.
-    """
-    training = options.Training
-    parameters = dict(module.named_parameters())
-    return plan_updates(
-        optimizer,
-        {name: parameters[name] for name in trained},
-        all_parameters=parameters,
-        gradient_accumulation=training.gradient_accumulation,
-        reduction=ReductionType(training.accumulation_and_replication_reduction_type),
-        running_mean=training.meanAccumulationAndReplicationReductionStrategy
-        == MeanReductionStrategy.Running,
-        loss_scale_rule=Numerics.of(options).loss_scale_rule,
-        loss_scale=loss_scale,
-    )
-
-
-@dataclass(frozen=True)
-class LoopRequest:
-    """A device loop: what it repeats, how often, and where its inputs come from.
-
-    Attributes:
-        counts: How often the body runs.
-        inputs: Shape and element type of each input of a trip.
-        input_names: What messages call them.
-        infeeds: The queues that inputs come from.
-        places: Where each input comes from.
-        body: What is known of the body.
-        read_optimizer: Copies an optimizer's values.
-    """
-
-    counts: LoopCounts
-    inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
-    input_names: tuple[str, ...]
-    infeeds: Sequence[object]
-    places: Sequence[_native.InputPlace]
-    body: BodyRequest
-    read_optimizer: Callable[[torch.optim.Optimizer], OptimizerSettings]
-
-
-@dataclass(frozen=True)
-class _Interface:
-    """What calls of a program look like.
-
-    Attributes:
-        arguments: Checks what callers pass.
-        loop: How often a call runs the program.
-        inputs: Shape and element type of each input of one micro-batch.
-        unflatten: Builds the arguments of forward.
-    """
-
-    arguments: ArgumentSpec
-    loop: LoopCounts
-    inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
-    unflatten: Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
-
-
-def _interface(
-    module: nn.Module,
-    options: Options,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    request: LoopRequest | None,
-    *,
-    training: bool,
-    warned: set[str],
-) -> _Interface:
-    signature = inspect.signature(module.forward)
-    if request is None:
-        arguments = ArgumentSpec(signature, args, kwargs, warned=warned)
-        loop = loop_counts(options, training=training)
-        inputs = _micro_batch_inputs(arguments, loop)
-        return _Interface(arguments, loop, inputs, arguments.unflatten)
-    examples = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in request.inputs]
-    arguments = ArgumentSpec(signature, examples, {}, warned=warned)
-    return _Interface(arguments, request.counts, request.inputs, lambda flat: (tuple(flat), {}))
 
 
 def compile_model(
@@ -284,7 +175,7 @@ def compile_model(
         # What the call looks like.
         check_back_end(options)
         check_traceable(module)
-        interface = _interface(
+        interface = interface_of(
             module, options, args, kwargs, loop_request, training=training, warned=warned
         )
         arguments, loop, inputs = interface.arguments, interface.loop, interface.inputs
@@ -382,38 +273,6 @@ def _queues(traced: TraceResult, request: LoopRequest | None) -> Queues | None:
     if request is None:
         return Queues(traced.enqueues) if traced.enqueues else None
     return Queues(traced.enqueues, request.infeeds, request.places)
-
-
-def loop_plan(
-    settings: Sequence[OptimizerSettings],
-    options: Options,
-    module: nn.Module,
-    traced: TraceResult,
-    loss_scale: str,
-) -> OptimizerPlan | None:
-    """Return what the optimizers do that the body of a loop steps.
-
-    Args:
-        settings: Their values; each has the parameters that it updates.
-        options: As for ``make_plan``.
-        module: The body.
-        traced: Its trace. Where no gradients are computed in it, it loses the loss scale.
-        loss_scale: Name of the loss scale's tensor.
-
-    Returns:
-        The plan of all updates; None where no gradients are computed.
-    """
-    if not traced.has_backward:
-        graph = traced.graph_module.graph
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        graph.erase_node(placeholders[-1])
-        return None
-    plans = []
-    for one in settings:
-        own = {id(parameter) for group in one.groups for parameter in group.parameters}
-        trained = [name for name in traced.gradients if id(traced.parameters[name]) in own]
-        plans.append(make_plan(one, options, module, trained, loss_scale))
-    return join_plans(plans, loss_scale)
 
 
 def _state_program(
@@ -551,29 +410,6 @@ def _program_request(
         ReturnRequest(loop, mode, period, anchors, pipelined),
         stages.ipu_of_stage,
     )
-
-
-def _micro_batch_inputs(
-    arguments: ArgumentSpec, loop: LoopCounts
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    iterations, accumulation = loop.device_iterations, loop.gradient_accumulation
-    return [
-        (
-            micro_batch_shape(
-                shape,
-                iterations * accumulation,
-                argument=name,
-                D=iterations,
-                GA=accumulation,
-                R=1,
-                g=1,
-            ),
-            dtype,
-        )
-        for name, shape, dtype in zip(
-            arguments.names, arguments.shapes, arguments.dtypes, strict=True
-        )
-    ]
 
 
 def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Recomputation:

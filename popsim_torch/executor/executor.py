@@ -386,8 +386,8 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
             compiled = self._become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
         optimizer = self._optimizer
-        if optimizer is None or self._weights.has_company:
-            self._weights.pull()
+        if optimizer is None or self._weights.has_loops:
+            self._weights.pull(loops_alone=optimizer is not None)
         # The cheaper question first: there is seldom anything to hand over.
         if getattr(optimizer, "_pending", None) is not None and isinstance(
             optimizer, optim.Optimizer

@@ -131,5 +131,6 @@ def _note(gradients: GradientEnqueue, plan: OptimizerPlan, options: Options) -> 
     if plan.loss_scale_rule is not None:
         parts.append("Multiplied by the loss scaling, which the device adapts.")
     elif plan.loss_scaling.value != 1:
-        parts.append(f"Multiplied by the loss scaling, {plan.loss_scaling.value:g}.")
+        when = "" if plan.loss_scaling.constant else " when the program was compiled"
+        parts.append(f"Multiplied by the loss scaling, {plan.loss_scaling.value:g}{when}.")
     return " ".join(parts)

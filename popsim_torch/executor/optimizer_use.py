@@ -8,8 +8,8 @@ from popsim_torch import optim
 from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.base import ExecutorBase
-from popsim_torch.executor.compile import make_plan
 from popsim_torch.executor.numerics import scales_automatically
+from popsim_torch.executor.updates import make_plan
 from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 

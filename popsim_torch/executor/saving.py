@@ -14,9 +14,10 @@ from popsim_torch import logs
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.compile import CompiledModel, fit_to_host, make_plan
+from popsim_torch.executor.compile import CompiledModel, fit_to_host
 from popsim_torch.executor.dump import Dump
 from popsim_torch.executor.host_tensors import named_tensors
+from popsim_torch.executor.updates import make_plan
 from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile, StoredProgram
 from popsim_torch.files.module import pack_module

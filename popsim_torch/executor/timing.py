@@ -8,7 +8,6 @@ from popsim_torch import _native, logs
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
 from popsim_torch.executor.base import ExecutorBase
-from popsim_torch.executor.compile import loop_counts
 from popsim_torch.executor.counters import (
     Latency,
     PerfCounters,
@@ -16,6 +15,7 @@ from popsim_torch.executor.counters import (
     latency,
     perf_counters,
 )
+from popsim_torch.executor.interface import loop_counts
 
 __all__ = ["Timing"]
 

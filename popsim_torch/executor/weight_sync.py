@@ -14,6 +14,7 @@ _logger = logging.getLogger("poptorch::python")
 _versions = itertools.count(1)
 # Those of training executors: others may have to wait for their weights.
 _trainers: weakref.WeakSet[WeightSync] = weakref.WeakSet()
+_loops: weakref.WeakSet[WeightSync] = weakref.WeakSet()
 
 
 class WeightSync:
@@ -35,13 +36,20 @@ class WeightSync:
         return self._state is not None and self._state.ahead
 
     @property
-    def has_company(self) -> bool:
-        """Whether several programs train: they may have weights in common."""
-        return len(_trainers) > 1
+    def has_loops(self) -> bool:
+        """Whether there are loops that train."""
+        return bool(_loops)
 
-    def announce(self) -> None:
-        """Let other executors know that this one trains."""
+    def announce(self, *, loop: bool = False) -> None:
+        """Let other executors know that this one trains.
+
+        Args:
+            loop: It is a loop of a function. Programs that train take over what it has trained;
+                what other programs that train leave behind, each keeps for itself.
+        """
         _trainers.add(self)
+        if loop:
+            _loops.add(self)
 
     def attach(self, state: DeviceState) -> None:
         """Take note of a device that has the host's weights."""
@@ -51,6 +59,7 @@ class WeightSync:
         """Let go of the device; nobody waits for its weights any more."""
         self._state = None
         _trainers.discard(self)
+        _loops.discard(self)
 
     def upload(self) -> None:
         """Copy the host's weights to the device."""
@@ -75,12 +84,16 @@ class WeightSync:
         self.download(what_fits=what_fits)
         return True
 
-    def pull(self) -> None:
-        """Upload weights that a training executor of the same parameters has changed."""
+    def pull(self, *, loops_alone: bool = False) -> None:
+        """Upload weights that a training executor of the same parameters has changed.
+
+        Args:
+            loops_alone: Or only those that a loop has.
+        """
         if not _trainers:
             return
         newer = False
-        for trainer in list(_trainers):
+        for trainer in list(_loops if loops_alone else _trainers):
             if trainer is self:
                 continue
             version = self._seen.get(trainer, 0)

@@ -14,11 +14,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from popsim_torch import _native, optim
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.compile import CompiledModel, LoopRequest, compile_model, make_plan
+from popsim_torch.executor.compile import CompiledModel, compile_model
 from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.executor.random_state import MAX_SEED
+from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
@@ -98,7 +100,7 @@ class LoopProgram(Inspection):
             self._wrapping = host_weights.wrap(
                 self._traced_model, _fetcher(self._weights), lambda: None
             )
-            self._weights.announce()
+            self._weights.announce(loop=True)
         self._versions = self._host_versions()
 
     def run(self, carried: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> list[Any]:

@@ -15,7 +15,7 @@ from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name, held_dtype, returned_dtype
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
-from popsim_torch.executor.compile import LoopRequest
+from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.function import Recording, Step, recording

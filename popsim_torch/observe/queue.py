@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from inspect import isroutine
 from typing import Any, cast
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from popsim_torch import logs
-from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.feeds import OutfeedMode, OutfeedQueue
 from popsim_torch.ir import names
 from popsim_torch.observe.filters import Filter, Filters, near_keys
+from popsim_torch.observe.offers import Offer, call_on_shapes, offers_text
 from popsim_torch.ops import op_listener
 
-__all__ = ["MaybeOutfeedQueue", "Offer"]
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A value that a model offers to a queue in every step.
-
-    Attributes:
-        key: What it goes by.
-        shapes: Of its tensors; of one micro-batch.
-        dtypes: Their element types, as they come back.
-        taken: Whether the filters let it through.
-    """
-
-    key: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    taken: bool
-
-    @classmethod
-    def of(cls, key: str, value: Any, taken: bool) -> Offer:
-        """Describe a value: a tensor, or a nest of tensors and numbers."""
-        tensors = [torch.as_tensor(leaf) for leaf in tree_leaves(value)]
-        return cls(
-            key,
-            tuple(tuple(tensor.shape) for tensor in tensors),
-            tuple(returned_dtype(tensor.dtype) for tensor in tensors),
-            taken,
-        )
-
-    @property
-    def bytes(self) -> int:
-        """Memory that one element of the queue takes for it."""
-        return sum(
-            math.prod(shape) * dtype.itemsize
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-        )
+__all__ = ["MaybeOutfeedQueue"]
 
 
 class MaybeOutfeedQueue:
@@ -130,7 +89,7 @@ class MaybeOutfeedQueue:
             value: A tensor, or a tuple, list or dictionary of tensors.
 
         Raises:
-            UsageTypeError: The key is not a string.
+            UsageTypeError: The key is not a string, or the value is something else.
         """
         if not isinstance(key, str):
             raise UsageTypeError(
@@ -258,8 +217,8 @@ class MaybeOutfeedQueue:
         offers = self._offers
         if model is not None:
             with self._trial() as offers:
-                _call_on_shapes(model, args, kwargs)
-        text = _offers_text(list(offers.values()))
+                call_on_shapes(model, args, kwargs)
+        text = offers_text(list(offers.values()))
         print(text)
         return text
 
@@ -300,6 +259,8 @@ class MaybeOutfeedQueue:
     def _warn_of_values_left(self) -> None:
         if self._values:
             logs.python.warning("MaybeOutfeedQueue: %s", _waiting(self._values))
+            # The keys are told of later; tensors would keep the whole trace.
+            self._values = dict.fromkeys(self._values)
 
     def _warn_of_idle_filters(self) -> None:
         keys = list(self._offers)
@@ -334,33 +295,3 @@ def _waiting(keys: Iterable[str]) -> str:
 def _as_it_is(value: Any) -> Any:
     # A copy costs nothing in a program, and nobody can change it in place.
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _call_on_shapes(model: Any, args: Any, kwargs: Any) -> None:
-    if not isinstance(model, nn.Module) and not isroutine(model):
-        raise UsageTypeError(
-            "MaybeOutfeedQueue.dry_run: needs a module or a function, got a "
-            f"{type(model).__name__}. Of what trainingModel returned, pass its attribute model."
-        )
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        if isinstance(model, nn.Module):
-            # Some buffers would be counted on although they are made of nothing.
-            state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            shapes: dict[str, torch.Tensor] = {n: fake.from_tensor(t) for n, t in state.items()}
-            torch.func.functional_call(model, shapes, args, kwargs)
-        else:
-            model(*args, **kwargs)
-
-
-def _offers_text(offers: Sequence[Offer]) -> str:
-    rows = [("Key", "Shape", "Type", "Bytes", "Observed")]
-    for offer in offers:
-        shapes = " ".join(map(str, offer.shapes))
-        types = " ".join(map(dtype_name, offer.dtypes))
-        rows.append((offer.key, shapes, types, str(offer.bytes), "yes" if offer.taken else "no"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
-    taken = [offer for offer in offers if offer.taken]
-    total = sum(offer.bytes for offer in taken)
-    lines.append(f"{len(taken)} of {len(offers)} keys are observed, {total} bytes per step.")
-    return "\n".join(line.rstrip() for line in lines)

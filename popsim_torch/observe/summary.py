@@ -163,7 +163,8 @@ def _quantiles(flat: torch.Tensor, shares: Sequence[float]) -> dict[float, float
     for share in shares:
         if not 0 <= share <= 1:
             raise UsageValueError(f"summarise: a quantile's share is from 0 to 1, got {share}.")
-    ordered = flat[~flat.isnan()].to(torch.float64).sort().values
+    wide = flat.to(torch.float64)
+    ordered = wide[~wide.isnan()].sort().values
     if not ordered.numel():
         return dict.fromkeys(shares, math.nan)
     found = {}

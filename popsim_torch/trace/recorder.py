@@ -248,6 +248,7 @@ class Recorder:
         """Take note that all of forward has been traced."""
         for ending in self._endings:
             ending()
+        self._endings.clear()
 
     def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Put an element of a queue into the program."""

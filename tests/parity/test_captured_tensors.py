@@ -200,7 +200,7 @@ def test_gradients_carry_the_loss_scaling():
     _, after, before = eager(4, torch.float32, ReductionType.Mean)
     assert_close(run.after, after, scale=64.0)
     assert_close(run.before, before, scale=64.0)
-    assert run.note.endswith("Multiplied by the loss scaling, 64.")
+    assert run.note.endswith("Multiplied by the loss scaling, 64 when the program was compiled.")
 
 
 def test_the_last_parameter_comes_first_and_axes_count_micro_batches_and_updates():

@@ -220,7 +220,12 @@ def training(model_loss):
     """Return settings of a pipeline that trains nothing but a weight of its own."""
     weight = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    return {"optimizer_function": lambda *args, **named: (optimizer, model_loss(*args, **named) * weight)}
+    return {
+        "optimizer_function": lambda *args, **named: (
+            optimizer,
+            model_loss(*args, **named) * weight,
+        )
+    }
 
 
 def test_a_mask_leaves_values_out():

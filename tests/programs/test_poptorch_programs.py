@@ -158,6 +158,17 @@ def test_loops_and_branches(tmp_path):
     assert lines["largest"] == "True"
 
 
+def test_queues(tmp_path):
+    out, _ = run("queues.py", cwd=tmp_path)
+    assert out.splitlines()[:4] == [
+        "counter 10 last 9",
+        "d1 [10, 800] [2.0]",
+        "d2 [10, 800] [0.0]",
+        "followed 10 [800]",
+    ]
+    assert re.search(r"Elements per second: \S+, bandwidth: \S+ GB/s\nCompleted epoch 1/1", out)
+
+
 def test_observing_accumulated_gradients_and_activations(tmp_path):
     out, _ = run("observing.py", "--steps-per-epoch", 500, "--epochs", 2, cwd=tmp_path)
     shapes = dict(re.findall(r"^key: (\S+) shape: (.+)$", out, re.MULTILINE))

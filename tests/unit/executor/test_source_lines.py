@@ -43,7 +43,7 @@ def sources(path, options):
         (LIBRARY, lambda options: options.sourceLocationExcludes([]), LIBRARY),
         (OTHER, lambda options: options.appendToLocationExcludes("elsewhere"), __file__),
         # There is no other line.
-        (OTHER, lambda options: options.sourceLocationExcludes(["/"]), OTHER),
+        (OTHER, lambda options: options.sourceLocationExcludes(["/", "<"]), OTHER),
     ],
 )
 def test_lines_of_excluded_files_are_not_the_source(path, choose, expected):

@@ -146,6 +146,11 @@ def test_outside_of_a_trace_nothing_can_be_enqueued():
     assert not queue.enqueued
 
 
+def test_a_value_is_made_of_tensors():
+    with pytest.raises(UsageTypeError, match=r"the value of 'a' is a str"):
+        MaybeOutfeedQueue().maybe_outfeed("a", "text")
+
+
 def test_a_key_is_a_string():
     with pytest.raises(UsageTypeError, match="the key has to be a string, got 3"):
         MaybeOutfeedQueue().maybe_outfeed(3, x())
@@ -244,6 +249,19 @@ def test_dry_run_tells_keys_and_bytes_and_changes_nothing(capsys):
     assert model.norm.num_batches_tracked == 0
     assert model.norm.running_mean.tolist() == [0, 0, 0]
     assert not queue.enqueued
+
+
+def test_dry_run_of_a_function_changes_nothing():
+    queue = MaybeOutfeedQueue()
+    model, value = Watched(queue), torch.ones(4, 3)
+
+    def step(given):
+        queue.maybe_outfeed("sum", given.add_(1).sum())
+        return model(given)
+
+    assert queue.dry_run(step, value).endswith("3 of 3 keys are observed, 76 bytes per step.")
+    assert value.sum() == 12
+    assert model.norm.num_batches_tracked == 0
 
 
 def test_dry_run_counts_what_is_taken_only():

@@ -1,0 +1,79 @@
+"""What optimizers do to the weights of a traced program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from popsim_torch.enums import MeanReductionStrategy, ReductionType
+from popsim_torch.executor.numerics import Numerics
+from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
+from popsim_torch.options import Options
+from popsim_torch.trace import TraceResult
+
+__all__ = ["loop_plan", "make_plan"]
+
+
+def make_plan(
+    optimizer: OptimizerSettings,
+    options: Options,
+    module: nn.Module,
+    trained: Sequence[str],
+    loss_scale: str,
+) -> OptimizerPlan:
+    """Return what an optimizer does to the parameters that have a gradient.
+
+    Args:
+        optimizer: Its values.
+        options: Gradient accumulation and reduction are taken from here.
+        module: Has the parameters.
+        trained: Names of those that have a gradient.
+        loss_scale: Name of the loss scale's tensor.
+    """
+    training = options.Training
+    parameters = dict(module.named_parameters())
+    return plan_updates(
+        optimizer,
+        {name: parameters[name] for name in trained},
+        all_parameters=parameters,
+        gradient_accumulation=training.gradient_accumulation,
+        reduction=ReductionType(training.accumulation_and_replication_reduction_type),
+        running_mean=training.meanAccumulationAndReplicationReductionStrategy
+        == MeanReductionStrategy.Running,
+        loss_scale_rule=Numerics.of(options).loss_scale_rule,
+        loss_scale=loss_scale,
+    )
+
+
+def loop_plan(
+    settings: Sequence[OptimizerSettings],
+    options: Options,
+    module: nn.Module,
+    traced: TraceResult,
+    loss_scale: str,
+) -> OptimizerPlan | None:
+    """Return what the optimizers do that the body of a loop steps.
+
+    Args:
+        settings: Their values; each has the parameters that it updates.
+        options: As for ``make_plan``.
+        module: The body.
+        traced: Its trace. Where no gradients are computed in it, it loses the loss scale.
+        loss_scale: Name of the loss scale's tensor.
+
+    Returns:
+        The plan of all updates; None where no gradients are computed.
+    """
+    if not traced.has_backward:
+        graph = traced.graph_module.graph
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        graph.erase_node(placeholders[-1])
+        return None
+    plans = []
+    for one in settings:
+        own = {id(parameter) for group in one.groups for parameter in group.parameters}
+        trained = [name for name in traced.gradients if id(traced.parameters[name]) in own]
+        plans.append(make_plan(one, options, module, trained, loss_scale))
+    return join_plans(plans, loss_scale)

@@ -1,0 +1,111 @@
+"""What a model offers to a queue: keys, shapes, and how many bytes that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import isroutine
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from popsim_torch.dtypes import dtype_name, returned_dtype
+from popsim_torch.errors import UsageTypeError
+from popsim_torch.feeds.structure import as_tensor, flatten
+
+__all__ = ["Offer", "call_on_shapes", "offers_text"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A value that a model offers to a queue in every step.
+
+    Attributes:
+        key: What it goes by.
+        shapes: Of its tensors; of one micro-batch.
+        dtypes: Their element types, as they come back.
+        taken: Whether the filters let it through.
+    """
+
+    key: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    taken: bool
+
+    @classmethod
+    def of(cls, key: str, value: Any, taken: bool) -> Offer:
+        """Describe a value: a tensor, or a nest of tensors and numbers.
+
+        Raises:
+            UsageTypeError: It is none of these.
+        """
+        where = f"MaybeOutfeedQueue.maybe_outfeed: the value of {key!r}"
+        with torch._C.DisableTorchFunction():
+            tensors = [as_tensor(leaf, where) for leaf in flatten(value, where)[1]]
+        return cls(
+            key,
+            tuple(tuple(tensor.shape) for tensor in tensors),
+            tuple(returned_dtype(tensor.dtype) for tensor in tensors),
+            taken,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Memory that one element of the queue takes for it."""
+        return sum(
+            math.prod(shape) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+
+class _OnShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes shapes and types alone; what changes a tensor in place changes its stand-in."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fake = FakeTensorMode()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
+
+        args, kwargs = tree_map_only(torch.Tensor, stand_in, (args, kwargs or {}))
+        with self._fake:
+            return func(*args, **kwargs)
+
+
+def call_on_shapes(model: Any, args: Any, kwargs: Any) -> None:
+    """Call a module or function on tensors without memory; no tensor changes.
+
+    Raises:
+        UsageTypeError: It is neither.
+    """
+    if not isinstance(model, nn.Module) and not isroutine(model):
+        raise UsageTypeError(
+            "MaybeOutfeedQueue.dry_run: needs a module or a function, got a "
+            f"{type(model).__name__}. Of what trainingModel returned, pass its attribute model."
+        )
+    with torch.no_grad(), _OnShapes():
+        model(*args, **kwargs)
+
+
+def offers_text(offers: Sequence[Offer]) -> str:
+    """Return a table of what is offered, what of it is observed, and the bytes of that."""
+    rows = [("Key", "Shape", "Type", "Bytes", "Observed")]
+    for offer in offers:
+        shapes = " ".join(map(str, offer.shapes))
+        types = " ".join(map(dtype_name, offer.dtypes))
+        rows.append((offer.key, shapes, types, str(offer.bytes), "yes" if offer.taken else "no"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    taken = [offer for offer in offers if offer.taken]
+    total = sum(offer.bytes for offer in taken)
+    lines.append(f"{len(taken)} of {len(offers)} keys are observed, {total} bytes per step.")
+    return "\n".join(line.rstrip() for line in lines)
