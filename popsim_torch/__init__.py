@@ -112,6 +112,7 @@ from popsim_torch.stages import (
     reset_pipeline_stage_assignment,
     set_pipeline_stage_assignment,
 )
+from popsim_torch.training import EpochRecord, History, evaluate, fit, predict
 from popsim_torch.version import __version__
 
 __all__ = [
@@ -128,11 +129,13 @@ __all__ = [
     "ConnectionType",
     "DataLoader",
     "DataLoaderMode",
+    "EpochRecord",
     "Error",
     "Function",
     "Glob",
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
+    "History",
     "ICustomArgParser",
     "InfeedQueue",
     "Liveness",
@@ -185,7 +188,9 @@ __all__ = [
     "dynamic_update",
     "enums",
     "epoch_title",
+    "evaluate",
     "extended_table",
+    "fit",
     "for_loop",
     "fps",
     "function",
@@ -209,6 +214,7 @@ __all__ = [
     "options",
     "pipeline",
     "poptorch_core",
+    "predict",
     "print",
     "print_pipeline_stage_assignment_summary",
     "process_filters",

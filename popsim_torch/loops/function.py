@@ -164,15 +164,15 @@ class Function:
 
     @property
     def programs(self) -> list[LoopProgram]:
-        """The programs of all loops that were recorded."""
-        return [program for *_, found in self._recordings for program in found.programs]
+        """The programs of all loops that were recorded, or are being recorded."""
+        found = [recorded for *_, recorded in self._recordings]
+        if self._being_recorded is not None:
+            found.append(self._being_recorded)
+        return [program for one in found for program in one.programs]
 
     def stop(self) -> bool:
         """End the loop that is running, from another thread; return whether there is one."""
-        programs = self.programs
-        if self._being_recorded is not None:
-            programs += self._being_recorded.programs
-        executables = [program._compiled for program in programs]
+        executables = [program._compiled for program in self.programs]
         return any(one.executable.stop() for one in executables if one is not None)
 
     def destroy(self) -> None:

@@ -23,6 +23,7 @@ from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
@@ -57,6 +58,7 @@ class LoopProgram(Inspection):
         self._weights = WeightSync(body)
         self._wrapping: host_weights.Wrapping | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._starvation = Starvation(request.infeeds)
         with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
             compiled = compile_model(
                 body,
@@ -140,7 +142,11 @@ class LoopProgram(Inspection):
             else []
         )
         assert compiled.queues is not None
-        with compiled.queues.running(), self._channel.tracepoint("modelExecution"):
+        with (
+            compiled.queues.running(),
+            self._starvation.watched(),
+            self._channel.tracepoint("modelExecution"),
+        ):
             self._execute(compiled, places, inputs)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
-
-from popsim_torch.loops.program import LoopProgram
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @contextlib.contextmanager
-def progress_bar(program: LoopProgram, trips: int, title: str) -> Iterator[None]:
+def progress_bar(
+    num_trips: Callable[[], int], trips: int, title: str, *, unit: str = "trip", leave: bool = True
+) -> Iterator[None]:
     """Draw a bar of a run, for a scope.
 
     Args:
-        program: What runs.
+        num_trips: Returns the trips begun so far, over all runs (count); called by a thread.
         trips: How many there will be (count); 0 draws nothing, and costs nothing.
         title: What stands in front of the bar.
+        unit: What a trip is called.
+        leave: Leave the bar there at its end.
     """
     if not trips:
         yield
         return
-    first, over = program.num_trips, threading.Event()
-    bar = tqdm(total=trips, desc=title, unit="trip")
+    first, over = num_trips(), threading.Event()
+    bar = tqdm(total=trips, desc=title, unit=unit, leave=leave)
 
     def look() -> None:
         while not over.wait(_SECONDS_BETWEEN_LOOKS):
-            bar.update(program.num_trips - first - bar.n)
+            bar.update(num_trips() - first - bar.n)
 
     thread = threading.Thread(target=look, name="popsim_torch progress", daemon=True)
     thread.start()
@@ -39,5 +41,6 @@ def progress_bar(program: LoopProgram, trips: int, title: str) -> Iterator[None]
     finally:
         over.set()
         thread.join()
-        bar.update(program.num_trips - first - bar.n)
+        bar.update(num_trips() - first - bar.n)
+        bar.refresh()
         bar.close()

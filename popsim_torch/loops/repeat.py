@@ -240,7 +240,7 @@ class _Run:
     ) -> list[torch.Tensor]:
         if self.asks is not None and not self.asks.run([*carried, _FALSE], captured)[-1]:
             return [value.clone() for value in carried]
-        with progress_bar(self.program, self.shown_trips, self.function):
+        with progress_bar(lambda: self.program.num_trips, self.shown_trips, self.function):
             return self.program.run(carried, captured)
 
 

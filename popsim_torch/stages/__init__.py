@@ -17,7 +17,7 @@ from popsim_torch.stages.blocks import (
     module_repr,
     removeBlocks,
 )
-from popsim_torch.stages.checks import check_pipeline
+from popsim_torch.stages.checks import PipelineTooShort, check_pipeline
 from popsim_torch.stages.layers import PipelineStageRecord
 from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
 from popsim_torch.stages.pipeline_stage import PipelineStage
@@ -48,6 +48,7 @@ __all__ = [
     "PipelineSchedule",
     "PipelineStage",
     "PipelineStageRecord",
+    "PipelineTooShort",
     "PipelinedExecution",
     "SerialPhasedExecution",
     "ShardedExecution",

@@ -14,6 +14,18 @@ MAX_IPUS = 64
 """The most IPUs one process may use."""
 
 
+class PipelineTooShort(Error):
+    """A pipeline has fewer micro-batches than stages.
+
+    Attributes:
+        needed: The least number of micro-batches.
+    """
+
+    def __init__(self, needed: int, message: str) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
 def check_pipeline(
     num_stages: int,
     ipu_ids: Sequence[int],
@@ -85,8 +97,9 @@ def _check_fills(
         setter = "poptorch.Options().deviceIterations"
         stages = "those of the model"
     if given < needed:
-        raise Error(
+        raise PipelineTooShort(
+            needed,
             f"{setter}({given}) must be greater than or equal to the number of pipeline stages "
             f"({needed}): {stages}. Call {setter}({needed}) or more, use fewer stages, or choose "
-            "poptorch.ShardedExecution, which has no minimum."
+            "poptorch.ShardedExecution, which has no minimum.",
         )

@@ -1,0 +1,130 @@
+"""The data of a fit, one micro-batch after the other, as often as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from popsim_torch.data.batch_loader import BatchLoader
+from popsim_torch.errors import Error, UsageTypeError
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """Data as a sequence of micro-batches.
+
+    Args:
+        function: Which, for messages.
+        data: Gives batches: a loader, a dataset, or any iterable. An element of a
+            ``poptorch.DataLoader`` is cut into the micro-batches that it joins.
+
+    Raises:
+        UsageTypeError: It is something else.
+    """
+
+    def __init__(self, function: str, data: Any) -> None:
+        self._function = function
+        self._data = data
+        self._is_indexed = hasattr(data, "__getitem__") and not hasattr(data, "__iter__")
+        if not (self._is_indexed or isinstance(data, Iterable)) or isinstance(data, (str, bytes)):
+            raise UsageTypeError(
+                f"{function}: the data is a {type(data).__name__}. Pass a DataLoader, a dataset, "
+                "or an iterable of batches."
+            )
+        is_dict = isinstance(data, dict)
+        if is_dict or (
+            isinstance(data, tuple) and data and all(isinstance(x, torch.Tensor) for x in data)
+        ):
+            raise UsageTypeError(
+                f"{function}: the data is a {type(data).__name__} of tensors, not of batches. Cut "
+                "it into batches: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, "
+                "y), batch_size=32, drop_last=True)."
+            )
+        self._parts = _micro_batches_of(data)
+
+    @property
+    def count(self) -> int | None:
+        """Micro-batches in one pass through the data; None where that is not known."""
+        try:
+            return len(self._data) * self._parts
+        except (TypeError, NotImplementedError):
+            return None
+
+    def stream(self, total: int) -> Iterator[Any]:
+        """Yield so many micro-batches; where the data ends, it begins anew.
+
+        Raises:
+            Error: The data cannot begin anew.
+        """
+        left = total
+        while left:
+            before = left
+            for element in self._one_pass():
+                yield element
+                left -= 1
+                if not left:
+                    return
+            if left == before:
+                raise Error(
+                    f"{self._function}: the data ended after {total - left} of {total} steps, and "
+                    "has no batch when it is begun anew. Pass data that can be iterated more than "
+                    "once, such as a DataLoader, or ask for fewer steps."
+                )
+
+    def _one_pass(self) -> Iterator[Any]:
+        data = self._data
+        elements = (data[i] for i in range(len(data))) if self._is_indexed else data
+        for element in elements:
+            if self._parts == 1:
+                yield element
+            else:
+                yield from _cut(element, self._parts)
+
+    def check_sizes(self, total: int) -> None:
+        """Refuse a loader whose last batch is smaller, if so many steps get there.
+
+        Raises:
+            Error: It is.
+        """
+        loader, batches = self._data, self.count
+        if (
+            not isinstance(loader, torch.utils.data.DataLoader)
+            or isinstance(loader, BatchLoader)
+            or loader.batch_size is None
+            or loader.drop_last
+            or batches is None
+            or batches < 2
+            or total < batches
+        ):
+            return
+        size = loader.batch_size
+        try:
+            rest = len(loader.sampler) % size  # type: ignore[arg-type]
+        except TypeError:
+            return
+        if rest:
+            raise Error(
+                f"{self._function}: the last batch of the data has {rest} samples, and all others "
+                f"have {size}. A compiled program takes batches of one size: make the DataLoader "
+                "with drop_last=True."
+            )
+
+
+def _micro_batches_of(data: Any) -> int:
+    """Return how many micro-batches an element of the data has."""
+    if not isinstance(data, BatchLoader) or data.combinedBatchSize is None:
+        return 1
+    options = data.options
+    count: int = options.device_iterations * options.Training.gradient_accumulation
+    return count
+
+
+def _cut(element: Any, parts: int) -> Iterator[Any]:
+    leaves, structure = tree_flatten(tree_map(torch.as_tensor, element))
+    cut = [leaf.tensor_split(parts) for leaf in leaves]
+    for position in range(parts):
+        yield tree_unflatten([pieces[position] for pieces in cut], structure)

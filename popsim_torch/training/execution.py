@@ -1,0 +1,151 @@
+"""Some steps on the device, with the queues that they need, as often as asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from popsim_torch.errors import UsageTimeoutError, UsageValueError
+from popsim_torch.feeds import InfeedQueue, OutfeedQueue
+from popsim_torch.loops import Function, repeat
+from popsim_torch.options import Options
+from popsim_torch.stages import PipelineTooShort
+
+__all__ = ["Execution"]
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+Body = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
+
+class Execution:
+    """Runs a step a number of times on the device, and returns what it gives each time.
+
+    Args:
+        caller: Which function asked for it, for messages.
+        body: Called with the arguments of a batch; returns what comes back. Traced once.
+        stream: The batches of all runs.
+        steps: In a run (count).
+        accumulation: Micro-batches per weight update (count); None if weights are not updated.
+        options: Of the program.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        body: Body,
+        stream: Iterator[Any],
+        steps: int,
+        accumulation: int | None,
+        options: Options,
+    ) -> None:
+        self._infeed = infeed = InfeedQueue(stream)
+        self._outfeed = outfeed = OutfeedQueue()
+        self._caller, self._steps, self._accumulation = caller, steps, accumulation
+
+        def step(*args: Any, **kwargs: Any) -> None:
+            outfeed.enqueue(body(args, kwargs))
+
+        def run() -> None:
+            repeat(steps, step, infeed=infeed, gradient_accumulation=accumulation or 1)
+
+        self._function = Function(run, options)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch: the first axis of its first tensor."""
+        (_, shape), *_ = self._infeed._element()[1]
+        return shape[0] if shape else 1
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that compilation took so far."""
+        programs = self._function.programs
+        return sum(program.compiled.duration.total_seconds() for program in programs)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps begun so far, over all runs; from any thread."""
+        return sum(program.num_trips for program in self._function.programs)
+
+    def run(self) -> Any:
+        """Run once; return what the body gave, with an axis in front for the steps."""
+        self._call()
+        return self._outfeed.dequeue()
+
+    def run_live(self, each: Callable[[Any], None]) -> list[Any]:
+        """Run once, and hand over what each step gave as soon as it is there, in another thread.
+
+        Args:
+            each: Called with one element after the other. An exception ends the run.
+
+        Returns:
+            All elements.
+
+        Raises:
+            BaseException: What ``each`` raised, or what ended the run.
+        """
+        elements: list[Any] = []
+        failures: list[BaseException] = []
+        over, abandoned = threading.Event(), threading.Event()
+
+        def read() -> None:
+            while len(elements) < self._steps and not abandoned.is_set():
+                was_over = over.is_set()
+                try:
+                    element = self._outfeed.get(timeout=_SECONDS_BETWEEN_LOOKS)
+                except UsageTimeoutError:
+                    if was_over:
+                        return
+                    continue
+                elements.append(element)
+                each(element)
+
+        def read_and_tell() -> None:
+            try:
+                read()
+            except BaseException as error:
+                failures.append(error)
+                self._function.stop()
+
+        reader = threading.Thread(target=read_and_tell, name="popsim_torch callbacks", daemon=True)
+        reader.start()
+        try:
+            self._call()
+        except BaseException as error:
+            abandoned.set()
+            reader.join()
+            # A callback that failed has ended the run.
+            if failures and isinstance(error, Exception) and failures[0] is not error:
+                raise failures[0] from None
+            raise
+        finally:
+            over.set()
+            reader.join()
+        if failures:
+            raise failures[0]
+        return elements
+
+    def _call(self) -> None:
+        try:
+            self._function()
+        except PipelineTooShort as error:
+            steps, needed = self._steps, error.needed
+            raise UsageValueError(
+                f"{self._caller}: steps_per_execution = {steps} is too small for the pipeline: it "
+                f"needs at least {needed} micro-batches."
+                if self._accumulation is None
+                else f"{self._caller}: the {self._accumulation} micro-batches of a weight update "
+                f"are too few for the pipeline: it needs at least {needed}. Call "
+                f"options.Training.gradientAccumulation({needed}), and make steps_per_execution a "
+                "multiple of it."
+            ) from error
+
+    def end(self) -> None:
+        """Bring the weights to the host, and let go of the program and the queues."""
+        try:
+            self._function.destroy()
+        finally:
+            self._outfeed.close()
+            self._infeed.close()

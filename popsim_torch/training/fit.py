@@ -1,0 +1,372 @@
+"""``fit``, ``evaluate`` and ``predict``: whole epochs on the device, queues made behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from popsim_torch.errors import Error, UsageTypeError, UsageValueError
+from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.loops.progress import progress_bar
+from popsim_torch.options import Options
+from popsim_torch.training.batches import Batches
+from popsim_torch.training.callbacks import Callbacks
+from popsim_torch.training.execution import Execution
+from popsim_torch.training.history import EpochRecord, History
+from popsim_torch.training.model_call import Metrics, ModelCall, inputs_of, mode, named_metrics
+from popsim_torch.training.steps import Steps, plan_steps
+
+__all__ = ["evaluate", "fit", "predict"]
+
+Loss = Callable[[Any, Any], torch.Tensor]
+Values = dict[str, torch.Tensor]
+
+_SILENT, _BAR, _LINE = 0, 1, 2
+
+
+def fit(
+    model: nn.Module | PoplarExecutor,
+    data: Any,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    steps_per_execution: int | None = None,
+    callbacks: Any = (),
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    options: Options | None = None,
+    metrics: Metrics | None = None,
+    verbose: str | int = "auto",
+) -> History:
+    """Train a model for some epochs, many steps in each run of the device.
+
+    The program is compiled once and takes its data from a queue that a thread fills ahead. Data
+    that ends before the last epoch does is begun anew.
+
+    Args:
+        model: A module, or what ``trainingModel`` returned, which brings optimizer and options.
+        data: Batches of one size: a loader or any iterable. With ``loss`` a batch is the inputs of
+            the model and, last, the target; else what forward takes.
+        epochs: How many (count).
+        steps_per_epoch: Micro-batches of an epoch (count); None for one pass through the data.
+        steps_per_execution: Micro-batches of one run of the device (count), a multiple of the
+            options' gradient accumulation, and a divisor of ``steps_per_epoch``; None for the
+            whole epoch, or for the options' device iterations if there are several.
+        callbacks: Objects with any of ``on_epoch_begin(epoch)``, ``on_epoch_end(epoch, logs)``,
+            whose ``logs`` has a tensor of shape ``(steps_per_epoch,)`` for the loss and each
+            metric, and ``on_batch_end(step, logs)``, which is called with scalars while the
+            device runs, in another thread. One that raises ``StopIteration`` ends the training.
+        loss: A function of the output and the target; None if forward returns the loss: a
+            scalar, alone or in a tuple, or under the key ``"loss"``.
+        optimizer: From ``torch.optim`` or ``poptorch.optim``, or an ``OutfeedOptimizer``.
+        options: Of the program; the gradient accumulation counts.
+        metrics: Functions of the output and the target, or ``"accuracy"``; a sequence, or a mapping
+            of names to functions. They are computed on the device.
+        verbose: 0 prints nothing, 1 a progress bar and a line for each epoch, 2 the line alone;
+            ``"auto"`` is 1 on a terminal and 2 elsewhere.
+
+    Returns:
+        The numbers of each epoch.
+
+    Raises:
+        UsageTypeError: An argument is something else.
+        UsageValueError: The counts do not fit together.
+        Error: The model cannot be compiled, a step fails, or the data ends.
+    """
+    shown = _checked_verbose("fit", verbose)
+    module, options, optimizer = _unwrapped("fit", model, options, optimizer)
+    if optimizer is None:
+        raise UsageTypeError(
+            "fit: there is no optimizer. Pass optimizer=torch.optim.SGD(model.parameters(), "
+            "lr=0.01), or another one of torch.optim or poptorch.optim."
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageTypeError(f"fit: the optimizer is a {type(optimizer).__name__}.")
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise UsageValueError(f"fit: epochs must be an integer of 1 or more, got {epochs!r}.")
+    told = Callbacks("fit", callbacks)
+    call = ModelCall("fit", module, loss, named_metrics("fit", metrics))
+    batches = Batches("fit", data)
+    accumulation = options.Training.gradient_accumulation
+    steps = plan_steps(
+        "fit",
+        batches.count,
+        steps_per_epoch,
+        steps_per_execution,
+        accumulation=accumulation,
+        device_iterations=options.device_iterations,
+    )
+    stepped = optimizer
+
+    def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        values = call(args, kwargs)
+        stepped.zero_grad()
+        values["loss"].backward()  # type: ignore[no-untyped-call]
+        stepped.step()
+        return values
+
+    history = History()
+    with (
+        mode(module, training=True),
+        _execution("fit", batches, body, steps, epochs, accumulation, options) as execution,
+        contextlib.suppress(_Ended),
+    ):
+        for epoch in range(epochs):
+            title = f"Epoch {epoch + 1}/{epochs}"
+            with _may_end():
+                told.epoch_begin(epoch)
+            logs, record = _run_epoch(execution, steps, epoch, title, told, shown)
+            history.epochs.append(record)
+            if shown:
+                print(record.line(title), flush=True)
+            with _may_end():
+                told.epoch_end(epoch, logs)
+    return history
+
+
+def evaluate(
+    model: nn.Module | PoplarExecutor,
+    data: Any,
+    steps: int | None = None,
+    steps_per_execution: int | None = None,
+    callbacks: Any = (),
+    loss: Loss | None = None,
+    options: Options | None = None,
+    metrics: Metrics | None = None,
+    verbose: str | int = "auto",
+) -> dict[str, float]:
+    """Return the mean loss and metrics of a model over some data, in evaluation mode.
+
+    Args:
+        model: As for :func:`fit`.
+        data: The same.
+        steps: Batches (count); None for one pass through the data.
+        steps_per_execution: Of them in one run of the device (count); None for all.
+        callbacks: Those of single steps, ``on_batch_end(step, logs)``, are called.
+        loss: As for :func:`fit`.
+        options: Of the program; there is no gradient accumulation.
+        metrics: As for :func:`fit`.
+        verbose: The same.
+
+    Returns:
+        The means by name.
+
+    Raises:
+        Error: As for :func:`fit`.
+    """
+    shown = _checked_verbose("evaluate", verbose)
+    module, options, _ = _unwrapped("evaluate", model, options, None)
+    told = Callbacks("evaluate", callbacks)
+    call = ModelCall("evaluate", module, loss, named_metrics("evaluate", metrics))
+    batches = Batches("evaluate", data)
+    counts = _inference_steps("evaluate", batches, steps, steps_per_execution, options)
+
+    def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        with torch.no_grad():
+            return call(args, kwargs)
+
+    with (
+        mode(module, training=False),
+        _execution("evaluate", batches, body, counts, 1, None, options) as execution,
+    ):
+        try:
+            _, record = _run_epoch(execution, counts, 0, "Evaluation", told, shown)
+        except _Ended:
+            raise Error(
+                "evaluate: a callback raised StopIteration, and part of an evaluation means "
+                "nothing. Pass steps to look at less data."
+            ) from None
+    if shown:
+        print(record.line("Evaluation"), flush=True)
+    return dict(record.means)
+
+
+def predict(
+    model: nn.Module | PoplarExecutor,
+    data: Any,
+    steps: int | None = None,
+    steps_per_execution: int | None = None,
+    options: Options | None = None,
+    verbose: str | int = 0,
+) -> Any:
+    """Return what a model makes of some data, in evaluation mode.
+
+    Args:
+        model: As for :func:`fit`.
+        data: Batches of what forward takes. A last part that it cannot take, such as the target of
+            a batch for training, is left out.
+        steps: Batches (count); None for one pass through the data.
+        steps_per_execution: Of them in one run of the device (count); None for all.
+        options: Of the program.
+        verbose: 1 or ``"auto"`` on a terminal shows a progress bar.
+
+    Returns:
+        What forward returns, the batches joined along the first axis; scalars become vectors.
+
+    Raises:
+        Error: As for :func:`fit`.
+    """
+    shown = _checked_verbose("predict", verbose)
+    module, options, _ = _unwrapped("predict", model, options, None)
+    batches = Batches("predict", data)
+    counts = _inference_steps("predict", batches, steps, steps_per_execution, options)
+
+    def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        args, kwargs = inputs_of(module, args, kwargs)
+        with torch.no_grad():
+            return module(*args, **kwargs)
+
+    parts = []
+    with (
+        mode(module, training=False),
+        _execution("predict", batches, body, counts, 1, None, options) as execution,
+        _bar(execution, counts, "Prediction", shown),
+    ):
+        for _ in range(counts.executions):
+            parts.append(tree_map(_without_steps, execution.run()))
+    if len(parts) == 1:
+        return parts[0]
+    return tree_map(lambda *tensors: torch.cat(tensors), *parts)
+
+
+def _without_steps(tensor: torch.Tensor) -> torch.Tensor:
+    """Join the axis of the steps with that of the batch."""
+    return tensor if tensor.dim() == 1 else tensor.flatten(0, 1)
+
+
+class _Ended(Exception):
+    """A callback ended the training."""
+
+
+@contextlib.contextmanager
+def _may_end() -> Iterator[None]:
+    """Turn a ``StopIteration`` of a callback into ``_Ended``."""
+    # Not by `except`: a context manager that raises StopIteration says something else.
+    try:
+        yield
+    except StopIteration as error:
+        raise _Ended from error
+
+
+def _run_epoch(
+    execution: Execution, steps: Steps, epoch: int, title: str, told: Callbacks, shown: int
+) -> tuple[Values, EpochRecord]:
+    """Run the steps of an epoch; return their values and the epoch's numbers."""
+    before, start = execution.compile_seconds, time.perf_counter()
+    parts: list[Values] = []
+    with _bar(execution, steps, title, shown):
+        for number in range(steps.executions):
+            if told.wants_batches:
+                first = number * steps.per_execution
+                parts.append(_run_live(execution, first, told))
+            else:
+                parts.append(execution.run())
+    seconds = time.perf_counter() - start
+    logs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    record = EpochRecord(
+        epoch,
+        {name: values.double().mean().item() for name, values in logs.items()},
+        seconds,
+        execution.compile_seconds - before,
+        steps.per_epoch * execution.batch_size,
+    )
+    return logs, record
+
+
+def _run_live(execution: Execution, first: int, told: Callbacks) -> Values:
+    """Run once, and tell callbacks of each step while it runs."""
+    step = first
+
+    def tell(values: Values) -> None:
+        nonlocal step
+        told.batch_end(step, values)
+        step += 1
+
+    with _may_end():
+        elements = execution.run_live(tell)
+    return {name: torch.stack([one[name] for one in elements]) for name in elements[0]}
+
+
+@contextlib.contextmanager
+def _execution(
+    function: str,
+    batches: Batches,
+    body: Callable[[Sequence[Any], Mapping[str, Any]], Any],
+    steps: Steps,
+    epochs: int,
+    accumulation: int | None,
+    options: Options,
+) -> Iterator[Execution]:
+    """Make the program of some epochs, for a scope."""
+    total = epochs * steps.per_epoch
+    batches.check_sizes(total)
+    stream = batches.stream(total)
+    execution = Execution(function, body, stream, steps.per_execution, accumulation, options)
+    try:
+        yield execution
+    finally:
+        execution.end()
+
+
+def _inference_steps(
+    function: str,
+    batches: Batches,
+    steps: int | None,
+    per_execution: int | None,
+    options: Options,
+) -> Steps:
+    return plan_steps(
+        function,
+        batches.count,
+        steps,
+        per_execution,
+        device_iterations=options.device_iterations,
+        epoch_name="steps",
+    )
+
+
+def _bar(
+    execution: Execution, steps: Steps, title: str, shown: int
+) -> contextlib.AbstractContextManager[None]:
+    trips = steps.per_epoch if shown == _BAR else 0
+    return progress_bar(lambda: execution.num_steps, trips, title, unit="step", leave=False)
+
+
+def _unwrapped(
+    function: str,
+    model: object,
+    options: Options | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> tuple[nn.Module, Options, torch.optim.Optimizer | None]:
+    """Return the module behind a model, and what it brings where nothing else was given."""
+    if options is not None and not isinstance(options, Options):
+        raise UsageTypeError(
+            f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
+        )
+    if isinstance(model, PoplarExecutor):
+        optimizer = model._optimizer if optimizer is None else optimizer
+        return model.model, model.options if options is None else options, optimizer
+    if not isinstance(model, nn.Module):
+        raise UsageTypeError(
+            f"{function}: the model is a {type(model).__name__}. Pass a torch.nn.Module, or what "
+            "poptorch.trainingModel or poptorch.inferenceModel returned."
+        )
+    return model, Options() if options is None else options, optimizer
+
+
+def _checked_verbose(function: str, verbose: object) -> int:
+    if verbose == "auto":
+        return _BAR if sys.stderr.isatty() else _LINE
+    if verbose not in (_SILENT, _BAR, _LINE):
+        raise UsageValueError(
+            f"{function}: verbose must be 0, 1, 2 or 'auto', got {verbose!r}. 0 prints nothing, 1 "
+            "a progress bar and lines, 2 lines alone."
+        )
+    assert isinstance(verbose, int)
+    return verbose

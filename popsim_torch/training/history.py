@@ -1,0 +1,59 @@
+"""What a fit reports: numbers of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["EpochRecord", "History"]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """An epoch in numbers.
+
+    Attributes:
+        epoch: Counted from 0.
+        means: Of the loss and of each metric over all steps, by name.
+        seconds: That it took, compilation and callbacks of single steps included.
+        compile_seconds: The share of compilation, which the first epoch has.
+        samples: That were in its batches (count).
+    """
+
+    epoch: int
+    means: Mapping[str, float]
+    seconds: float
+    compile_seconds: float
+    samples: int
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second, without compilation."""
+        return self.samples / max(self.seconds - self.compile_seconds, 1e-9)
+
+    def line(self, title: str) -> str:
+        """Return the epoch as a line of text."""
+        loss, *others = (f"{name}: {mean:.3f}" for name, mean in self.means.items())
+        parts = [title, f"Mean {loss}", *others, f"{self.seconds:.2f} s"]
+        if self.compile_seconds:
+            parts[-1] += f" ({self.compile_seconds:.2f} s to compile)"
+        return ", ".join([*parts, f"{self.samples_per_second:.0f} samples/s"])
+
+
+@dataclass
+class History:
+    """What :func:`fit` returns: ``history["loss"]`` has the mean loss of each epoch.
+
+    Attributes:
+        epochs: One record for each.
+    """
+
+    epochs: list[EpochRecord] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> list[float]:
+        """Return the means of the loss or of a metric, one for each epoch."""
+        return [record.means[name] for record in self.epochs]
+
+    def __len__(self) -> int:
+        """Return how many epochs there were."""
+        return len(self.epochs)

@@ -1,0 +1,126 @@
+"""How many steps an epoch has, and how many of them the device does at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from popsim_torch.errors import UsageValueError
+
+__all__ = ["Steps", "plan_steps"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of an epoch.
+
+    Attributes:
+        per_epoch: Micro-batches of an epoch (count).
+        per_execution: Those of one run of the device (count); divides ``per_epoch``.
+    """
+
+    per_epoch: int
+    per_execution: int
+
+    @property
+    def executions(self) -> int:
+        """Runs of the device in an epoch."""
+        return self.per_epoch // self.per_execution
+
+
+def plan_steps(
+    function: str,
+    num_batches: int | None,
+    per_epoch: int | None,
+    per_execution: int | None,
+    *,
+    accumulation: int = 1,
+    device_iterations: int = 1,
+    epoch_name: str = "steps_per_epoch",
+) -> Steps:
+    """Choose the counts that were not given, and check that all fit together.
+
+    Args:
+        function: Which, for messages.
+        num_batches: Micro-batches in the data; None where that is not known.
+        per_epoch: As given.
+        per_execution: As given; None for ``device_iterations`` weight updates if that is not 1,
+            else for the whole epoch.
+        accumulation: Micro-batches per weight update (count).
+        device_iterations: Of the options (count).
+        epoch_name: What the function calls ``per_epoch``.
+
+    Raises:
+        UsageValueError: A count is no positive integer, or not a multiple of another one.
+    """
+    _check_count(function, epoch_name, per_epoch)
+    _check_count(function, "steps_per_execution", per_execution)
+    origin = ""
+    if per_epoch is None:
+        if num_batches is None:
+            raise UsageValueError(
+                f"{function}: the data does not say how many batches it has. Pass {epoch_name}."
+            )
+        if num_batches == 0:
+            raise UsageValueError(
+                f"{function}: the data has no batch. A loader with drop_last=True has none if "
+                "the dataset is smaller than one batch."
+            )
+        per_epoch, origin = num_batches, " (the batches of the data)"
+    if per_execution is None and device_iterations == 1:
+        per_execution = per_epoch
+        if per_epoch % accumulation:
+            raise UsageValueError(
+                f"{function}: {epoch_name} = {per_epoch}{origin} is not a multiple of the "
+                f"gradient accumulation of {accumulation} "
+                f"(options.Training.gradientAccumulation). {_nearest(per_epoch, accumulation)}"
+            )
+    elif per_execution is None:
+        per_execution = device_iterations * accumulation
+    elif device_iterations not in (1, per_execution // accumulation):
+        raise UsageValueError(
+            f"{function}: steps_per_execution = {per_execution}, and the options ask for "
+            f"{device_iterations} device iterations of {accumulation} micro-batches each, which "
+            f"is {device_iterations * accumulation}. Leave one of the two out."
+        )
+    if per_execution % accumulation:
+        raise UsageValueError(
+            f"{function}: steps_per_execution = {per_execution} is not a multiple of the gradient "
+            f"accumulation of {accumulation} (options.Training.gradientAccumulation). "
+            f"{_nearest(per_execution, accumulation)}"
+        )
+    if per_epoch % per_execution:
+        raise UsageValueError(
+            f"{function}: {epoch_name} = {per_epoch}{origin} is not a multiple of "
+            f"steps_per_execution = {per_execution}. {_nearest(per_epoch, per_execution)} "
+            f"{_divisors_near(per_epoch, per_execution, accumulation)}"
+        )
+    return Steps(per_epoch, per_execution)
+
+
+def _check_count(function: str, name: str, count: object) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise UsageValueError(f"{function}: {name} must be an integer of 1 or more, got {count!r}.")
+
+
+def _nearest(count: int, divisor: int) -> str:
+    lower = count - count % divisor
+    if lower == 0:
+        return f"The smallest multiple is {divisor}."
+    return f"The nearest multiples are {lower} and {lower + divisor}."
+
+
+def _divisors_near(per_epoch: int, per_execution: int, accumulation: int) -> str:
+    """Return which executions would do for an epoch, as a sentence."""
+    valid = [n for n in _divisors(per_epoch) if n % accumulation == 0]
+    below = [n for n in valid if n < per_execution][-1:]
+    above = [n for n in valid if n > per_execution][:1]
+    if not below + above:
+        return f"No steps_per_execution fits {per_epoch} steps."
+    found = " or ".join(str(n) for n in below + above)
+    return f"For {per_epoch}, the nearest steps_per_execution is {found}."
+
+
+def _divisors(number: int) -> Iterable[int]:
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
