@@ -103,7 +103,15 @@ class LoopProgram(Inspection):
                 self._traced_model, _fetcher(self._weights), lambda: None
             )
             self._weights.announce(loop=True)
+        carried = set(self._body.carried_names)
+        buffers = self._body.named_buffers()
+        self._host_tensors = [
+            *self._body.parameters(),
+            *(buffer for name, buffer in buffers if name not in carried),
+        ]
         self._versions = self._host_versions()
+        # What was traced need not outlive the trace.
+        self._body.forget_step()
 
     def run(self, carried: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> list[Any]:
         """Run the loop.
@@ -190,14 +198,10 @@ class LoopProgram(Inspection):
         self._weights.upload()
         self._versions = self._host_versions()
 
-    def _host_versions(self) -> list[int]:
-        with host_weights.without_sync():
-            carried = set(self._body.carried_names)
-            tensors = [
-                *self._traced_model.parameters(),
-                *(b for name, b in self._traced_model.named_buffers() if name not in carried),
-            ]
-            return [host_weights.plain(tensor)._version for tensor in tensors]
+    def _host_versions(self) -> list[tuple[int, int]]:
+        """Return what differs when the user has changed a weight on the host."""
+        with torch._C.DisableTorchFunction():
+            return [(tensor._version, tensor.data_ptr()) for tensor in self._host_tensors]
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""

@@ -196,6 +196,7 @@ class _Call:
                     found,
                     LoopCounts(1, 1),
                     None,
+                    anchors=False,
                 )
             )
             owner.programs += [program] if asks is None else [program, asks]
@@ -258,10 +259,16 @@ def _without_modes() -> Iterator[None]:
 
 
 def _compile(
-    call: _Call, owner: Recording, found: Reach, counts: LoopCounts, condition: Body | None
+    call: _Call,
+    owner: Recording,
+    found: Reach,
+    counts: LoopCounts,
+    condition: Body | None,
+    *,
+    anchors: bool = True,
 ) -> LoopProgram:
     """Compile a loop; what turns up while it is traced is added to what was found."""
-    options = _options_of(owner.options, counts)
+    options = _options_of(owner.options, counts, anchors=anchors)
     num_traces = 0
     while True:
         num_traces += 1
@@ -281,8 +288,10 @@ def _compile(
                 ) from unknown
 
 
-def _options_of(options: Options, counts: LoopCounts) -> Options:
+def _options_of(options: Options, counts: LoopCounts, *, anchors: bool) -> Options:
     own = options.clone()
+    if not anchors:
+        own.anchored_tensors.clear()
     own.deviceIterations(counts.device_iterations)
     own.Training.gradientAccumulation(counts.gradient_accumulation)
     own.outputMode(OutputMode.Final)

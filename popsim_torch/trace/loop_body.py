@@ -73,6 +73,10 @@ class LoopBody(nn.Module):
             self.carried_names.append(name)
         self._step = step
 
+    def forget_step(self) -> None:
+        """Let go of the user's function, and of all that it holds."""
+        del self._step
+
     def forward(self, *inputs: torch.Tensor) -> None:
         """Run one trip on the values that are carried now."""
         carried = [self._buffers[name] for name in self.carried_names]

@@ -195,3 +195,15 @@ def test_the_trivial_program_of_the_guide():
     assert torch.equal(result["d1"], torch.full((10, 800), 2.0))
     assert torch.equal(result["d2"], torch.zeros(10, 800))
     infeed.deleter()
+
+
+def test_an_anchor_of_a_while_loop_is_of_its_body():
+    options = poptorch.Options()
+    options.anchorTensor("double", "Mul:0", output_mode=poptorch.OutputMode.Final)
+
+    @poptorch.function(options=options)
+    def run():
+        return poptorch.while_loop(lambda x: x < 5, lambda x: x * 2, 1.0, maximum_iterations=9)
+
+    assert run().item() == 8.0
+    assert run.programs[0].getAnchoredTensor("double").item() == 8.0
