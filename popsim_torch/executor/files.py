@@ -140,6 +140,12 @@ class Files(WeightCopies, RandomState):
     def _load(self, file: ExecutableFile) -> None:
         model, settings = self._traced_model, self._settings
         if isinstance(model, LoadedModule):
+            if self._captures:
+                raise Error(
+                    "loadExecutable: the program of a file enqueues no gradients, and this model "
+                    "has no code to make another one of. Pass the optimizer without its "
+                    "OutfeedOptimizer."
+                )
             self._check_before_compilation()
             self._take(saving.program_of_file(file, model, self._options, settings, self._warned))
             return

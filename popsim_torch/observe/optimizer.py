@@ -78,6 +78,8 @@ class OutfeedOptimizer(ObservedOptimizer):
     def dry_run(self) -> str:
         """Print and return which gradients would be observed, and the bytes of an element.
 
+        Types are those of the parameters; accumulated gradients of half ones are mostly float32.
+
         Raises:
             UsageValueError: It was made without a model.
         """

@@ -434,3 +434,19 @@ def test_an_anchor_may_be_asked_for_by_the_key_of_a_queue():
     training(*data(1, torch.float32))
     found = optimizer.queue.dequeue()["b.weight_grad"]
     assert torch.equal(training.getAnchoredTensor("same"), found.flatten(0, 1))
+
+
+def test_a_program_of_a_file_cannot_capture(tmp_path):
+    body = nn.Linear(3, 2)
+    sgd = torch.optim.SGD(body.parameters(), lr=0.1)
+    training = poptorch.trainingModel(Wrapping(body), poptorch.Options(), sgd)
+    training(torch.ones(3, 3))
+    training.save(tmp_path / "file")
+    training.destroy()
+    loaded = poptorch.load(tmp_path / "file")
+    module = loaded.model
+    loaded.destroy()
+    optimizer = OutfeedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), MaybeOutfeedQueue())
+    other = poptorch.trainingModel(module, poptorch.Options(), optimizer)
+    with pytest.raises(Error, match="enqueues no gradients"):
+        other.loadExecutable(tmp_path / "file")
