@@ -42,7 +42,7 @@ _METADATA_ATTRIBUTES = """
     name nbytes ndim output_nr requires_grad retains_grad shape
 """
 _METADATA_METHODS = """
-    __len__ _is_view dense_dim dim element_size get_device is_complex is_conj is_contiguous
+    __hash__ __len__ _is_view dense_dim dim element_size get_device is_complex is_conj is_contiguous
     is_floating_point is_inference is_neg is_same_size is_shared is_signed ndimension nelement
     numel register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad size
     sparse_dim storage_offset stride

@@ -28,6 +28,7 @@ class WeightSync:
         self._module = module
         self._state: DeviceState | None = None
         self._host_version = 0
+        self._shares: weakref.WeakKeyDictionary[WeightSync, bool] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()
 
     @property
@@ -118,5 +119,13 @@ class WeightSync:
                 self._seen[trainer] = trainer._host_version
 
     def _shares_weights_with(self, trainer: WeightSync) -> bool:
+        if self not in _loops and trainer not in _loops:
+            return self._has_weights_of(trainer)
+        # A loop has the weights that it was compiled with.
+        if trainer not in self._shares:
+            self._shares[trainer] = self._has_weights_of(trainer)
+        return self._shares[trainer]
+
+    def _has_weights_of(self, trainer: WeightSync) -> bool:
         own = {id(parameter) for parameter in self._module.parameters()}
         return any(id(parameter) in own for parameter in trainer._module.parameters())

@@ -276,7 +276,7 @@ def test_a_program_that_cannot_be_used_is_made_anew(tmp_path, made, caplog, chan
 
 
 def test_errors_of_the_model_are_not_those_of_the_cache(tmp_path, made, caplog, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("no more memory")
 
     monkeypatch.setattr(compile_path, "_state_program", fail)

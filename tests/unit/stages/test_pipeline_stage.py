@@ -15,7 +15,6 @@ from popsim_torch.stages.pipeline_stage import stage_mark
 from tests.options import make_options
 
 X = torch.ones(1, 2)
-INIT = nn.Module.__init__
 
 
 def linear():
@@ -24,8 +23,9 @@ def linear():
 
 @pytest.fixture(autouse=True)
 def module_class_is_as_before():
+    before = nn.Module.__init__
     yield
-    assert nn.Module.__init__ is INIT
+    assert nn.Module.__init__ is before
 
 
 # Around calls
