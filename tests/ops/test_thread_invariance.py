@@ -203,7 +203,8 @@ def test_loops_of_functions():
             )
 
         program()
-        kinds = {op.kind for one in program.programs for _, op in walk_all(one.compiled.program.graph)}
+        graphs = [one.compiled.program.graph for one in program.programs]
+        kinds = {op.kind for graph in graphs for _, op in walk_all(graph)}
         assert {"enqueue", "repeat_while"} <= kinds
         queue.dequeue()
         return lambda: [program(), queue.dequeue()]
