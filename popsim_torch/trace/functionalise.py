@@ -7,7 +7,7 @@ forward changed in place (a buffer, an input) has one ``copy_`` of its new value
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
