@@ -57,7 +57,7 @@ class LoopProgram(Inspection):
         self._channel = Channel("poptorch.function")
         self._last_complete_run = 0
         self._connection = Connection(options)
-        self._weights = WeightSync(body)
+        self._weights = WeightSync(body, fixed=True)
         self._wrapping: host_weights.Wrapping | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._starvation = Starvation(request.infeeds)
