@@ -80,7 +80,8 @@ class Recording:
         programs: The programs of its loops.
         result: What it returns: values and other objects.
         structure: How the result is put together.
-        modes: The modules of its loops, and whether each was in training mode.
+        modules: All modules that its loops can use.
+        kinds: What each of them was like.
     """
 
     options: Options
@@ -90,11 +91,12 @@ class Recording:
     programs: list[LoopProgram] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
-    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    kinds: list[Any] = field(default_factory=list)
 
-    def has_modes_of_now(self) -> bool:
-        """Return whether all modules are in the mode that they were recorded in."""
-        return all(module.training == mode for module, mode in self.modes)
+    def holds(self) -> bool:
+        """Return whether all modules are still like those that were recorded."""
+        return [_kind_of_module(module) for module in self.modules] == self.kinds
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among those of the function; None for any other."""
@@ -122,7 +124,8 @@ class Recording:
         ]
         modules = [*self.reach.met, *(one for program in self.programs for one in program.modules)]
         parts = {id(part): part for module in modules for part in module.modules()}
-        self.modes = [(part, part.training) for part in parts.values()]
+        self.modules = list(parts.values())
+        self.kinds = [_kind_of_module(module) for module in self.modules]
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops once more, with other arguments; return the result."""
@@ -142,8 +145,9 @@ class Function:
     """A function whose loops run on the device.
 
     The first call runs the Python code, records its loops, and runs them. Later calls with
-    arguments of the same kind (tensors of the same shapes and types, equal other arguments), and
-    modules in the same modes (``train()``, ``eval()``), run the loops alone; others record anew.
+    arguments of the same kind (tensors of the same shapes and types, equal other arguments) run the
+    loops alone; others record anew. So do calls with modules in another mode (``train()``,
+    ``eval()``), with other layers or parameters, or other parameters that require gradients.
 
     Args:
         python_function: The user's.
@@ -236,7 +240,7 @@ class Function:
         key = [_kind(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for known_key, known_structure, known in self._recordings:
-            if known_structure == structure and known_key == key and known.has_modes_of_now():
+            if known_structure == structure and known_key == key and known.holds():
                 with _told(known.reach):
                     return known.replay(tensors)
         new = Recording(self._options, reach([self._function]), tensors)
@@ -294,6 +298,15 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
         return (type(leaf), leaf)
     return _Identity(leaf)
+
+
+def _kind_of_module(module: nn.Module) -> Any:
+    """Return what a module is to a recording: its mode, its layers, and what of it is trained."""
+    return (
+        module.training,
+        [id(part) for part in module._modules.values()],
+        [(id(p), p is not None and p.requires_grad) for p in module._parameters.values()],
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from popsim_torch import optim
+from popsim_torch import logs, optim
 from popsim_torch.executor.device_state import DeviceState
 
 __all__ = ["OptimizerStates"]
@@ -66,6 +66,13 @@ class OptimizerStates:
                     values[name] = holder._read(parameter)
                 elif isinstance(holder, dict):
                     values[name] = holder
+            if not values and _has_state_on_host(optimizer, trained):
+                logs.python.warning(
+                    "The state that %s has on the host, from steps in PyTorch or load_state_dict, "
+                    "is not taken over: its momenta begin anew on the device. Optimizers of "
+                    "poptorch.optim take a loaded state over.",
+                    type(optimizer).__name__,
+                )
             self._state.write_update_states(values)
             for parameter, _ in trained:
                 newest[parameter] = self
@@ -87,6 +94,12 @@ class OptimizerStates:
     def _read(self, parameter: torch.Tensor) -> ByKind:
         names = [name for trained in self._trained for one, name in trained if one is parameter]
         return self._state.read_update_states(names[0])
+
+
+def _has_state_on_host(
+    optimizer: torch.optim.Optimizer, trained: Sequence[tuple[torch.Tensor, str]]
+) -> bool:
+    return any(optimizer.state.get(parameter) for parameter, _ in trained)
 
 
 class _Changes:

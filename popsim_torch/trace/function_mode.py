@@ -172,6 +172,8 @@ class FunctionMode(TorchFunctionMode):
         if name == "__get__" or name == "__set__":
             _refuse_new_data(func, name, args)
             result = func(*args, **kwargs)
+            if self._listener.loop is not None and _takes_gradient_away(func, name, args):
+                self._listener.loop.notice_cleared(args[0])
             return seen_dtype(result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
             return _call_on_host(func, args, kwargs)
@@ -388,6 +390,12 @@ def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...])
             f"Assigning Tensor.data in forward is not supported (tensor of shape "
             f"{tuple(args[0].shape)}). Compute a new tensor, or use Tensor.copy_."
         )
+
+
+def _takes_gradient_away(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a call is ``tensor.grad = None``."""
+    is_gradient = getattr(func, "__self__", None) is torch.Tensor.grad
+    return name == "__set__" and is_gradient and args[1] is None
 
 
 def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.trace.control.bodies import controls_known
+from popsim_torch.trace.control.bodies import Control, control_of, controls_known
 from popsim_torch.trace.enqueues import ENQUEUE
 from popsim_torch.trace.loop_body import REPEAT_WHILE
 from popsim_torch.trace.origin import origin_of
@@ -45,9 +45,26 @@ _CHECKS = frozenset(
 )
 
 
-def is_check(node: torch.fx.Node) -> bool:
-    """Whether a node does nothing but look at values: it is needed though nobody reads it."""
-    return node.op == "call_function" and node.target in _CHECKS
+def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
+    """Whether a node is needed though nobody reads it: it looks at values, or enqueues some.
+
+    Args:
+        node: The node.
+        controls: Those of the trace; one with an element of a queue in it counts.
+    """
+    if node.op == "call_function" and node.target in _CHECKS:
+        return True
+    control = control_of(node, controls)
+    return control is not None and _enqueues(control, controls)
+
+
+def _enqueues(control: Control, controls: Sequence[Control]) -> bool:
+    for body in control.bodies:
+        for node in body.graph.nodes:
+            inner = control_of(node, controls)
+            if node.target is ENQUEUE or (inner is not None and _enqueues(inner, controls)):
+                return True
+    return False
 
 
 def is_mutating(node: torch.fx.Node) -> bool:

@@ -9,6 +9,7 @@ optimizer's program, behind everything else of the trip.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.leaves import leaves_of
 from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.traced_tensors import is_traced
 
@@ -146,7 +148,7 @@ class LoopTrace:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
     _updated: dict[int, str] = field(default_factory=dict)
-    _zeroed: set[int] = field(default_factory=set)
+    _cleared: set[int] = field(default_factory=set)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -178,7 +180,7 @@ class LoopTrace:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         scale = self.loss_scale.to(loss.dtype)
         seed = scale.reshape(loss.shape) if gradient is None else self.known(gradient) * scale
-        leaves = _leaves_of(loss) if inputs is None else _as_list(inputs, self.known)
+        leaves = leaves_of(loss) if inputs is None else _as_list(inputs, self.known)
         self.has_backward, self.loss_dtype = True, loss.dtype
         with self.backward_of(loss):
             found = torch.autograd.grad(
@@ -198,13 +200,24 @@ class LoopTrace:
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         """Take the gradients of an optimizer's parameters away."""
-        self._zeroed.add(id(optimizer))
-        for parameter in _parameters_of(optimizer):
+        self._clear(_parameters_of(optimizer), set_to_none)
+
+    def _clear(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
+        for parameter in parameters:
             traced = self.known(parameter)
             if set_to_none or traced.grad is None:
                 traced.grad = None
             else:
                 traced.grad = torch.zeros_like(traced.grad)
+            self._cleared.add(id(traced))
+
+    def notice_cleared(self, parameter: torch.Tensor) -> None:
+        """Take note of ``parameter.grad = None``.
+
+        Args:
+            parameter: The traced one.
+        """
+        self._cleared.add(id(parameter))
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
         """Let an optimizer update its parameters behind the trip.
@@ -268,15 +281,19 @@ class LoopTrace:
             Error: Gradients would add up from trip to trip.
         """
         for step in self.steps:
-            cleared = all(
-                self.parameters[name].grad is not self.gradients[name] for name in step.names
-            )
-            if id(step.optimizer) not in self._zeroed and not cleared:
+            kept = [name for name in step.names if not self._is_cleared(name)]
+            if kept:
                 raise Error(
                     f"optimizer.step(){step.source}: the body never calls zero_grad(), so that "
-                    "gradients would add up over all trips. Call optimizer.zero_grad() in the "
-                    "body. To update every g-th trip, pass gradient_accumulation=g to repeat."
+                    f"gradients of '{kept[0]}' would add up over all trips. Call "
+                    "optimizer.zero_grad() in the body. To update every g-th trip, pass "
+                    "gradient_accumulation=g to repeat."
                 )
+
+    def _is_cleared(self, name: str) -> bool:
+        """Whether the gradient of a parameter goes away in each trip."""
+        traced = self.parameters[name]
+        return id(traced) in self._cleared or traced.grad is not self.gradients[name]
 
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
@@ -305,7 +322,23 @@ class LoopTrace:
                 stack.callback(handle.remove)
             for optimizer in self.request.optimizers:
                 stack.enter_context(self._standing_in(optimizer))
+            stack.enter_context(self._clearing(module))
             yield
+
+    @contextmanager
+    def _clearing(self, module: nn.Module) -> Iterator[None]:
+        """Replace ``zero_grad`` of all modules: PyTorch's own sees no gradient at the beginning."""
+        parts = [part for part in module.modules() if "zero_grad" not in vars(part)]
+        for part in parts:
+            vars(part)["zero_grad"] = functools.partial(self._zero_module, part)
+        try:
+            yield
+        finally:
+            for part in parts:
+                del vars(part)["zero_grad"]
+
+    def _zero_module(self, module: nn.Module, set_to_none: bool = True) -> None:
+        self._clear(module.parameters(), set_to_none)
 
     @contextmanager
     def _standing_in(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -355,24 +388,6 @@ def values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
-
-
-def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that a loss is differentiated by: leaves that require a gradient."""
-    if loss.is_leaf:
-        return [loss]
-    leaves: dict[int, torch.Tensor] = {}
-    seen: set[Any] = set()
-    todo: list[Any] = [loss.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves[id(node.variable)] = node.variable
-        todo.extend(following for following, _ in node.next_functions)
-    return list(leaves.values())
 
 
 def _as_list(inputs: Any, known: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:

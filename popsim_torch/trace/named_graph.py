@@ -139,7 +139,7 @@ class NamedGraph:
         """Return the nodes that results, lasting changes, checks and ``wanted`` depend on."""
         todo = [node for node in self.results if isinstance(node, torch.fx.Node)]
         todo += self.lasting_changes()
-        todo += filter(is_check, self.nodes)
+        todo += (node for node in self.nodes if is_check(node, self.traced.controls))
         todo += wanted
         found: set[torch.fx.Node] = set()
         while todo:

@@ -45,6 +45,7 @@ def test_gradients_that_would_add_up(training):
         Error, match=rf"step\(\) {LINE}: the body never calls zero_grad\(\)"
     ) as told:
         repeated(body)
+    assert "so that gradients of 'model.weight' would add up" in str(told.value)
     assert "To update every g-th trip, pass gradient_accumulation=g to repeat." in str(told.value)
 
 

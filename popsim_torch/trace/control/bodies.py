@@ -177,5 +177,7 @@ def _register() -> Any:
 _library = _register()  # the operators exist as long as it does
 
 CONTROL = torch.ops.popsim.control.default
+# Which of them are needed though nobody reads them, only those can tell who look into them.
+torch.fx.node.has_side_effect(CONTROL)
 INPUT = torch.ops.popsim.body_input.default
 """Stands, while a body is recorded, for one of its inputs."""

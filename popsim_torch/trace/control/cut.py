@@ -63,6 +63,7 @@ class Cut:
         num_inputs: int,
         captures: list[torch.fx.Node],
         present: Sequence[bool],
+        controls: Sequence[Control],
     ) -> None:
         self.graph = module.graph
         self._placeholders = placeholders_of(module)
@@ -79,7 +80,7 @@ class Cut:
             position = self._placeholders.index(target)
             if position >= num_inputs:
                 self.changed[position - num_inputs] = value
-        self._checks = [node for node in module.graph.nodes if is_check(node)]
+        self._checks = [node for node in module.graph.nodes if is_check(node, controls)]
 
     def input(self, position: int) -> torch.fx.Node:
         """Return the node of one of the things that it is given."""
@@ -185,7 +186,7 @@ def cut(
     with controls_known(controls), torch._C.DisableTorchFunction(), host_computation():
         functional, _ = functionalise_graph(module, ())
     present = [node is not None for node in recorded.results]
-    result = Cut(functional, len(recorded.inputs), captures, present)
+    result = Cut(functional, len(recorded.inputs), captures, present, controls)
     _check_one_view(result)
     return result, region
 

@@ -189,18 +189,18 @@ def test_the_state_of_a_poptorch_optimizer_is_that_of_the_last_run():
     task.check()
 
 
-def test_a_module_in_another_mode_is_recorded_anew():
-    dropout, queue = nn.Dropout(0.5), poptorch.OutfeedQueue()
+def test_what_the_host_has_of_a_torch_optimizer_is_not_taken_over_silently(caplog):
+    task = Task("Adam")
+    x, y = task.data[0]
+    functional.cross_entropy(task.model(x), y).backward()
+    task.optimizer.step()
 
     @poptorch.function
-    def drop():
-        poptorch.repeat(1, lambda: queue.enqueue(dropout(torch.ones(1000, device="ipu"))))
+    def train(trips):
+        poptorch.repeat(trips, task.step, infeed=task.infeed)
 
-    zeros = []
-    for training in (True, False, True, False):
-        dropout.train(training)
-        drop()
-        zeros.append(int((queue.dequeue() == 0).sum()))
-    assert 400 < zeros[0] < 600 and 400 < zeros[2] < 600
-    assert zeros[1] == zeros[3] == 0
-    assert len(drop.programs) == 2
+    train(2)
+    train(3)
+    told = [record.message for record in caplog.records if "begin anew" in record.message]
+    assert len(told) == 1 and "Adam" in told[0]
+    task.infeed.close()

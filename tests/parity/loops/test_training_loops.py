@@ -355,3 +355,48 @@ def test_stages_of_a_loop_run_as_a_pipeline():
     torch.testing.assert_close(outfeed.dequeue(), torch.stack(losses), rtol=1e-4, atol=1e-5)
     assert_same_weights(model, eager)
     infeed.deleter()
+
+
+def set_gradients_to_none(model, _optimizer):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize(
+    "clear",
+    [
+        lambda model, optimizer: optimizer.zero_grad(),
+        lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+        lambda model, optimizer: model.zero_grad(),
+        lambda model, optimizer: model.zero_grad(set_to_none=False),
+        lambda model, optimizer: [part.zero_grad() for part in model],
+        set_gradients_to_none,
+    ],
+    ids=["optimizer", "optimizer, zeros", "model", "model, zeros", "parts", "none"],
+)
+def test_all_ways_to_take_gradients_away(clear, behind):
+    model, data = network(), batches(6)
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = torch.optim.SGD(eager.parameters(), lr=0.1)
+    infeed = poptorch.InfeedQueue(data)
+
+    def step(model, optimizer, x, y):
+        if not behind:
+            clear(model, optimizer)
+        LOSS(model(x), y).backward()
+        optimizer.step()
+        if behind:
+            clear(model, optimizer)
+
+    @poptorch.function
+    def train():
+        poptorch.repeat(len(data), lambda x, y: step(model, optimizer, x, y), infeed=infeed)
+
+    train()
+    for x, y in data:
+        step(eager, reference, x, y)
+    assert_same_weights(model, eager)
+    assert not any("zero_grad" in vars(part) for part in model.modules())
+    infeed.deleter()

@@ -1,0 +1,77 @@
+"""A recorded function sees what has been done to its modules since."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import popsim_torch as poptorch
+
+
+def test_a_module_in_another_mode_is_recorded_anew():
+    dropout, queue = nn.Dropout(0.5), poptorch.OutfeedQueue()
+
+    @poptorch.function
+    def drop():
+        poptorch.repeat(1, lambda: queue.enqueue(dropout(torch.ones(1000, device="ipu"))))
+
+    zeros = []
+    for training in (True, False, True, False):
+        dropout.train(training)
+        drop()
+        zeros.append(int((queue.dequeue() == 0).sum()))
+    assert 400 < zeros[0] < 600 and 400 < zeros[2] < 600
+    assert zeros[1] == zeros[3] == 0
+    assert len(drop.programs) == 2
+
+
+def freeze(model):
+    model[0].requires_grad_(False)
+
+
+def exchange(model):
+    torch.manual_seed(5)
+    model[0] = nn.Linear(6, 4)
+
+
+def append(model):
+    torch.manual_seed(6)
+    model.append(nn.Linear(3, 3))
+
+
+def exchange_weight(model):
+    model[2].weight = nn.Parameter(torch.full((3, 4), 0.1))
+
+
+@pytest.mark.parametrize("change", [freeze, exchange, append, exchange_weight])
+def test_a_model_that_has_changed_is_recorded_anew(change):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = torch.optim.SGD(eager.parameters(), lr=0.1)
+    data = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(8)]
+    infeed = poptorch.InfeedQueue(data)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    @poptorch.function
+    def train():
+        poptorch.repeat(4, lambda x, y: step(model, optimizer, x, y), infeed=infeed)
+
+    for half in (data[:4], data[4:]):
+        train()
+        for x, y in half:
+            step(eager, reference, x, y)
+        model.state_dict()  # fetches what was trained, before it has other places to go
+        change(model)
+        change(eager)
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)
+    assert len(train.programs) == 2
+    infeed.close()
