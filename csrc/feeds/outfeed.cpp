@@ -89,7 +89,7 @@ bool Outfeed::has_room() const {
          (num_waiting_ + 1) * element_bytes_ <= config_.max_bytes;
 }
 
-void Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
+bool Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
   if (config_.when_full == WhenFull::kRaise) {
     throw UserError(
         join("the outfeed queue is full: it holds ", num_waiting_,
@@ -111,17 +111,23 @@ void Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
   }
   statistics_.seconds_waited +=
       std::chrono::duration<double>(Clock::now() - began).count();
+  return lasts;
 }
 
 std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
   Lock lock(mutex_);
-  // Another program may be at it.
-  while (writing_) writable_.wait(lock);
-  if (!closed_ && !has_room()) wait_for_room(lock, patience);
-  while (writing_) writable_.wait(lock);
+  for (bool lasts = true;;) {
+    if (writing_) {
+      // Another program's element, which takes a moment.
+      writable_.wait(lock);
+    } else if (lasts && !closed_ && !has_room()) {
+      lasts = wait_for_room(lock, patience);
+    } else {
+      break;
+    }
+  }
   check_user(!closed_,
              "the outfeed queue is closed, and takes no elements any more");
-  writing_ = true;
   const std::vector<at::Tensor>* arrays = &next_;
   int64_t row = 0;
   if (!config_.last) {
@@ -136,6 +142,8 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
     places_[i] = static_cast<char*>((*arrays)[i].mutable_data_ptr()) +
                  row * config_.components[i].bytes();
   }
+  // Nothing fails from here on.
+  writing_ = true;
   return places_;
 }
 
@@ -155,7 +163,8 @@ void Outfeed::end_element() {
     }
   }
   readable_.notify_one();
-  writable_.notify_one();
+  // Those that wait for room are not those that wait for this element.
+  writable_.notify_all();
 }
 
 std::vector<Outfeed::Piece> Outfeed::take_pieces(int64_t count) {

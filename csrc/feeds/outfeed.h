@@ -82,7 +82,8 @@ class Outfeed final : public ops::Outlet {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  void wait_for_room(Lock& lock, ops::Patience& patience);
+  // Returns whether patience lasts.
+  [[nodiscard]] bool wait_for_room(Lock& lock, ops::Patience& patience);
   [[nodiscard]] bool has_room() const;
   [[nodiscard]] std::unique_ptr<Chunk> make_chunk();
   void reuse(std::unique_ptr<Chunk> chunk);
