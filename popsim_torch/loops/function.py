@@ -14,10 +14,10 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
+from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import OutfeedQueue
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
-from popsim_torch.loops.reach import Reach, reach
 from popsim_torch.options import Options
 
 __all__ = ["Function", "Recording", "Step", "Value", "function", "recording"]
