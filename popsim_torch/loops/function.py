@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -129,6 +131,18 @@ recording: ContextVar[Recording | None] = ContextVar("popsim_torch_recording", d
 """The function that is being recorded in this thread, if any."""
 
 
+_living: weakref.WeakSet[Function] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Let go of what threads of the process hold that this one was forked from."""
+    for one in _living:
+        one._renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Function:
     """A function whose loops run on the device.
 
@@ -155,8 +169,12 @@ class Function:
         self._function = python_function
         self._options = Options() if options is None else options
         self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
-        self._lock = threading.Lock()
+        self._renew_lock()
+        _living.add(self)
         self._being_recorded: Recording | None = None
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind a function that was defined in a class."""
