@@ -378,6 +378,12 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_quantized or tensor.dtype not in INPUTS:
         names = ", ".join(map(dtype_name, INPUTS))
         raise Error(f"Input {name} has dtype {tensor.dtype}. Supported are: {names}.")
+    if tensor.device.type == "ipu":
+        raise Error(
+            f"Input {name} is a tensor of the program that is being traced: the model is called in "
+            "the body of a loop, or in the forward of another model. Call the module itself there, "
+            "not what trainingModel or inferenceModel made of it."
+        )
     if not tensor.is_cpu:
         raise Error(f"Input {name} is on device {tensor.device}. Pass it on the CPU: input.cpu().")
     if 0 in tensor.shape:

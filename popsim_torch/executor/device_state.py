@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
 from popsim_torch.ir import names
-from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.optim.plan import OptimizerPlan, State
 
 
 class DeviceState:
@@ -129,6 +129,33 @@ class DeviceState:
                 for state in update.all_states:
                     value = state.initial_value(weights[update.parameter])
                     self._executable.write(self._program.states[state.name], value)
+
+    def read_update_states(self, parameter: str) -> dict[str, torch.Tensor]:
+        """Return what updates keep of a parameter from one to the next, by kind, unscaled."""
+        kept = self._states_of(parameter)
+        values = self._read({state.kind: self._program.states[state.name] for state in kept})
+        return {state.kind: values[state.kind].float() / state.scale for state in kept}
+
+    def write_update_states(self, values: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Go on with what another program's updates have kept.
+
+        Args:
+            values: What ``read_update_states`` returned there, by the parameter's name here.
+        """
+        taken = {
+            self._program.states[state.name]: (found[state.kind] * state.scale).to(state.dtype)
+            for parameter, found in values.items()
+            for state in self._states_of(parameter)
+            if state.kind in found
+        }
+        if taken:
+            with _native.translated_errors():
+                self._executable.write_all(taken)
+            self._num_writes += 1
+
+    def _states_of(self, parameter: str) -> tuple[State, ...]:
+        updates = () if self._plan is None else self._plan.updates
+        return next((one.states for one in updates if one.parameter == parameter), ())
 
     def replace_plan(self, plan: OptimizerPlan) -> None:
         """Go on with other values of the same structure.

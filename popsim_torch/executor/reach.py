@@ -32,16 +32,19 @@ class Reach:
         parameters: The same, of those outside of all modules.
         optimizers: In the order in which they were found.
         queues: The outfeed queues.
+        met: All modules, those without state and those within others included.
     """
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     queues: list[OutfeedQueue] = field(default_factory=list)
+    met: list[nn.Module] = field(default_factory=list)
 
     def add(self, found: object, name: str = "") -> None:
         """Add an object that turned up while the function was traced."""
         if isinstance(found, nn.Module):
+            self.met.append(found)
             _add_named(self.modules, name or type(found).__name__.lower(), found)
         elif isinstance(found, nn.Parameter):
             _add_named(self.parameters, name or "parameter", found)

@@ -22,10 +22,12 @@ class WeightSync:
 
     Args:
         module: Has the executor's parameters.
+        fixed: It never gets others: a loop has the weights that it was compiled with.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, fixed: bool = False) -> None:
         self._module = module
+        self._fixed = fixed
         self._state: DeviceState | None = None
         self._host_version = 0
         self._shares: weakref.WeakKeyDictionary[WeightSync, bool] = weakref.WeakKeyDictionary()
@@ -119,9 +121,8 @@ class WeightSync:
                 self._seen[trainer] = trainer._host_version
 
     def _shares_weights_with(self, trainer: WeightSync) -> bool:
-        if self not in _loops and trainer not in _loops:
+        if not (self._fixed or trainer._fixed):
             return self._has_weights_of(trainer)
-        # A loop has the weights that it was compiled with.
         if trainer not in self._shares:
             self._shares[trainer] = self._has_weights_of(trainer)
         return self._shares[trainer]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from popsim_torch.errors import Error, UsageTypeError
-from popsim_torch.feeds.checks import check_integer
+from popsim_torch.feeds.checks import check_integer, check_seconds
 from popsim_torch.feeds.datasets import Source
 from popsim_torch.feeds.infeed import InfeedQueue
 from popsim_torch.feeds.producer import ElementKind
@@ -31,6 +33,7 @@ def dataset_benchmark(
     print_stats: bool = True,
     apply_debug_options: bool = True,
     do_memcpy: bool = True,
+    seconds_per_step: float | None = None,
 ) -> list[str]:
     """Measure how fast a dataset makes elements: the most that a program could be fed with.
 
@@ -43,14 +46,21 @@ def dataset_benchmark(
         print_stats: Print elements and bytes per second of each epoch.
         apply_debug_options: No effect.
         do_memcpy: Copy each element once, as it is on its way to a device.
+        seconds_per_step: How long the program takes for one element that is there already; says
+            whether the data would be its limit.
 
     Returns:
-        One string of JSON: ``{"epochs": [...]}``, where each epoch has the numbers
+        One string of JSON: ``{"epochs": [...], "waits": [...]}``. Each epoch has the numbers
         ``elements_processed``, ``total_bytes_processed``, ``time_elapsed`` (seconds),
-        ``elements_per_second`` and ``bandwidth`` (10^9 bytes per second).
+        ``elements_per_second`` and ``bandwidth`` (10^9 bytes per second). Beside it, how long the
+        thread that takes elements waited for them (seconds): ``total``, and of single elements
+        ``p50``, ``p90``, ``p99`` and ``max``. With ``seconds_per_step`` there is a ``"verdict"``:
+        ``input_bound`` (bool), ``seconds_per_element`` (the median epoch's) and
+        ``data_over_step``, how many times as long data take as the step.
 
     Raises:
-        Error: A count is less than 1; the data runs out or fails; a tensor of an element is empty.
+        Error: A count is less than 1, or a time is not positive; the data runs out or fails; a
+            tensor of an element is empty.
         UsageTypeError: The dataset cannot be gone through.
     """
     where = "dataset_benchmark"
@@ -61,7 +71,7 @@ def dataset_benchmark(
             f"{where}: this is a queue. Call poptorch.infeed_benchmark(queue, ...)."
         )
     return _Benchmark(where, Source(dataset), _DEPTH, print_stats, do_memcpy).run(
-        number_of_epochs, elements_per_epochs
+        number_of_epochs, elements_per_epochs, seconds_per_step
     )
 
 
@@ -71,6 +81,7 @@ def infeed_benchmark(
     elements_per_epochs: int,
     print_stats: bool = True,
     do_memcpy: bool = True,
+    seconds_per_step: float | None = None,
 ) -> list[str]:
     """Measure how fast the dataset of a queue makes elements; see :func:`dataset_benchmark`.
 
@@ -81,6 +92,7 @@ def infeed_benchmark(
         elements_per_epochs: Elements in each (count).
         print_stats: Print elements and bytes per second of each epoch.
         do_memcpy: Copy each element once, as it is on its way to a device.
+        seconds_per_step: How long the program takes for one element that is there already.
 
     Returns:
         As :func:`dataset_benchmark`.
@@ -98,7 +110,7 @@ def infeed_benchmark(
     source = infeed_queue._unused_source(where)
     depth = infeed_queue.prefetch_depth
     return _Benchmark(where, source, depth, print_stats, do_memcpy).run(
-        number_of_epochs, elements_per_epochs
+        number_of_epochs, elements_per_epochs, seconds_per_step
     )
 
 
@@ -113,11 +125,14 @@ class _Benchmark:
         self._ready: queue.Queue[list[torch.Tensor]] = queue.Queue(depth)
         self._over = threading.Event()
         self._failure: BaseException | None = None
+        self._waits: list[dict[str, float]] = []  # by epoch
 
-    def run(self, num_epochs: int, num_elements: int) -> list[str]:
+    def run(self, num_epochs: int, num_elements: int, seconds_per_step: float | None) -> list[str]:
         """Measure, and return the figures."""
         check_integer(self._where, "number_of_epochs", num_epochs, 1)
         check_integer(self._where, "elements_per_epochs", num_elements, 1)
+        if seconds_per_step is not None:
+            check_seconds(self._where, "seconds_per_step", seconds_per_step)
         items = self._source.items()
         producer = threading.Thread(
             target=self._produce, args=(items,), name="popsim_torch benchmark", daemon=True
@@ -128,7 +143,25 @@ class _Benchmark:
         finally:
             self._over.set()
             producer.join()
-        return [json.dumps({"epochs": epochs})]
+        figures: dict[str, Any] = {"epochs": epochs, "waits": self._waits}
+        if seconds_per_step is not None:
+            figures["verdict"] = self._verdict(epochs, seconds_per_step)
+        return [json.dumps(figures)]
+
+    def _verdict(self, epochs: list[dict[str, float]], seconds_per_step: float) -> dict[str, Any]:
+        """Say whether a program with such steps would wait for its data."""
+        seconds = 1 / statistics.median(epoch["elements_per_second"] for epoch in epochs)
+        ratio = seconds / seconds_per_step
+        if self._print_stats:
+            print(
+                f"Input bound: {'yes' if ratio > 1 else 'no'}. An element takes "
+                f"{1e6 * seconds:.1f} us, {ratio:.2f} times as long as a step."
+            )
+        return {
+            "input_bound": ratio > 1,
+            "seconds_per_element": seconds,
+            "data_over_step": ratio,
+        }
 
     def _produce(self, items: Iterator[Any]) -> None:
         kind: ElementKind | None = None
@@ -166,9 +199,12 @@ class _Benchmark:
     def _measure(self, epoch: int, num_epochs: int, num_elements: int) -> dict[str, float]:
         buffers: list[torch.Tensor] = []
         num_bytes = 0
+        waits = np.zeros(num_elements)
         began = time.perf_counter()
         for number in range(num_elements):
+            asked = time.perf_counter()
             tensors = self._ready.get()
+            waits[number] = time.perf_counter() - asked
             if not tensors:
                 self._run_out(epoch * num_elements + number)
             if self._do_memcpy:
@@ -177,6 +213,13 @@ class _Benchmark:
                     buffer.copy_(tensor)
             num_bytes += sum(tensor.nbytes for tensor in tensors)
         seconds = time.perf_counter() - began
+        self._waits.append(
+            {
+                "total": float(waits.sum()),
+                **{f"p{share}": float(np.percentile(waits, share)) for share in (50, 90, 99)},
+                "max": float(waits.max()),
+            }
+        )
         figures = {
             "elements_processed": float(num_elements),
             "total_bytes_processed": float(num_bytes),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from popsim_torch.errors import Error
 
-__all__ = ["OneProcess", "check_integer", "check_placement"]
+__all__ = ["OneProcess", "check_integer", "check_placement", "check_seconds"]
 
 
 def check_integer(where: str, name: str, value: object, least: int, most: int | None = None) -> int:
@@ -16,6 +17,13 @@ def check_integer(where: str, name: str, value: object, least: int, most: int | 
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
         raise Error(f"{where}: {name} must be an integer {bounds}, got {value!r}.")
     return value  # type: ignore[return-value]
+
+
+def check_seconds(where: str, name: str, value: object) -> float:
+    """Return a time, or raise an Error that names the value."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise Error(f"{where}: {name} must be a number of seconds above 0, got {value!r}.")
+    return float(value)
 
 
 def check_placement(where: str, device_ordinal: object, optimise_latency: object) -> None:

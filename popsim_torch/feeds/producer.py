@@ -67,6 +67,9 @@ class ElementKind:
         Raises:
             Error: It is of another kind.
         """
+        simple = self._simple_tensors(element)
+        if simple is not None:
+            return simple
         kind, tensors = self.of(element, f"element {number}", self.structure)
         if kind != self:
             raise Error(
@@ -77,13 +80,38 @@ class ElementKind:
             )
         return tensors
 
+    def _simple_tensors(self, element: Any) -> list[torch.Tensor] | None:
+        """Return the tensors of an element that is put together like the first; None for others.
+
+        Most elements are: then nothing has to be described, which takes longer than a small step.
+        """
+        leaves = self.structure.leaves_of(element)
+        if leaves is None:
+            return None
+        for i, (leaf, (dtype, shape)) in enumerate(zip(leaves, self.components, strict=True)):
+            if (
+                type(leaf) is not torch.Tensor
+                or leaf.layout is not torch.strided
+                or not leaf.is_cpu
+                or leaf.requires_grad
+                or leaf.is_neg()
+                or leaf.shape != shape
+            ):
+                return None
+            if leaf.dtype is not dtype:
+                if held_dtype(leaf.dtype) is not dtype:
+                    return None
+                leaf = leaf.to(dtype)
+            leaves[i] = leaf.contiguous()
+        return leaves
+
 
 def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor in the form that the ring takes."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         kind = "has no values (device 'meta')" if tensor.is_meta else f"is {tensor.layout}"
         raise UsageTypeError(f"InfeedQueue: {where} {kind}. Elements are dense tensors.")
-    return tensor.detach().to("cpu", held_dtype(tensor.dtype)).contiguous()
+    return tensor.detach().to("cpu", held_dtype(tensor.dtype)).resolve_neg().contiguous()
 
 
 class Producer:

@@ -17,6 +17,7 @@ from popsim_torch.errors import Error, UsageTimeoutError
 from popsim_torch.feeds.checks import OneProcess
 from popsim_torch.feeds.runs import Runs
 from popsim_torch.feeds.structure import Component, Structure
+from popsim_torch.ops import op_listener
 
 __all__ = ["OutfeedMode", "QueueReader"]
 
@@ -80,7 +81,7 @@ class QueueReader:
                 made the queue. Or the program has failed that ``timeout`` waits for.
             UsageTimeoutError: Time is up, and the programs still run. All elements stay.
         """
-        self._process.check()
+        self._check_reader()
         if wait_for_completion:
             self._wait_for_runs(timeout, "dequeue")
         elif timeout is not None:
@@ -93,7 +94,7 @@ class QueueReader:
 
         With ``ALL`` it is removed. The tensors have no axis for the number of elements.
         """
-        self._process.check()
+        self._check_reader()
         native = self._native
         if native is None or self._synthetic:
             return None
@@ -213,8 +214,17 @@ class QueueReader:
                 return
             yield element
 
-    def _check_is_all(self, what: str) -> None:
+    def _check_reader(self) -> None:
         self._process.check()
+        if op_listener.get() is not None:
+            raise Error(
+                "OutfeedQueue: the queue is read in the body of a loop, or in forward: that would "
+                "happen once, while the program is traced and has no element yet. Read it behind "
+                "the call that runs the program, or in another thread."
+            )
+
+    def _check_is_all(self, what: str) -> None:
+        self._check_reader()
         if self._mode != OutfeedMode.ALL:
             raise Error(
                 f"OutfeedQueue: {what} needs a queue that keeps all elements, and this one keeps "
@@ -256,7 +266,7 @@ class QueueReader:
 
         Ends before time is up when the queue is closed; raises the error of a run that has failed.
         """
-        self._process.check()
+        self._check_reader()
         deadline = _deadline(timeout)
         while True:
             idle, closed, failure = self._state()
@@ -277,7 +287,7 @@ class QueueReader:
             return runs.num_active == 0, self._closed, runs.failure
 
     def _wait_for_runs(self, timeout: float | None, call: str) -> None:
-        self._process.check()
+        self._check_reader()
         deadline = _deadline(timeout)
         runs = self._runs
         with runs.changed:

@@ -49,6 +49,31 @@ class Structure:
             return tuple(parts)
         return self.container(*parts)  # a named tuple
 
+    def leaves_of(self, element: Any) -> list[Any] | None:
+        """Return what is inside of the containers of an element that has exactly these.
+
+        Args:
+            element: To take apart. Its leaves are not looked at.
+        """
+        if self.container is None:
+            return [element]
+        kind: Any = type(element)
+        if kind is not self.container or len(element) != len(self.parts):
+            return None
+        if self.container is dict and tuple(element) != self.keys:
+            return None
+        inside = list(element.values() if self.container is dict else element)
+        leaves: list[Any] = []
+        for part, one in zip(self.parts, inside, strict=True):
+            if part.container is None:
+                leaves.append(one)
+                continue
+            found = part.leaves_of(one)
+            if found is None:
+                return None
+            leaves += found
+        return leaves
+
     def paths(self, path: str = "") -> list[str]:
         """Return where each tensor is, such as ``['x'][0]``; a single tensor is at ``""``."""
         if self.container is None:

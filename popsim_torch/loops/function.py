@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
+from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
@@ -81,6 +82,7 @@ class Recording:
         programs: The programs of its loops.
         result: What it returns: values and other objects.
         structure: How the result is put together.
+        modes: The modules of its loops, and whether each was in training mode.
     """
 
     options: Options
@@ -90,7 +92,11 @@ class Recording:
     programs: list[LoopProgram] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
-    progress: Any = None
+    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
+
+    def has_modes_of_now(self) -> bool:
+        """Return whether all modules are in the mode that they were recorded in."""
+        return all(module.training == mode for module, mode in self.modes)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among those of the function; None for any other."""
@@ -116,6 +122,9 @@ class Recording:
         self.result = [
             self.value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
         ]
+        modules = [*self.reach.met, *(one for program in self.programs for one in program.modules)]
+        parts = {id(part): part for module in modules for part in module.modules()}
+        self.modes = [(part, part.training) for part in parts.values()]
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops once more, with other arguments; return the result."""
@@ -147,8 +156,8 @@ class Function:
     """A function whose loops run on the device.
 
     The first call runs the Python code, records its loops, and runs them. Later calls with
-    arguments of the same kind (tensors of the same shapes and types, equal other arguments) run the
-    loops alone; others record anew.
+    arguments of the same kind (tensors of the same shapes and types, equal other arguments), and
+    modules in the same modes (``train()``, ``eval()``), run the loops alone; others record anew.
 
     Args:
         python_function: The user's.
@@ -245,7 +254,7 @@ class Function:
         key = [_kind(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for known_key, known_structure, known in self._recordings:
-            if known_structure == structure and known_key == key:
+            if known_structure == structure and known_key == key and known.has_modes_of_now():
                 with _told(known.reach):
                     return known.replay(tensors)
         new = Recording(self._options, reach([self._function]), tensors)

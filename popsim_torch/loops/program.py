@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from popsim_torch import _native, optim
@@ -24,6 +25,7 @@ from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
+from popsim_torch.loops.optimizer_states import OptimizerStates
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
@@ -56,7 +58,7 @@ class LoopProgram(Inspection):
         self._channel = Channel("poptorch.function")
         self._last_complete_run = 0
         self._connection = Connection(options)
-        self._weights = WeightSync(body)
+        self._weights = WeightSync(body, fixed=True)
         self._wrapping: host_weights.Wrapping | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._starvation = Starvation(request.infeeds)
@@ -90,9 +92,9 @@ class LoopProgram(Inspection):
         self._weights.attach(state)
         self._values: list[Any] = []
         self._optimizers = compiled.optimizers
-        for optimizer in self._optimizers:
-            if isinstance(optimizer, optim.Optimizer):
-                optimizer._link(state)
+        parameters = dict(self._traced_model.named_parameters())
+        self._states = OptimizerStates(state, parameters, self._optimizers)
+        self._states.take()
         self._values = [values_of(one) for one in self._optimizers]
         changed = compiled.program.changed_state
         if (
@@ -133,6 +135,7 @@ class LoopProgram(Inspection):
         self._weights.pull()
         if self._host_versions() != self._versions:
             self._upload()
+        self._states.take()
         self._take_new_values()
         buffers = compiled.program.buffers
         places = {
@@ -197,6 +200,11 @@ class LoopProgram(Inspection):
         assert self._compiled is not None
         return self._compiled.executable.num_micro_batches
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The user's modules, but those within others and those without state."""
+        return list(self._body.children())
+
     def _upload(self) -> None:
         """Take the host's weights over, which the user has changed."""
         self._weights.fetch()
@@ -237,9 +245,7 @@ class LoopProgram(Inspection):
         self._weights.fetch(what_fits=True)
         if self._report is not None:
             self._report()
-        for optimizer in self._optimizers:
-            if isinstance(optimizer, optim.Optimizer):
-                optimizer._unlink()
+        self._states.leave()
         self._compiled = self._state = None
         self._weights.detach()
         self._connection.detach()
@@ -259,7 +265,9 @@ def _fetcher(weights: WeightSync) -> Any:
 
     def fetch() -> bool:
         found = held()
-        return found is not None and found.fetch()
+        # A function that is being recorded looks at calls of torch.
+        with torch._C.DisableTorchFunction():
+            return found is not None and found.fetch()
 
     return fetch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,14 @@ import torch
 from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch import _native
-from popsim_torch.dtypes import INPUTS, dtype_name, held_dtype, returned_dtype
+from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
+from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.function import Recording, Step, recording
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
@@ -182,8 +182,8 @@ class _Call:
         if counts.device_iterations == 0:
             unchanged = Step(_without_a_trip, [owner.value(value) for value in self.carried], [])
             return self.results(owner.run(unchanged))
-        found = reach(one for one in (self.body, condition) if one is not None)
         with _without_modes():
+            found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:
                 found.add(module)
             program = _compile(self, owner, found, counts, condition)
@@ -222,7 +222,7 @@ def _asking(condition: Body) -> Body:
     """Return a body whose last carried value becomes what the condition says of the others."""
 
     def ask(*values: torch.Tensor) -> tuple[Any, ...]:
-        return (*values[:-1], _truth(condition(*values[:-1])))
+        return (*values[:-1], asked(condition, values[:-1]))
 
     return ask
 
@@ -330,11 +330,17 @@ def _request(
         kwargs: dict[str, Any] = {}
         if call.infeed is not None and element is not None:
             args, kwargs = call.infeed._arguments(element, list(tensors[:num_fed]))
-        _check_arity(call, carried, args, kwargs)
+        named = f" ({', '.join(kwargs)})" if kwargs else ""
+        check_takes(
+            call.body,
+            f"{call.function}: the body gets {len(carried)} carried value(s) and "
+            f"{len(args) + len(kwargs)} input(s) from the infeed queue{named},",
+            [*carried, *args],
+            kwargs,
+        )
         with _standing_for(captured, tensors[num_fed:]):
-            values = _new_values(call, call.body(*carried, *args, **kwargs), carried)
-            asked = None if condition is None else _truth(condition(*values))
-        return values, asked
+            values = new_values(call.function, call.body(*carried, *args, **kwargs), carried)
+            return values, None if condition is None else asked(condition, values)
 
     initial = [value.detach().clone() for value in call.carried]
     body = LoopBody(found.modules, found.parameters, initial, step)
@@ -383,60 +389,3 @@ def _standing_for(
     for tensor, stand_in in zip(captured, traced, strict=True):
         listener.stand_for(tensor, stand_in)
     yield
-
-
-def _check_arity(
-    call: _Call, carried: Sequence[object], args: Sequence[object], kwargs: dict[str, Any]
-) -> None:
-    try:
-        signature = inspect.signature(call.body)
-    except (TypeError, ValueError):  # a function without a signature
-        return
-    try:
-        signature.bind(*carried, *args, **kwargs)
-    except TypeError as error:
-        named = f" ({', '.join(kwargs)})" if kwargs else ""
-        raise UsageTypeError(
-            f"{call.function}: the body gets {len(carried)} carried value(s) and "
-            f"{len(args) + len(kwargs)} input(s) from the infeed queue{named}, and it takes "
-            f"{signature}: {error}."
-        ) from None
-
-
-def _new_values(call: _Call, result: Any, carried: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the new carried values, without the operations that may follow them."""
-    values = list(result) if isinstance(result, (list, tuple)) else [result]
-    while values and values[-1] is None:
-        values.pop()
-    if any(value is None for value in values):
-        raise UsageTypeError(
-            f"{call.function}: the body returns an operation (None) in front of a tensor. Return "
-            "the carried values first."
-        )
-    values = [torch.tensor(x) if isinstance(x, (bool, int, float)) else x for x in values]
-    given, needed = _described(values), _described(carried)
-    if given != needed:
-        raise UsageTypeError(
-            f"{call.function}: the body returns [{', '.join(given)}] and carries "
-            f"[{', '.join(needed)}]. It must return as many values as it carries, of the same "
-            "shapes and types."
-        )
-    return values
-
-
-def _described(values: Sequence[Any]) -> list[str]:
-    return [
-        f"{dtype_name(returned_dtype(held_dtype(x.dtype)))}{list(x.shape)}"
-        if isinstance(x, torch.Tensor)
-        else type(x).__name__
-        for x in values
-    ]
-
-
-def _truth(value: Any) -> torch.Tensor:
-    if isinstance(value, bool):
-        value = torch.tensor(value)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        what = _described([value])[0]
-        raise UsageTypeError(f"while_loop: the condition must return one truth value, got {what}.")
-    return value.reshape(()).to(torch.bool)

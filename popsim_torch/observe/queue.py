@@ -222,6 +222,9 @@ class MaybeOutfeedQueue:
         print(text)
         return text
 
+    def __repr__(self) -> str:
+        return f"MaybeOutfeedQueue(filters={self.filters}, {self.queue!r})"
+
     def __deepcopy__(self, _memo: object) -> MaybeOutfeedQueue:
         """Return the queue itself: copies of a model feed the queue that their original does."""
         return self

@@ -7,6 +7,7 @@ from popsim_torch.stages.assignment import (
     reset_pipeline_stage_assignment,
     set_pipeline_stage_assignment,
 )
+from popsim_torch.stages.balance import balanced_pipeline_stages
 from popsim_torch.stages.blocks import (
     BeginBlock,
     Block,
@@ -55,6 +56,7 @@ __all__ = [
     "Stage",
     "StageAssigner",
     "assigned_stages",
+    "balanced_pipeline_stages",
     "block_listener",
     "check_pipeline",
     "check_schedule",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
 from popsim_torch.errors import UsageValueError
 from popsim_torch.stages.assignment import get_pipeline_stage_assignment
-from popsim_torch.stages.layers import PipelineStageRecord
+from popsim_torch.stages.balance import TimedOp, layer_times
+from popsim_torch.stages.layers import PipelineStageRecord, leaves
 
 __all__ = ["print_pipeline_stage_assignment_summary"]
 
@@ -23,21 +25,27 @@ def print_pipeline_stage_assignment_summary(
     print_fn: Callable[[str], object] | None = None,
     *,
     details: bool = False,
+    profile: Iterable[TimedOp] | None = None,
+    prefix: str = "",
 ) -> None:
     """Print a table with a line for each layer of a model: its name and type, and its stage.
 
     Args:
         model: The model, or an executor of it.
-        line_length: Width of the table (characters), 30 or more; with details 54.
+        line_length: Width of the table (characters), 30 or more; 24 more with details, and with a
+            profile.
         print_fn: Called with each line; None for the built-in ``print``.
         details: Add columns with the number of parameters and their bytes, and the sums of each
             stage. A parameter that layers share counts in each of them.
+        profile: What ``executor.profile(...)`` has returned for the model. Adds columns with the
+            microseconds of each layer's forward and backward pass, and the sums of each stage.
+        prefix: The name of ``model`` in the model that was profiled; empty if it is that one.
 
     Raises:
         Error: The layers have changed since the stages were set.
         UsageValueError: ``line_length`` is too small for the columns.
     """
-    least = _MIN_WIDTH + (24 if details else 0)
+    least = _MIN_WIDTH + 24 * (details + (profile is not None))
     if not isinstance(line_length, int) or line_length < least:
         raise UsageValueError(
             f"print_pipeline_stage_assignment_summary: line_length={line_length!r} is too small "
@@ -45,10 +53,13 @@ def print_pipeline_stage_assignment_summary(
         )
     show = builtins.print if print_fn is None else print_fn
     records = get_pipeline_stage_assignment(model)
-    header = ["Layer (type)", _STAGE, *(["Parameters", "Bytes"] if details else [])]
-    rows = list(_rows(records, details, 0))
-    totals = _totals(rows) if details else []
-    widths = _widths(line_length, details)
+    columns = _sizes_of(records) if details else []
+    if profile is not None:
+        columns += _times_of(records, profile, prefix)
+    header = ["Layer (type)", _STAGE, *(column.name for column in columns)]
+    rows = list(_rows(records, columns, iter(range(len(list(leaves(records))))), 0))
+    totals = _totals(records, columns)
+    widths = _widths(line_length, len(columns))
     show("_" * line_length)
     show(_line(header, widths))
     show("=" * line_length)
@@ -61,39 +72,70 @@ def print_pipeline_stage_assignment_summary(
         show("_" * line_length)
 
 
-def _rows(records: Sequence[PipelineStageRecord], details: bool, depth: int) -> Iterator[list[str]]:
+@dataclass(frozen=True)
+class _Column:
+    """A figure of each layer, and how it is shown."""
+
+    name: str
+    values: Sequence[float]
+    form: str = "d"
+
+    def text(self, places: Iterable[int]) -> str:
+        """Return the sum over some layers."""
+        return format(sum(self.values[place] for place in places), self.form)
+
+
+def _sizes_of(records: Sequence[PipelineStageRecord]) -> list[_Column]:
+    parameters = [list(record.layer.parameters()) for record in leaves(records)]
+    return [
+        _Column("Parameters", [sum(one.numel() for one in own) for own in parameters]),
+        _Column("Bytes", [sum(one.nbytes for one in own) for own in parameters]),
+    ]
+
+
+def _times_of(
+    records: Sequence[PipelineStageRecord], profile: Iterable[TimedOp], prefix: str
+) -> list[_Column]:
+    times = layer_times(records, profile, prefix)
+    return [
+        _Column("Forward us", [1e6 * time.forward for time in times], ".1f"),
+        _Column("Backward us", [1e6 * time.backward for time in times], ".1f"),
+    ]
+
+
+def _rows(
+    records: Sequence[PipelineStageRecord],
+    columns: Sequence[_Column],
+    places: Iterator[int],
+    depth: int,
+) -> Iterator[list[str]]:
+    """Yield a line for each record; ``places`` counts the layers."""
     for record in records:
         name = f"{'  ' * depth}{record.name} ({type(record.layer).__name__})"
-        stage = "-" if record.stage is None else str(record.stage)
         if record.nested:
-            yield [name, "", *(["", ""] if details else [])]
-            yield from _rows(record.nested, details, depth + 1)
-        else:
-            sizes = _sizes(record.layer)
-            yield [name, stage, *(map(str, sizes) if details else [])]
+            yield [name, "", *("" for _ in columns)]
+            yield from _rows(record.nested, columns, places, depth + 1)
+            continue
+        place = next(places)
+        stage = "-" if record.stage is None else str(record.stage)
+        yield [name, stage, *(column.text([place]) for column in columns)]
 
 
-def _sizes(layer: nn.Module) -> tuple[int, int]:
-    parameters = list(layer.parameters())
-    return (
-        sum(one.numel() for one in parameters),
-        sum(one.numel() * one.element_size() for one in parameters),
-    )
+def _totals(records: Sequence[PipelineStageRecord], columns: Sequence[_Column]) -> list[list[str]]:
+    places: dict[str, list[int]] = {}
+    for place, record in enumerate(leaves(records) if columns else []):
+        stage = "-" if record.stage is None else str(record.stage)
+        places.setdefault(stage, []).append(place)
+    return [
+        [f"Stage {stage}", stage, *(column.text(own) for column in columns)]
+        for stage, own in places.items()
+    ]
 
 
-def _totals(rows: Sequence[list[str]]) -> list[list[str]]:
-    sums: dict[str, list[int]] = {}
-    for _, stage, count, size in rows:
-        if stage:
-            total = sums.setdefault(stage, [0, 0])
-            total[0] += int(count)
-            total[1] += int(size)
-    return [[f"Stage {stage}", stage, *map(str, total)] for stage, total in sums.items()]
-
-
-def _widths(line_length: int, details: bool) -> list[int]:
+def _widths(line_length: int, num_columns: int) -> list[int]:
     """Return the widths of the columns; the first has what the others leave."""
-    others = [len(_STAGE) + 2, 11, 10] if details else [max(line_length // 3, len(_STAGE) + 1)]
+    stage = len(_STAGE) + 2 if num_columns else max(line_length // 3, len(_STAGE) + 1)
+    others = [stage, *(12 for _ in range(num_columns))]
     return [line_length - sum(others), *others]
 
 

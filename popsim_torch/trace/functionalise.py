@@ -173,7 +173,9 @@ def functionalise_graph(
     if not any(is_mutating(node) for node in module.graph.nodes):
         return module, {node: node for node in watched}
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    fake_mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    # A graph without inputs has them in other places.
+    every = (node.meta.get("val") for node in module.graph.nodes)
+    fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
     replay = _Replay(module, watched)
     with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
         inputs = [torch.empty_like(value) for value in values]

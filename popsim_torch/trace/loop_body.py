@@ -254,7 +254,8 @@ class LoopTrace:
                 raise Error(
                     f"The body of the loop reads the parameter '{name}'{user_line(' at ')} behind "
                     f"optimizer.step(){self._step_of(name)}. Weights are updated at the end of a "
-                    "trip: read it before, or in the next trip."
+                    "trip: read it before, or in the next trip. Where two optimizers take turns, "
+                    "compute the losses of both in front of the first step()."
                 )
 
     def _step_of(self, name: str) -> str:

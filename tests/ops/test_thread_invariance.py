@@ -185,12 +185,39 @@ def test_loops_and_branches():
     assert_invariant(compile_model)
 
 
+def test_loops_of_functions():
+    x = torch.randn(300, 300, generator=torch.Generator().manual_seed(4))
+
+    def compile_function() -> Callable[[], Results]:
+        queue = poptorch.OutfeedQueue()
+
+        def body(y: torch.Tensor) -> torch.Tensor:
+            product = torch.softmax(y @ x, 1)
+            queue.enqueue(product)
+            return product
+
+        @poptorch.function
+        def program() -> torch.Tensor:
+            return poptorch.while_loop(
+                lambda y: y.max() > 0.05, body, inputs=x, maximum_iterations=3
+            )
+
+        program()
+        graphs = [one.compiled.program.graph for one in program.programs]
+        kinds = {op.kind for graph in graphs for _, op in walk_all(graph)}
+        assert {"enqueue", "repeat_while"} <= kinds
+        queue.dequeue()
+        return lambda: [program(), queue.dequeue()]
+
+    assert_invariant(compile_function)
+
+
 # --- Nothing is left out ------------------------------------------------------
 
 
 def test_every_op_of_the_table_has_a_sample():
     covered = {sample.kind for sample in SAMPLES} | UPDATES.keys() | {"aten", "print", "anchor"}
-    covered |= {"loop", "branch", "yield"}
+    covered |= {"loop", "branch", "yield", "enqueue", "repeat_while"}
     covered.add("host_call")  # threads are the business of the code that it calls
     assert covered == {entry.name for entry in _native.op_table()}
 

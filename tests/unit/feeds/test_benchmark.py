@@ -49,6 +49,46 @@ def test_the_time_is_the_datasets(capsys):
     assert capsys.readouterr().out == "Completed epoch 1/1\n"
 
 
+def test_how_long_elements_were_waited_for():
+    def uneven():
+        for number in range(20):
+            time.sleep(0.03 if number == 10 else 0)
+            yield number
+
+    (text,) = poptorch.dataset_benchmark(uneven, 2, 10, print_stats=False)
+    first, second = json.loads(text)["waits"]
+    assert set(first) == {"total", "p50", "p90", "p99", "max"}
+    assert 0 <= second["p50"] <= second["p90"] <= second["p99"] <= second["max"]
+    assert 0.02 <= second["max"] <= second["total"]
+
+
+@pytest.mark.parametrize(("seconds_per_step", "bound"), [(0.001, True), (10, False)])
+def test_whether_the_data_would_be_the_limit(seconds_per_step, bound, capsys):
+    def slow():
+        while True:
+            time.sleep(0.005)
+            yield 1.0
+
+    infeed = poptorch.InfeedQueue(slow)
+    calls = [(poptorch.dataset_benchmark, slow), (poptorch.infeed_benchmark, infeed)]
+    for benchmark, data in calls:
+        (text,) = benchmark(data, 3, 4, seconds_per_step=seconds_per_step)
+        verdict = json.loads(text)["verdict"]
+        assert verdict["input_bound"] is bound
+        assert verdict["seconds_per_element"] >= 0.005
+        ratio = verdict["seconds_per_element"] / seconds_per_step
+        assert verdict["data_over_step"] == pytest.approx(ratio)
+        said = f"Input bound: {'yes' if bound else 'no'}. An element takes "
+        assert said in capsys.readouterr().out
+    infeed.close()
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, "1", True, float("inf"), float("nan")])
+def test_times_of_steps(seconds):
+    with pytest.raises(Error, match="seconds_per_step must be a number of seconds above 0"):
+        poptorch.dataset_benchmark([1.0], 1, 1, seconds_per_step=seconds)
+
+
 def test_a_queue():
     infeed = poptorch.InfeedQueue(range(3), repeat=True)
     (epoch,) = figures(poptorch.infeed_benchmark(infeed, 1, 100))

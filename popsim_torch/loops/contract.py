@@ -1,0 +1,107 @@
+"""What the functions of a loop take and return, checked while they are traced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from popsim_torch.dtypes import dtype_name, held_dtype, returned_dtype
+from popsim_torch.errors import UsageTypeError
+
+__all__ = ["asked", "check_takes", "new_values"]
+
+
+def check_takes(
+    function: Callable[..., Any], given: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Check that a function of the user's takes what it is going to be called with.
+
+    Args:
+        function: The function.
+        given: What it gets, as the beginning of a sentence.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        UsageTypeError: It takes other arguments.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function without a signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageTypeError(f"{given} and it takes {signature}: {error}.") from None
+
+
+def new_values(caller: str, result: Any, carried: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the new carried values, without the operations that may follow them.
+
+    Args:
+        caller: Which loop, for messages.
+        result: What the body returned.
+        carried: The values of this trip.
+
+    Raises:
+        UsageTypeError: They are others than the carried ones, or an operation comes first.
+    """
+    values = list(result) if isinstance(result, (list, tuple)) else [result]
+    while values and values[-1] is None:
+        values.pop()
+    if any(value is None for value in values):
+        raise UsageTypeError(
+            f"{caller}: the body returns an operation (None) in front of a tensor. Return "
+            "the carried values first."
+        )
+    values = [
+        torch.tensor(x, device="ipu") if isinstance(x, (bool, int, float)) else x for x in values
+    ]
+    given, needed = _described(values), _described(carried)
+    if given != needed:
+        raise UsageTypeError(
+            f"{caller}: the body returns [{', '.join(given)}] and carries "
+            f"[{', '.join(needed)}]. It must return as many values as it carries, of the same "
+            f"shapes and types.{'' if carried else _HOW_TO_SEE_VALUES}"
+        )
+    return values
+
+
+_HOW_TO_SEE_VALUES = (
+    " To see values of every trip, pass them to OutfeedQueue.enqueue and return nothing; to see "
+    "the last ones, give them first values in `inputs`."
+)
+
+
+def asked(condition: Callable[..., Any], carried: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what the condition of a ``while_loop`` says of the carried values.
+
+    Raises:
+        UsageTypeError: It takes something else, or does not return one truth value.
+    """
+    check_takes(
+        condition,
+        f"while_loop: the condition gets {len(carried)} carried value(s), and no element of the "
+        "infeed queue,",
+        carried,
+        {},
+    )
+    value = condition(*carried)
+    if isinstance(value, bool):
+        value = torch.tensor(value, device="ipu")
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        what = _described([value])[0]
+        raise UsageTypeError(f"while_loop: the condition must return one truth value, got {what}.")
+    return value.reshape(()).to(device="ipu", dtype=torch.bool)
+
+
+def _described(values: Sequence[Any]) -> list[str]:
+    return [
+        f"{dtype_name(returned_dtype(held_dtype(x.dtype)))}{list(x.shape)}"
+        if isinstance(x, torch.Tensor)
+        else type(x).__name__
+        for x in values
+    ]

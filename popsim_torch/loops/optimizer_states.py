@@ -1,0 +1,105 @@
+"""What optimizers keep from step to step, where several programs step them.
+
+Momenta and the like lie on the device of the program that ran last. Before another one runs, they
+go over to it, so that loops of one function or of several continue each other, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from popsim_torch import optim
+from popsim_torch.executor.device_state import DeviceState
+
+__all__ = ["OptimizerStates"]
+
+ByKind: TypeAlias = dict[str, torch.Tensor]
+
+
+class OptimizerStates:
+    """The states of the optimizers of one program.
+
+    Args:
+        state: What the program keeps on its device.
+        parameters: By the names that they have in the program.
+        optimizers: Those that the program steps.
+    """
+
+    def __init__(
+        self,
+        state: DeviceState,
+        parameters: Mapping[str, torch.Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        self._state = state
+        self._optimizers = optimizers
+        self._seen = -1
+        updates = () if state.plan is None else state.plan.updates
+        trained = {id(parameters[one.parameter]): one.parameter for one in updates}
+        # (strongly: while the program lives, so do they)
+        self._trained = [
+            [
+                (parameter, trained[id(parameter)])
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if id(parameter) in trained
+            ]
+            for optimizer in optimizers
+        ]
+
+    def take(self) -> None:
+        """Take over what other programs have made of the states, if one has run in between."""
+        if self._seen == _changes.last:
+            return
+        for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
+            newest = _newest.setdefault(optimizer, WeakIdKeyDictionary())
+            values: dict[str, ByKind] = {}
+            for parameter, name in trained:
+                holder = newest.get(parameter)
+                if isinstance(holder, OptimizerStates) and holder is not self:
+                    values[name] = holder._read(parameter)
+                elif isinstance(holder, dict):
+                    values[name] = holder
+            self._state.write_update_states(values)
+            for parameter, _ in trained:
+                newest[parameter] = self
+            if isinstance(optimizer, optim.Optimizer):
+                optimizer._link(self._state)
+        _changes.count()
+        self._seen = _changes.last
+
+    def leave(self) -> None:
+        """The program ends: leave to others the states that are the newest."""
+        for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
+            newest = _newest.get(optimizer, {})
+            for parameter, _ in trained:
+                if newest.get(parameter) is self:
+                    newest[parameter] = self._read(parameter)
+            if isinstance(optimizer, optim.Optimizer) and optimizer._device is self._state:
+                optimizer._unlink()
+
+    def _read(self, parameter: torch.Tensor) -> ByKind:
+        names = [name for trained in self._trained for one, name in trained if one is parameter]
+        return self._state.read_update_states(names[0])
+
+
+class _Changes:
+    """Counts how often states have gone from program to program."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self.last = 0
+
+    def count(self) -> None:
+        self.last = next(self._numbers)
+
+
+_changes = _Changes()
+# By optimizer and parameter: the states of the program that ran last; copies when it has ended.
+_newest: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
