@@ -235,7 +235,8 @@ class Function:
         """
         if recording.get() is not None:
             return self._function(*args, **kwargs)
-        if not self._lock.acquire(blocking=False):
+        lock = self._lock  # (a process that is forked off in the middle gets another one)
+        if not lock.acquire(blocking=False):
             raise Error(
                 f"poptorch.function: '{self._name}' is running in another thread. A program runs "
                 "once at a time: wait for it, or make a function of its own for each thread."
@@ -243,7 +244,7 @@ class Function:
         try:
             return self._run(args, kwargs)
         finally:
-            self._lock.release()
+            lock.release()
 
     @property
     def _name(self) -> str:

@@ -78,6 +78,25 @@ def test_two_threads_in_one_program():
     assert counting(outfeed, 5)() == 5
 
 
+def test_a_model_that_another_thread_runs():
+    outfeed = poptorch.OutfeedQueue(max_bytes=40)
+    model = poptorch.inferenceModel(Tap(outfeed), poptorch.Options().deviceIterations(100))
+    data = torch.arange(100.0)
+    run = Job(lambda: model(data))
+    until(lambda: outfeed.statistics()["enqueued"] == 10)
+    with pytest.raises(poptorch.Error, match="is already running; call it from one thread"):
+        model(data)
+    model.destroy()
+    follower = Follower(outfeed)
+    # The run that goes on is none the worse for either.
+    assert torch.equal(run.value(), data)
+    assert follower.wait() is None and follower.elements == data.reshape(100, 1).tolist()
+    follower = Follower(outfeed)
+    assert torch.equal(model(data), data)
+    assert follower.wait() is None and len(follower.elements) == 100
+    model.destroy()
+
+
 def test_a_function_that_nobody_destroys():
     outfeed = poptorch.OutfeedQueue()
     weight = torch.nn.Linear(2, 1)
