@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/interpreter_lock.h"
 #include "feeds/infeed.h"
 #include "feeds/outfeed.h"
 
@@ -62,7 +63,7 @@ py::dict statistics_of(const Infeed& queue) {
   return result;
 }
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using WithoutLock = py::call_guard<Unlocked>;
 
 void bind_outfeed(py::module_& m) {
   py::class_<Outfeed, ops::Outlet, std::shared_ptr<Outfeed>>(m, "Outfeed")
@@ -77,11 +78,11 @@ void bind_outfeed(py::module_& m) {
            py::arg("dtypes"), py::arg("shapes"), py::arg("last"),
            py::arg("buffer_depth"), py::arg("max_bytes"), py::arg("when_full"),
            py::arg("spill_folder"))
-      .def("take", &Outfeed::take, py::arg("most"), Unlocked())
-      .def("take_one", &Outfeed::take_one, Unlocked())
-      .def("wait", &Outfeed::wait, py::arg("seconds"), Unlocked())
-      .def("wake", &Outfeed::wake, Unlocked())
-      .def("close", &Outfeed::close, Unlocked())
+      .def("take", &Outfeed::take, py::arg("most"), WithoutLock())
+      .def("take_one", &Outfeed::take_one, WithoutLock())
+      .def("wait", &Outfeed::wait, py::arg("seconds"), WithoutLock())
+      .def("wake", &Outfeed::wake, WithoutLock())
+      .def("close", &Outfeed::close, WithoutLock())
       .def("statistics",
            [](const Outfeed& self) { return statistics_of(self); });
 }
@@ -95,12 +96,13 @@ void bind_infeed(py::module_& m) {
            }),
            py::arg("dtypes"), py::arg("shapes"), py::arg("depth"))
       .def("push", &Infeed::push, py::arg("tensors"), py::arg("seconds"),
-           Unlocked())
-      .def("end", &Infeed::end, py::arg("message"), Unlocked())
-      .def("clear", &Infeed::clear, Unlocked())
-      .def("close", &Infeed::close, Unlocked())
+           WithoutLock())
+      .def("end", &Infeed::end, py::arg("message"), WithoutLock())
+      .def("clear", &Infeed::clear, WithoutLock())
+      .def("close", &Infeed::close, WithoutLock())
       .def_property_readonly("closed", &Infeed::closed)
-      .def("ensure_depth", &Infeed::ensure_depth, py::arg("slots"), Unlocked())
+      .def("ensure_depth", &Infeed::ensure_depth, py::arg("slots"),
+           WithoutLock())
       .def("statistics",
            [](const Infeed& self) { return statistics_of(self); });
 }
