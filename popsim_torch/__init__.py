@@ -107,11 +107,13 @@ from popsim_torch.stages import (
     balanced_pipeline_stages,
     get_pipeline_stage_assignment,
     module_repr,
+    pipeline_use,
     print,
     print_pipeline_stage_assignment_summary,
     removeBlocks,
     reset_pipeline_stage_assignment,
     set_pipeline_stage_assignment,
+    smallest_gradient_accumulation,
 )
 from popsim_torch.training import EpochRecord, History, evaluate, fit, predict
 from popsim_torch.version import __version__
@@ -215,6 +217,7 @@ __all__ = [
     "optim",
     "options",
     "pipeline",
+    "pipeline_use",
     "poptorch_core",
     "predict",
     "print",
@@ -237,6 +240,7 @@ __all__ = [
     "set_overlap_for_output",
     "set_pipeline_stage_assignment",
     "set_pipelining_options",
+    "smallest_gradient_accumulation",
     "step_title",
     "summarise",
     "summary_table",

@@ -22,6 +22,7 @@ from popsim_torch.stages.checks import PipelineTooShort, check_pipeline
 from popsim_torch.stages.layers import PipelineStageRecord
 from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
 from popsim_torch.stages.pipeline_stage import PipelineStage
+from popsim_torch.stages.planning import pipeline_use, smallest_gradient_accumulation
 from popsim_torch.stages.printing import print
 from popsim_torch.stages.schedules import (
     PipelineSchedule,
@@ -65,10 +66,12 @@ __all__ = [
     "get_pipeline_stage_assignment",
     "module_repr",
     "num_assignments",
+    "pipeline_use",
     "print",
     "print_pipeline_stage_assignment_summary",
     "removeBlocks",
     "reset_pipeline_stage_assignment",
     "schedule_name",
     "set_pipeline_stage_assignment",
+    "smallest_gradient_accumulation",
 ]
