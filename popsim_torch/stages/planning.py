@@ -98,7 +98,7 @@ def smallest_gradient_accumulation(
 
 @dataclass(frozen=True)
 class _Times:
-    """What an update takes: ``g time + fixed`` for ``g`` micro-batches, each ``work`` of a stage."""
+    """An update takes ``g time + fixed`` for ``g`` micro-batches, of which each is ``work``."""
 
     work: float
     time: float
