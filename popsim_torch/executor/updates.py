@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import nn
 
 from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
-from popsim_torch.options import Options
+from popsim_torch.options import Options, check_accumulation_dtype
 from popsim_torch.trace import TraceResult
 
 __all__ = ["loop_plan", "make_plan"]
@@ -42,9 +43,26 @@ def make_plan(
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
+        accumulator_dtype=_accumulator_dtype(options),
         loss_scale_rule=Numerics.of(options).loss_scale_rule,
         loss_scale=loss_scale,
     )
+
+
+def _accumulator_dtype(
+    options: Options,
+) -> Callable[[nn.Parameter], torch.dtype | None] | None:
+    """Return what options say of the element type of a parameter's accumulator."""
+    chosen = options.Training.gradient_accumulation_dtype
+    if chosen is None:
+        return None
+    where = "Options.Training.gradientAccumulationDtype"
+
+    def dtype_of(parameter: nn.Parameter) -> torch.dtype:
+        dtype = chosen(parameter) if callable(chosen) else chosen
+        return check_accumulation_dtype(where, dtype)
+
+    return dtype_of
 
 
 def loop_plan(

@@ -11,7 +11,7 @@ model is compiled. ``settings`` does the first, ``plan`` says what a plan is and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -107,6 +107,7 @@ def plan_updates(
     reduction: ReductionType = ReductionType.Mean,
     running_mean: bool = False,
     relax_checks: bool = False,
+    accumulator_dtype: Callable[[torch.nn.Parameter], torch.dtype | None] | None = None,
     all_parameters: Mapping[str, torch.nn.Parameter] | None = None,
     loss_scale: str = names.LOSS_SCALE,
     loss_scale_rule: LossScaleRule | None = None,
@@ -125,6 +126,8 @@ def plan_updates(
         reduction: Sum or mean over micro-batches.
         running_mean: Accumulators hold the mean so far (strategy Running); with Mean only.
         relax_checks: As in ``read_optimizer``.
+        accumulator_dtype: The element type of each parameter's accumulator; None, for all or for
+            one: what the optimizer says.
         all_parameters: Every parameter of the model by canonical name, also those without a
             gradient; None: do not check whether the optimizer's parameters belong to the model.
         loss_scale: Name of the loss scale's tensor.
@@ -158,7 +161,11 @@ def plan_updates(
         in_group = group_index is not None
         values = settings.defaults if group_index is None else settings.groups[group_index].values
         values = {**values, "loss_scaling": settings.loss_scaling}
-        target = Target(name, held_dtype(parameter.dtype), values, in_group)
+        accumulated = None
+        if accumulator_dtype is not None and mode.needed:
+            accumulated = accumulator_dtype(parameter)
+            _check_has_accumulator(rule, accumulated)
+        target = Target(name, held_dtype(parameter.dtype), values, in_group, accumulated)
         updates.append(update_rule(rule, target, mode))
     groups = _group_names(settings, known)
     return OptimizerPlan(
@@ -179,6 +186,16 @@ def plan_updates(
         loss_scale_rule=loss_scale_rule,
         description=tuple(describe(settings, groups)),
     )
+
+
+def _check_has_accumulator(rule: Rule, dtype: torch.dtype | None) -> None:
+    if rule.combined and dtype is not None:
+        raise Error(
+            f"Gradients are to be accumulated in {dtype}, and SGD with use_combined_accum adds "
+            "them to its velocities, which are float32 or of the weights' type. Leave "
+            "use_combined_accum out, or the type (Options.Training.gradientAccumulationDtype, "
+            "gradient_accumulation_dtype)."
+        )
 
 
 def _group_names(

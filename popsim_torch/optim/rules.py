@@ -92,12 +92,14 @@ class Target:
         dtype: Element type on the device.
         values: Hyper-parameters of its group, ``loss_scaling`` among them, by attribute name.
         in_group: False: it has the optimizer's defaults.
+        accumulator_dtype: Element type of its accumulator; None: what the rule says.
     """
 
     name: str
     dtype: torch.dtype
     values: Mapping[str, HyperParameter]
     in_group: bool
+    accumulator_dtype: torch.dtype | None = None
 
     def state(
         self,
@@ -180,7 +182,7 @@ def _separate_accumulation(
     """Return where the update's gradient comes from, and the op that puts it there."""
     if not mode.needed:
         return GradientInput.GRADIENT, ()
-    state = target.state("Accum", rule.accum_type)
+    state = target.state("Accum", target.accumulator_dtype or rule.accum_type)
     running = mode.running and mode.mean
     accumulation = Accumulation(
         "accumulate", state, names.updated(state.name), attributes={"running": running}

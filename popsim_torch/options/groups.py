@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
-from popsim_torch.errors import UsageValueError
+from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.options.base import (
     FreezableOptions,
     OptionsGroup,
@@ -26,7 +27,19 @@ from popsim_torch.options.popart import _PopartOptions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+AccumulationDType: TypeAlias = torch.dtype | Callable[[torch.nn.Parameter], torch.dtype]
+"""The element type of gradients' accumulators, or what returns it for a parameter."""
+
 _logger = logging.getLogger("poptorch::python")
+
+
+def check_accumulation_dtype(where: str, dtype: object) -> torch.dtype:
+    """Return an element type in which gradients can be accumulated, or raise an error."""
+    if dtype is torch.float32 or dtype is torch.float16:
+        return dtype
+    raise UsageTypeError(
+        f"{where}: gradients are accumulated in torch.float32 or torch.float16, got {dtype!r}."
+    )
 
 
 class _GroupWithBackEnd(OptionsGroup):
@@ -61,6 +74,9 @@ class _TrainingOptions(_GroupWithBackEnd):
     _path = "Options.Training"
 
     gradient_accumulation = Setting(1, setter="gradientAccumulation")
+    gradient_accumulation_dtype = Setting[object](
+        None, kind=object, setter="gradientAccumulationDtype", is_key=False
+    )
     accumulation_and_replication_reduction_type = Setting(
         ReductionType.Mean,
         enum=ReductionType,
@@ -87,6 +103,29 @@ class _TrainingOptions(_GroupWithBackEnd):
             UsageAssertionError: It is not an int.
         """
         return self.set(gradient_accumulation=gradient_accumulation)
+
+    def gradientAccumulationDtype(self, dtype: AccumulationDType | None) -> Self:
+        """Choose the element type in which the gradients of micro-batches are accumulated.
+
+        The weight update reads that type. Optimizers of ``poptorch.optim`` have one of their own,
+        ``accum_type``, which this replaces. Sums in float16 overflow sooner: the mean reduction
+        strategy ``Running`` keeps means instead.
+
+        Args:
+            dtype: ``torch.float32`` or ``torch.float16``; a function that returns one of them for a
+                parameter; None (the default) for that of the optimizer, float32 for those of
+                ``torch.optim``.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageTypeError: It is something else.
+        """
+        where = "Options.Training.gradientAccumulationDtype"
+        if dtype is not None and not callable(dtype):
+            check_accumulation_dtype(where, dtype)
+        return self.set(gradient_accumulation_dtype=dtype)
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Choose whether the gradients of micro-batches are averaged or added up.

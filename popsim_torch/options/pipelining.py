@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import UsageTypeError, closest_names
+from popsim_torch.options.groups import AccumulationDType
 from popsim_torch.options.options import Options
 from popsim_torch.options.pipelining_checks import checked
 from popsim_torch.options.pipelining_settings import (
@@ -46,7 +47,7 @@ def set_pipelining_options(
     pipeline_schedule: PipelineSchedule | None = None,
     *,
     recomputation_mode: RecomputationMode | None = None,
-    gradient_accumulation_dtype: torch.dtype | None = None,
+    gradient_accumulation_dtype: AccumulationDType | None = None,
     accumulate_outfeed_dtype: torch.dtype | None = None,
     offload_weight_update_variables: bool | None = None,
     offload_activations: bool | None = None,
@@ -79,8 +80,8 @@ def set_pipelining_options(
             mean, ``MEAN`` or ``RUNNING_MEAN``.
         pipeline_schedule: A ``PipelineSchedule``; None for ``Grouped``.
         recomputation_mode: What the backward pass rebuilds; None for ``Auto``.
-        gradient_accumulation_dtype: None only: an optimizer of ``poptorch.optim`` has
-            ``accum_type``.
+        gradient_accumulation_dtype: Element type of accumulators, or a function that returns it for
+            a parameter: ``torch.float32`` or ``torch.float16``; None for what the optimizer says.
         accumulate_outfeed_dtype: None only: outputs add up in their own type.
         offload_weight_update_variables: A hint about memory, as ``Options.TensorLocations``.
         offload_activations: The same.
@@ -114,7 +115,7 @@ def set_gradient_accumulation_options(
     gradient_accumulation_steps_per_replica: int | None = None,
     gradient_accumulation_reduction_method: GradientAccumulationReductionMethod = SUM,
     *,
-    gradient_accumulation_dtype: torch.dtype | None = None,
+    gradient_accumulation_dtype: AccumulationDType | None = None,
     offload_weight_update_variables: bool | None = None,
     replicated_optimizer_state_sharding: bool = False,
 ) -> PipeliningOptions:

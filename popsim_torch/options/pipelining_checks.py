@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from popsim_torch.errors import UsageTypeError, UsageValueError, not_supported_yet
+from popsim_torch.options.groups import check_accumulation_dtype
 from popsim_torch.options.pipelining_settings import (
     COMPUTE_HINTS,
     LOCATIONS,
@@ -184,15 +185,15 @@ def _checked_recomputation(
 
 
 def _check_dtype(function: str, given: dict[str, Any]) -> None:
-    advice = {
-        "gradient_accumulation_dtype": "Give it to an optimizer of poptorch.optim: accum_type.",
-        "accumulate_outfeed_dtype": "Convert the output in forward.",
-    }
-    for name, what in advice.items():
-        if given.get(name) is not None:
-            raise not_supported_yet(
-                f"{function}({name}={given[name]!r})", "another type than that of the values", what
-            )
+    accumulated = given.get("gradient_accumulation_dtype")
+    if accumulated is not None and not callable(accumulated):
+        check_accumulation_dtype(f"{function}: gradient_accumulation_dtype", accumulated)
+    if given.get("accumulate_outfeed_dtype") is not None:
+        raise not_supported_yet(
+            f"{function}(accumulate_outfeed_dtype={given['accumulate_outfeed_dtype']!r})",
+            "another type than that of the values",
+            "Convert the output in forward.",
+        )
 
 
 def _check_flags(function: str, given: dict[str, Any]) -> None:

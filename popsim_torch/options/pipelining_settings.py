@@ -143,6 +143,14 @@ class PipeliningOptions:
                 schedule,
                 lambda o: o.pipelineSchedule(schedule),
             )
+        if training and values.get("gradient_accumulation_dtype") is not None:
+            dtype = values["gradient_accumulation_dtype"]
+            yield _Change(
+                "Training.gradientAccumulationDtype",
+                lambda o: o.Training.gradient_accumulation_dtype,
+                dtype,
+                lambda o: o.Training.gradientAccumulationDtype(dtype),
+            )
         if values.get("device_mapping") is not None:
             strategy = PipelinedExecution(*(Stage().ipu(ipu) for ipu in values["device_mapping"]))
             yield _Change(
@@ -240,7 +248,9 @@ class PipeliningOptions:
             yield name, "hint about memory: kept in Options.TensorLocations, no effect on values"
         for name in COMPUTE_HINTS:
             yield name, "hint about compute: kept here, no effect"
-        yield "gradient_accumulation_dtype", "the type of the weights, or accum_type of optimizers"
+        chosen = values["gradient_accumulation_dtype"] is not None
+        dtypes = "accumulators have this type" if chosen else "accumulators are as optimizers say"
+        yield "gradient_accumulation_dtype", f"acts: {dtypes}"
         yield "accumulate_outfeed_dtype", "the type of the outputs"
         yield "batch_serialization_iterations", "only 1 is taken"
         yield "continuous_weight_updates", "only False is taken"

@@ -179,6 +179,7 @@ ROWS = [
     Row("updatableNamedBuffers", (["b"],), {"_Popart.updatableNamedBuffers": ["b"]}),
     # 3. Training
     Row("Training.gradientAccumulation", (8,), {"Training.gradient_accumulation": 8}),
+    Row("Training.gradientAccumulationDtype", (torch.float16,), {}),
     *(
         Row(
             "Training.accumulationAndReplicationReductionType",
@@ -262,6 +263,7 @@ REFUSED = [
     # Types are those of the stored values.
     *((path, (2.0,), AssertionError) for path in ("deviceIterations", "replicationFactor")),
     ("Training.gradientAccumulation", ("2",), AssertionError),
+    ("Training.gradientAccumulationDtype", (torch.int32,), TypeError),
     *(
         (path, (1,), AssertionError)
         for path in (

@@ -176,7 +176,11 @@ NO_COUNT = (
             UsageValueError,
             "does not go with PipelineSchedule.Interleaved",
         ),
-        ({"gradient_accumulation_dtype": torch.half}, Error, "not supported.*accum_type"),
+        (
+            {"gradient_accumulation_dtype": torch.int32},
+            UsageTypeError,
+            "gradients are accumulated in torch.float32 or torch.float16, got torch.int32",
+        ),
         ({"accumulate_outfeed_dtype": torch.half}, Error, "not supported"),
         ({"offload_weights": 1}, UsageTypeError, "offload_weights=1. Pass True, False or None"),
         ({"batch_serialization_iterations": 2}, Error, "not supported.*Leave it at 1"),
