@@ -18,17 +18,24 @@ PATIENCE = 45.0
 Call = Callable[[], object]
 
 
-def seconds_per_call(call: Call, num_calls: int) -> float:
-    """Return the mean time of some calls, in seconds."""
+def seconds_per_call(call: Call, num_calls: int, before: Call | None = None) -> float:
+    """Return the mean time of some calls, in seconds, without what is done before each of them."""
+    if before is not None:
+        return sum(_seconds_behind(before, call) for _ in range(num_calls)) / num_calls
     start = time.perf_counter()
     for _ in range(num_calls):
         call()
     return (time.perf_counter() - start) / num_calls
 
 
-def calls_per_round(call: Call, round_seconds: float = 0.05) -> int:
+def _seconds_behind(before: Call, call: Call) -> float:
+    before()
+    return seconds_per_call(call, 1)
+
+
+def calls_per_round(call: Call, round_seconds: float = 0.05, before: Call | None = None) -> int:
     """Return how many calls make a turn of about so many seconds; at least one."""
-    return max(1, int(round_seconds / seconds_per_call(call, 2)))
+    return max(1, int(round_seconds / seconds_per_call(call, 2, before)))
 
 
 def fastest(call: Call, num_calls: int) -> float:
@@ -50,7 +57,10 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def medians(
-    contenders: Mapping[str, Call], rounds: int, round_seconds: float = 0.05
+    contenders: Mapping[str, Call],
+    rounds: int,
+    round_seconds: float = 0.05,
+    before: Mapping[str, Call] | None = None,
 ) -> dict[str, float]:
     """Return each contender's median time per call, in seconds.
 
@@ -60,8 +70,13 @@ def medians(
         contenders: What to call, by name. Each has been called before.
         rounds: How often each gets a turn.
         round_seconds: About how long a turn is; at least one call.
+        before: What to do before each call of a contender, by its name; it is not timed.
     """
-    num_calls = {name: calls_per_round(call, round_seconds) for name, call in contenders.items()}
+    first = before or {}
+    num_calls = {
+        name: calls_per_round(call, round_seconds, first.get(name))
+        for name, call in contenders.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     disturbance = Disturbance(PATIENCE) if rounds > 1 else None
     with _without_garbage_collection():
@@ -69,7 +84,10 @@ def medians(
             if disturbance:
                 disturbance.wait()
             start = time.perf_counter()
-            turns = {n: seconds_per_call(call, num_calls[n]) for n, call in contenders.items()}
+            turns = {
+                name: seconds_per_call(call, num_calls[name], first.get(name))
+                for name, call in contenders.items()
+            }
             if disturbance and disturbance.spoilt(time.perf_counter() - start):
                 continue
             for name, seconds in turns.items():

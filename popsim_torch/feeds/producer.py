@@ -24,7 +24,8 @@ __all__ = ["ElementKind", "Producer"]
 _SECONDS_PER_PUSH = 0.1
 _SECONDS_AT_EXIT = 2.0
 
-_living: weakref.WeakSet[Producer] = weakref.WeakSet()
+# Threads, and what asks each to stop. A thread outlives its producer while it drops the dataset.
+_living: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Producer:
         self._thread = threading.Thread(
             target=self._run, args=([items], first), name="popsim_torch infeed", daemon=True
         )
-        _living.add(self)
+        _living[self._thread] = self._stopped
         self._thread.start()
 
     def ask_to_stop(self) -> None:
@@ -214,12 +215,12 @@ def _end_of_data(count: int, can_restart: bool) -> str:
 
 def _stop_all() -> None:
     """End all threads, which must not meet an interpreter that is gone."""
-    producers = list(_living)
-    for producer in producers:
-        producer.ask_to_stop()
+    threads = list(_living.items())
+    for _, stopped in threads:
+        stopped.set()
     deadline = time.monotonic() + _SECONDS_AT_EXIT
-    for producer in producers:
-        producer.stop(max(0.0, deadline - time.monotonic()))
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def make_stopper(producer: Producer, ring: _native.Infeed) -> Callable[[], None]:

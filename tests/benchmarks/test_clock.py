@@ -52,3 +52,20 @@ def test_a_single_round_looks_at_nothing(disturbed):
     disturbed += [True] * 6
     assert measure(1) == 1
     assert len(disturbed) == 6
+
+
+def test_what_is_done_before_a_call_is_not_timed(monkeypatch):
+    now = [0.0]
+    done = []
+
+    def before():
+        done.append("before")
+        now[0] += 10.0
+
+    def call():
+        done.append("call")
+        now[0] += 1.0
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    assert clock.medians({"it": call}, 1, 3.0, {"it": before}) == {"it": 1.0}
+    assert done == ["before", "call"] * 5  # two find out that a turn is three calls

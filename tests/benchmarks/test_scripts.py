@@ -14,6 +14,10 @@ SMALL = {
     "anchors": (["--only", "MLP", "--rounds", "1"], ["MLP 32"]),
     "call_overhead": (["--rounds", "1"], ["inference of x + 1", "empty program"]),
     "compile_time": (["--sizes", "10", "--models", "--compile-limit", "0"], ["chain of 10"]),
+    "feeds": (
+        ["--rounds", "1", "--steps", "20"],
+        ["picked", "waited for", "computed", "there already"],
+    ),
     "inference": (
         ["--only", "LSTM", "--rounds", "1", "--no-compile", "--iterations", "1"],
         ["LSTM 16"],

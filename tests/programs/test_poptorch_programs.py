@@ -179,6 +179,27 @@ def test_queues(tmp_path):
     assert re.search(r"Elements per second: \S+, bandwidth: \S+ GB/s\nCompleted epoch 1/1", out)
 
 
+def test_fitting(tmp_path):
+    out, _ = run("fitting.py", cwd=tmp_path)
+    epochs = re.findall(r"^Epoch (\d)/5, Mean loss: \d\.\d{3}, accuracy: (\d\.\d{3}), ", out, re.M)
+    assert [number for number, _ in epochs] == ["1", "2", "3", "4", "5"]
+    assert float(epochs[-1][1]) > 0.8
+    assert re.findall(r"^key: (\S+) shape: (.+)$", out, re.M) == 5 * [
+        ("2.weight_grad", "(8, 2, 16)"),
+        ("0.weight_grad", "(8, 16, 2)"),
+    ]
+    assert out.splitlines()[-7:] == [
+        "epochs 5 improved True",
+        "steps True",
+        "told the same True",
+        "predicted (512, 2) True",
+        "accuracy agrees True",
+        "loss agrees True",
+        "refused: fit: steps_per_execution = 6 is not a multiple of the gradient accumulation of 4 "
+        "(options.Training.gradientAccumulation). The nearest multiples are 4 and 8.",
+    ]
+
+
 def test_observing_accumulated_gradients_and_activations(tmp_path):
     out, _ = run("observing.py", "--steps-per-epoch", 500, "--epochs", 2, cwd=tmp_path)
     shapes = dict(re.findall(r"^key: (\S+) shape: (.+)$", out, re.MULTILINE))

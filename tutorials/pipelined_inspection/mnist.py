@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -154,14 +154,25 @@ def make_optimizer(
     return optimizer, poptorch.OutfeedCallback(queue, name="Gradients callback")
 
 
-def make_options(arguments: argparse.Namespace, accumulation: int) -> poptorch.Options:
+def make_options(arguments: argparse.Namespace) -> poptorch.Options:
     """Return options for one IPU, or for a pipeline; gradients of an update are added up."""
+    accumulation = ACCUMULATION if arguments.use_gradient_accumulation else 1
     options = poptorch.Options()
     if arguments.no_pipelining:
         poptorch.set_gradient_accumulation_options(options, accumulation)
     else:
         poptorch.set_pipelining_options(options, accumulation)
     return options
+
+
+class LossCallback:
+    """Prints the mean loss of an epoch."""
+
+    def __init__(self, epochs: int):
+        self.epochs = epochs
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, torch.Tensor]) -> None:
+        print(f"Epoch {epoch + 1}/{self.epochs} - loss: {logs['loss'].mean():.4f}")
 
 
 def train(
@@ -171,30 +182,19 @@ def train(
     arguments: argparse.Namespace,
 ) -> None:
     """Train for the epochs that are asked for; each is one call of the device."""
-    accumulation = ACCUMULATION if arguments.use_gradient_accumulation else 1
     images, labels = load_mnist(arguments)
-    batches = Batches(images.unsqueeze(1), labels, BATCH_SIZE, arguments.seed)
-    infeed = poptorch.InfeedQueue(batches)
-    losses = poptorch.OutfeedQueue()
-
-    @poptorch.function(options=make_options(arguments, accumulation))
-    def run_epoch() -> None:
-        def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-            loss = loss_of(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.enqueue(loss)
-
-        poptorch.repeat(
-            arguments.steps_per_epoch, step, infeed=infeed, gradient_accumulation=accumulation
-        )
-
-    for epoch in range(arguments.epochs):
-        run_epoch()
-        print(f"Epoch {epoch + 1}/{arguments.epochs} - loss: {losses.dequeue().mean():.4f}")
-        for callback in callbacks:
-            callback.on_epoch_end(epoch)
+    poptorch.fit(
+        model,
+        Batches(images.unsqueeze(1), labels, BATCH_SIZE, arguments.seed),
+        epochs=arguments.epochs,
+        steps_per_epoch=arguments.steps_per_epoch,
+        steps_per_execution=arguments.steps_per_epoch,
+        callbacks=[LossCallback(arguments.epochs), *callbacks],
+        loss=loss_of,
+        optimizer=optimizer,
+        options=make_options(arguments),
+        verbose=0,
+    )
 
 
 # --- Flags -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import time
 import weakref
 from collections import namedtuple
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import popsim_torch as poptorch
 from popsim_torch.errors import Error
+from popsim_torch.feeds.producer import _stop_all
 from popsim_torch.loops import function, repeat
 from tests.unit.feeds.small_programs import SECONDS, Gate, Reader, passing, queues
 
@@ -277,6 +279,26 @@ def test_the_thread_ends_when_the_queue_is_dropped():
     assert there() is None
     thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+def test_leaving_the_process_waits_for_a_dataset_that_is_being_dropped():
+    is_dropped = threading.Event()
+
+    def elements():
+        try:
+            while True:
+                yield torch.ones(1)
+        finally:
+            time.sleep(0.2)
+            is_dropped.set()
+
+    infeed = poptorch.InfeedQueue(elements())
+    infeed.initializer()
+    thread = infeed._producer._thread
+    del infeed
+    gc.collect()
+    _stop_all()
+    assert is_dropped.is_set() and not thread.is_alive()
 
 
 def test_a_fork_does_not_use_the_queue():
