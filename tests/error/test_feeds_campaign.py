@@ -59,12 +59,11 @@ class Round:
         self.chance = chance = random.Random(seed)
         self.trips = chance.randrange(2, 60) * 4
         self.infeed = poptorch.InfeedQueue(Data(chance, self.trips), chance.randrange(1, 5))
-        self.outfeed = poptorch.OutfeedQueue(
-            max_bytes=chance.choice([None, 0, 64, 1000]),
-            when_full=chance.choice(["wait", "wait", "wait", "raise"]),
-        )
+        full = chance.choice(["wait"] * 5 + ["raise", "drop_oldest", "drop_newest", "spill"])
+        bounds = [0, 64, 1000] if full in ("drop_oldest", "drop_newest", "spill") else [None, 0, 64]
+        self.outfeed = poptorch.OutfeedQueue(max_bytes=chance.choice(bounds), when_full=full)
+        self.drops_oldest = full == "drop_oldest"
         self.elements = []
-        self.errors = []
         pipelined = chance.random() < 0.3
 
         @poptorch.function
@@ -86,7 +85,10 @@ class Round:
         time.sleep(self.chance.choice([0, self.chance.uniform(0, 0.005)]))
 
     def disturb(self):
-        """Do one thing at a random time."""
+        """Do one thing at a random time, mostly while the loop runs."""
+        if self.chance.random() < 0.7:
+            before = self.outfeed.statistics()["enqueued"]
+            until(lambda: self.outfeed.statistics()["enqueued"] != before or self.over.is_set())
         self.pause()
         what = self.chance.choice(
             [self.program.stop] * 3
@@ -153,10 +155,13 @@ class Round:
                 self.check_order()
 
     def check_order(self):
-        """All elements that left the program are there, once each, and in order."""
+        """All elements that were kept are there, once each, and in order."""
         seen = [x + 1 for x, _ in self.elements]
         assert all(y == -x - 2 for x, y in self.elements)
-        assert len(self.elements) == self.outfeed.statistics()["enqueued"]
+        statistics = self.outfeed.statistics()
+        # What makes room for newer elements was enqueued before it was dropped.
+        lost = statistics["dropped"] if self.drops_oldest else 0
+        assert len(self.elements) == statistics["enqueued"] - lost
         assert seen == sorted(set(seen)), seen
 
 
