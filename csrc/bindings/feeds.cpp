@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/interpreter_lock.h"
 #include "feeds/infeed.h"
 #include "feeds/outfeed.h"
 
@@ -34,9 +35,21 @@ py::dict statistics_of(const Outfeed& queue) {
   result["dequeued"] = found.dequeued;
   result["bytes"] = found.bytes;
   result["peak_bytes"] = found.peak_bytes;
+  result["dropped"] = found.dropped;
+  result["spilled"] = found.spilled;
   result["waits"] = found.waits;
   result["seconds_waited"] = found.seconds_waited;
   return result;
+}
+
+feeds::WhenFull when_full(const std::string& name) {
+  using feeds::WhenFull;
+  if (name == "wait") return WhenFull::kWait;
+  if (name == "raise") return WhenFull::kRaise;
+  if (name == "drop_oldest") return WhenFull::kDropOldest;
+  if (name == "drop_newest") return WhenFull::kDropNewest;
+  check_user(name == "spill", "a queue: when_full is '", name, "'");
+  return WhenFull::kSpill;
 }
 
 py::dict statistics_of(const Infeed& queue) {
@@ -50,24 +63,26 @@ py::dict statistics_of(const Infeed& queue) {
   return result;
 }
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using WithoutLock = py::call_guard<Unlocked>;
 
 void bind_outfeed(py::module_& m) {
   py::class_<Outfeed, ops::Outlet, std::shared_ptr<Outfeed>>(m, "Outfeed")
       .def(py::init([](const std::vector<std::string>& dtypes,
                        std::vector<Shape> shapes, bool last,
-                       int64_t buffer_depth, int64_t max_bytes, bool raises) {
+                       int64_t buffer_depth, int64_t max_bytes,
+                       const std::string& full, std::string spill_folder) {
              return std::make_shared<Outfeed>(feeds::OutfeedConfig{
                  components_of(dtypes, std::move(shapes)), last, buffer_depth,
-                 max_bytes,
-                 raises ? feeds::WhenFull::kRaise : feeds::WhenFull::kWait});
+                 max_bytes, when_full(full), std::move(spill_folder)});
            }),
            py::arg("dtypes"), py::arg("shapes"), py::arg("last"),
-           py::arg("buffer_depth"), py::arg("max_bytes"), py::arg("raises"))
-      .def("take", &Outfeed::take, py::arg("most"), Unlocked())
-      .def("wait", &Outfeed::wait, py::arg("seconds"), Unlocked())
-      .def("wake", &Outfeed::wake, Unlocked())
-      .def("close", &Outfeed::close, Unlocked())
+           py::arg("buffer_depth"), py::arg("max_bytes"), py::arg("when_full"),
+           py::arg("spill_folder"))
+      .def("take", &Outfeed::take, py::arg("most"), WithoutLock())
+      .def("take_one", &Outfeed::take_one, WithoutLock())
+      .def("wait", &Outfeed::wait, py::arg("seconds"), WithoutLock())
+      .def("wake", &Outfeed::wake, WithoutLock())
+      .def("close", &Outfeed::close, WithoutLock())
       .def("statistics",
            [](const Outfeed& self) { return statistics_of(self); });
 }
@@ -81,12 +96,13 @@ void bind_infeed(py::module_& m) {
            }),
            py::arg("dtypes"), py::arg("shapes"), py::arg("depth"))
       .def("push", &Infeed::push, py::arg("tensors"), py::arg("seconds"),
-           Unlocked())
-      .def("end", &Infeed::end, py::arg("message"), Unlocked())
-      .def("clear", &Infeed::clear, Unlocked())
-      .def("close", &Infeed::close, Unlocked())
+           WithoutLock())
+      .def("end", &Infeed::end, py::arg("message"), WithoutLock())
+      .def("clear", &Infeed::clear, WithoutLock())
+      .def("close", &Infeed::close, WithoutLock())
       .def_property_readonly("closed", &Infeed::closed)
-      .def("ensure_depth", &Infeed::ensure_depth, py::arg("slots"), Unlocked())
+      .def("ensure_depth", &Infeed::ensure_depth, py::arg("slots"),
+           WithoutLock())
       .def("statistics",
            [](const Infeed& self) { return statistics_of(self); });
 }

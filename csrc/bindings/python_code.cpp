@@ -2,13 +2,15 @@
 
 #include <pybind11/stl.h>
 
+#include "bindings/interpreter_lock.h"
+
 namespace py = pybind11;
 
 namespace popsim::bindings {
 
 std::vector<at::Tensor> PythonCode::call(int64_t number, bool gradient,
                                          std::vector<at::Tensor> operands) {
-  const py::gil_scoped_acquire lock;
+  const Locked lock;
   try {
     // From here on the list alone has them, so that they end with the lock
     // held.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bindings/interpreter_lock.h"
 #include "bindings/python_code.h"
 #include "bindings/signals.h"
 #include "runtime/executable.h"
@@ -47,7 +48,7 @@ auto supervised(const py::object& function, Call&& call) {
   PythonCode code(function);
   try {
     auto result = [&] {
-      const py::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       return call(Company{&overseer, function.is_none() ? nullptr : &code});
     }();
     overseer.rethrow();
@@ -82,7 +83,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("num_slots", &ArenaRange::num_slots);
   py::class_<Plan>(m, "Plan")
       .def(py::init<Graph, RunConfig>(), py::arg("graph"), py::arg("config"),
-           py::call_guard<py::gil_scoped_release>())
+           py::call_guard<Unlocked>())
       .def_property_readonly(
           "arena_bytes",
           [](const Plan& self) { return self.arena().arena_bytes; })
@@ -126,12 +127,12 @@ void bind_runtime(py::module_& m) {
                  Plan(std::move(graph), std::move(config)), std::move(returns));
            }),
            py::arg("graph"), py::arg("config"), py::arg("returns"),
-           py::call_guard<py::gil_scoped_release>())
+           py::call_guard<Unlocked>())
       .def_property_readonly("plan", &Executable::plan,
                              py::return_value_policy::reference_internal)
       .def("connect", &Executable::connect, py::arg("outlets"),
            py::arg("inlets"), py::arg("places"))
-      .def("load", &Executable::load, py::call_guard<py::gil_scoped_release>())
+      .def("load", &Executable::load, py::call_guard<Unlocked>())
       .def(
           "run",
           [](Executable& self, const std::vector<at::Tensor>& inputs,
@@ -153,6 +154,7 @@ void bind_runtime(py::module_& m) {
       .def("stop", &Executable::stop)
       .def_property_readonly("num_micro_batches",
                              &Executable::num_micro_batches)
+      .def_property_readonly("last_micro_batch", &Executable::last_micro_batch)
       .def_property_readonly("num_runs", &Executable::num_runs)
       .def_property_readonly("last_run", &Executable::last_run)
       .def(

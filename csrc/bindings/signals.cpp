@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "bindings/interpreter_lock.h"
+
 namespace py = pybind11;
 
 namespace popsim::bindings {
@@ -55,7 +57,7 @@ SignalOverseer::~SignalOverseer() {
 bool SignalOverseer::lets_it_go_on() {
   if (state_ == State::kOff) return true;
   if (state_ == State::kWaiting && !signal_came()) return true;
-  const py::gil_scoped_acquire lock;
+  const Locked lock;
   try {
     if (state_ == State::kNew) state_ = begin();
     if (state_ == State::kOff || PyErr_CheckSignals() == 0) return true;

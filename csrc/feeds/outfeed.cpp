@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "feeds/spill.h"
 #include "ops/operands/aten_types.h"
 
 namespace popsim::feeds {
@@ -17,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 // How much a chunk behind the first one holds, if it holds several elements.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
 constexpr int64_t kMaxElements = int64_t{1} << 16;
+// The same of one in a file.
+constexpr int64_t kFileBytes = int64_t{1} << 26;
 // A reader gets a copy of less.
 constexpr int64_t kCopiedBytes = int64_t{1} << 16;
 constexpr size_t kMaxSpare = 4;
@@ -77,19 +80,70 @@ std::unique_ptr<Outfeed::Chunk> Outfeed::make_chunk() {
   return chunk;
 }
 
+std::unique_ptr<Outfeed::Chunk> Outfeed::make_chunk_on_disk() const {
+  auto chunk = std::make_unique<Chunk>();
+  chunk->on_disk = true;
+  chunk->capacity =
+      std::max<int64_t>(1, kFileBytes / std::max<int64_t>(element_bytes_, 16));
+  for (const Component& component : config_.components) {
+    Shape shape = component.shape;
+    shape.insert(shape.begin(), chunk->capacity);
+    chunk->arrays.push_back(
+        tensor_on_disk(config_.spill_folder, shape, component.dtype));
+  }
+  return chunk;
+}
+
 void Outfeed::reuse(std::unique_ptr<Chunk> chunk) {
+  if (chunk->on_disk) return;
   chunk->num_written = 0;
   chunk->num_taken = 0;
+  chunk->closed = false;
   if (spare_.size() == kMaxSpare) spare_.erase(spare_.begin());
   spare_.push_back(std::move(chunk));
 }
 
 bool Outfeed::has_room() const {
-  return config_.last || config_.max_bytes < 0 || num_waiting_ == 0 ||
-         (num_waiting_ + 1) * element_bytes_ <= config_.max_bytes;
+  const int64_t num_in_memory = num_waiting_ - num_on_disk_;
+  return config_.last || config_.max_bytes < 0 || num_in_memory == 0 ||
+         (num_in_memory + 1) * element_bytes_ <= config_.max_bytes;
 }
 
-void Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
+bool Outfeed::stops_programs() const {
+  return !closed_ && !has_room() &&
+         (config_.when_full == WhenFull::kWait ||
+          config_.when_full == WhenFull::kRaise);
+}
+
+const Outfeed::Chunk& Outfeed::writable_chunk(bool on_disk) {
+  if (!chunks_.empty() && chunks_.back()->on_disk != on_disk) {
+    chunks_.back()->closed = true;
+    if (chunks_.back()->num_left() == 0) {
+      reuse(std::move(chunks_.back()));
+      chunks_.pop_back();
+    }
+  }
+  if (chunks_.empty() || chunks_.back()->is_full()) {
+    chunks_.push_back(on_disk ? make_chunk_on_disk() : make_chunk());
+  }
+  return *chunks_.back();
+}
+
+void Outfeed::advance(int64_t count) {
+  Chunk& chunk = *chunks_.front();
+  chunk.num_taken += count;
+  num_waiting_ -= count;
+  if (chunk.on_disk) num_on_disk_ -= count;
+  // A file goes as soon as all of it is read, unless a program is writing
+  // there.
+  const bool done = chunk.is_full() || (chunk.on_disk && !writing_);
+  if (done && chunk.num_left() == 0) {
+    reuse(std::move(chunks_.front()));
+    chunks_.pop_front();
+  }
+}
+
+bool Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
   if (config_.when_full == WhenFull::kRaise) {
     throw UserError(
         join("the outfeed queue is full: it holds ", num_waiting_,
@@ -111,31 +165,47 @@ void Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
   }
   statistics_.seconds_waited +=
       std::chrono::duration<double>(Clock::now() - began).count();
+  return lasts;
 }
 
 std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
   Lock lock(mutex_);
-  // Another program may be at it.
-  while (writing_) writable_.wait(lock);
-  if (!closed_ && !has_room()) wait_for_room(lock, patience);
-  while (writing_) writable_.wait(lock);
+  for (bool lasts = true;;) {
+    if (writing_) {
+      // Another program's element, which takes a moment.
+      writable_.wait(lock);
+    } else if (lasts && stops_programs()) {
+      lasts = wait_for_room(lock, patience);
+    } else {
+      break;
+    }
+  }
   check_user(!closed_,
              "the outfeed queue is closed, and takes no elements any more");
-  writing_ = true;
+  if (config_.when_full == WhenFull::kDropNewest && !has_room()) {
+    ++statistics_.dropped;
+    return {};
+  }
+  while (config_.when_full == WhenFull::kDropOldest && !has_room()) {
+    ++statistics_.dropped;
+    advance(1);
+  }
   const std::vector<at::Tensor>* arrays = &next_;
   int64_t row = 0;
   if (!config_.last) {
-    if (chunks_.empty() ||
-        chunks_.back()->num_written == chunks_.back()->capacity) {
-      chunks_.push_back(make_chunk());
-    }
-    arrays = &chunks_.back()->arrays;
-    row = chunks_.back()->num_written;
+    // Until all of the disk is read: files are large.
+    const bool on_disk = config_.when_full == WhenFull::kSpill &&
+                         (num_on_disk_ > 0 || !has_room());
+    const Chunk& chunk = writable_chunk(on_disk);
+    arrays = &chunk.arrays;
+    row = chunk.num_written;
   }
   for (size_t i = 0; i < places_.size(); ++i) {
     places_[i] = static_cast<char*>((*arrays)[i].mutable_data_ptr()) +
                  row * config_.components[i].bytes();
   }
+  // Nothing fails from here on.
+  writing_ = true;
   return places_;
 }
 
@@ -148,36 +218,38 @@ void Outfeed::end_element() {
       std::swap(newest_, next_);
       num_waiting_ = 1;
     } else {
-      ++chunks_.back()->num_written;
+      Chunk& chunk = *chunks_.back();
+      ++chunk.num_written;
       ++num_waiting_;
+      if (chunk.on_disk) {
+        ++num_on_disk_;
+        ++statistics_.spilled;
+      }
       statistics_.peak_bytes =
-          std::max(statistics_.peak_bytes, num_waiting_ * element_bytes_);
+          std::max(statistics_.peak_bytes,
+                   (num_waiting_ - num_on_disk_) * element_bytes_);
     }
   }
   readable_.notify_one();
-  writable_.notify_one();
+  // Those that wait for room are not those that wait for this element.
+  writable_.notify_all();
 }
 
 std::vector<Outfeed::Piece> Outfeed::take_pieces(int64_t count) {
   std::vector<Piece> pieces;
   while (count > 0) {
-    Chunk& chunk = *chunks_.front();
+    const Chunk& chunk = *chunks_.front();
     const int64_t first = chunk.num_taken;
     Piece piece;
-    piece.count = std::min(count, chunk.num_written - first);
-    piece.whole = first == 0 && piece.count == chunk.capacity;
+    piece.count = std::min(count, chunk.num_left());
+    piece.movable = !chunk.on_disk && piece.count == chunk.capacity;
     for (const at::Tensor& array : chunk.arrays) {
       piece.arrays.push_back(array.narrow(0, first, piece.count));
     }
     count -= piece.count;
-    num_waiting_ -= piece.count;
     statistics_.dequeued += piece.count;
-    chunk.num_taken += piece.count;
+    advance(piece.count);
     pieces.push_back(std::move(piece));
-    if (chunk.num_taken == chunk.capacity) {
-      reuse(std::move(chunks_.front()));
-      chunks_.pop_front();
-    }
   }
   return pieces;
 }
@@ -191,8 +263,8 @@ std::vector<at::Tensor> Outfeed::join_pieces(
       const bool is_small =
           pieces.front().count * element_bytes_ < kCopiedBytes;
       // A part of a chunk would keep the other elements, too.
-      joined.push_back(pieces.front().whole && !is_small ? array
-                                                         : array.clone());
+      joined.push_back(pieces.front().movable && !is_small ? array
+                                                           : array.clone());
       continue;
     }
     std::vector<at::Tensor> arrays;
@@ -227,6 +299,16 @@ std::pair<int64_t, std::vector<at::Tensor>> Outfeed::take(int64_t most) {
   return {count, join_pieces(pieces)};
 }
 
+std::vector<at::Tensor> Outfeed::take_one() {
+  const c10::InferenceMode off(false);
+  auto [count, tensors] = take(1);
+  if (count == 0) return {};
+  for (at::Tensor& tensor : tensors) {
+    if (!config_.last) tensor = tensor.select(0, 0);
+  }
+  return std::move(tensors);
+}
+
 bool Outfeed::wait(double seconds) {
   Lock lock(mutex_);
   const int64_t num_woken = num_woken_;
@@ -256,7 +338,7 @@ void Outfeed::close() {
 OutfeedStatistics Outfeed::statistics() const {
   const Lock lock(mutex_);
   OutfeedStatistics now = statistics_;
-  now.bytes = num_waiting_ * element_bytes_;
+  now.bytes = (num_waiting_ - num_on_disk_) * element_bytes_;
   return now;
 }
 

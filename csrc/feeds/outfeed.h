@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,14 +25,22 @@
 namespace popsim::feeds {
 
 // What happens to a program that finds a queue full.
-enum class WhenFull : int8_t { kWait, kRaise };
+enum class WhenFull : int8_t {
+  kWait,        // for a reader
+  kRaise,       // an error
+  kDropOldest,  // of what nobody has read
+  kDropNewest,  // what it would enqueue
+  kSpill,       // elements go to disk
+};
 
 struct OutfeedStatistics {
   int64_t enqueued = 0;
   int64_t dequeued = 0;
-  int64_t bytes = 0;  // of the elements that nobody has read
+  int64_t bytes = 0;  // of the elements in memory that nobody has read
   int64_t peak_bytes = 0;
-  int64_t waits = 0;  // of programs, for a reader
+  int64_t dropped = 0;  // that nobody can read any more
+  int64_t spilled = 0;  // that went to disk
+  int64_t waits = 0;    // of programs, for a reader
   double seconds_waited = 0;
 };
 
@@ -41,6 +50,7 @@ struct OutfeedConfig {
   int64_t depth = 1;       // elements that fit without further memory
   int64_t max_bytes = -1;  // of elements that nobody has read; -1: any number
   WhenFull when_full = WhenFull::kWait;
+  std::string spill_folder = {};
 };
 
 class Outfeed final : public ops::Outlet {
@@ -58,6 +68,9 @@ class Outfeed final : public ops::Outlet {
   // returns how many they are and a tensor [count, *shape] per component. Where
   // the newest alone is kept: that one, which stays, without the first axis.
   [[nodiscard]] std::pair<int64_t, std::vector<at::Tensor>> take(int64_t most);
+  // Removes the oldest element (or copies the newest) and returns its tensors,
+  // without a first axis; none if there is no element.
+  [[nodiscard]] std::vector<at::Tensor> take_one();
   // Waits until there is an element, or wake() or close(), or time is up.
   // Returns whether there is one.
   bool wait(double seconds);
@@ -73,17 +86,32 @@ class Outfeed final : public ops::Outlet {
     std::vector<at::Tensor> arrays;  // [capacity, *shape] by component
     int64_t num_written = 0;
     int64_t num_taken = 0;
+    bool on_disk = false;
+    bool closed = false;  // no more is written to it
+
+    [[nodiscard]] bool is_full() const {
+      return closed || num_written == capacity;
+    }
+    [[nodiscard]] int64_t num_left() const { return num_written - num_taken; }
   };
   // Elements of one chunk that are taken together.
   struct Piece {
     std::vector<at::Tensor> arrays;  // [count, *shape] by component
     int64_t count = 0;
-    bool whole = false;  // all that the chunk can hold
+    bool movable = false;  // all that a chunk in memory can hold
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  void wait_for_room(Lock& lock, ops::Patience& patience);
+  // Returns whether patience lasts.
+  [[nodiscard]] bool wait_for_room(Lock& lock, ops::Patience& patience);
   [[nodiscard]] bool has_room() const;
+  // Whether a program has to wait, or to fail.
+  [[nodiscard]] bool stops_programs() const;
+  // The chunk that the next element goes to.
+  [[nodiscard]] const Chunk& writable_chunk(bool on_disk);
+  // Elements leave the oldest chunk.
+  void advance(int64_t count);
+  [[nodiscard]] std::unique_ptr<Chunk> make_chunk_on_disk() const;
   [[nodiscard]] std::unique_ptr<Chunk> make_chunk();
   void reuse(std::unique_ptr<Chunk> chunk);
   [[nodiscard]] std::vector<at::Tensor> empty_arrays(int64_t count) const;
@@ -102,6 +130,7 @@ class Outfeed final : public ops::Outlet {
   std::vector<at::Tensor> newest_;
   std::vector<at::Tensor> next_;
   int64_t num_waiting_ = 0;  // elements
+  int64_t num_on_disk_ = 0;  // of these
   int64_t num_woken_ = 0;    // calls of wake()
   bool writing_ = false;
   bool closed_ = false;

@@ -54,7 +54,8 @@ class Outlet {
   virtual ~Outlet() = default;
   // Where the next element's tensors are to be written, each contiguous. May
   // wait for a reader as long as patience lasts, and has a place all the same
-  // when it ends. Throws UserError where nothing can be taken any more.
+  // when it ends. None where the element is not wanted, which then ends there.
+  // Throws UserError where nothing can be taken any more.
   [[nodiscard]] virtual std::span<void* const> begin_element(
       Patience& patience) = 0;
   // Bytes of each tensor of an element.

@@ -80,6 +80,11 @@ class Executable {
   bool stop() { return usage_.stop(); }
   // Micro-batches begun so far, also while a run goes on; from any thread.
   [[nodiscard]] int64_t num_micro_batches() const { return stage_.num_begun(); }
+  // The micro-batch that the last run has worked on last, counted from its
+  // start, or that it had no data for; from any thread.
+  [[nodiscard]] int64_t last_micro_batch() const {
+    return stage_.last_micro_batch();
+  }
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
   // When the last complete run began and ended, in seconds of the steady clock.

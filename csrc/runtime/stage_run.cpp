@@ -105,6 +105,8 @@ void StageRun::run(const Call& call) {
   context_.host = call.host;
   context_.ends = &ended_;
   ended_ = false;
+  feed_end_ = nullptr;
+  last_micro_batch_.store(0, std::memory_order_relaxed);
   const HeldElements held(call);
   run_iterations(call);
 }
@@ -121,6 +123,12 @@ void StageRun::run_iterations(const Call& call) {
     } catch (const FeedEnd&) {
       give_up(first_step);
       throw;
+    } catch (const Stopped&) {
+      throw;
+    } catch (const UserError&) {
+      // In others it would depend on the time that an iteration takes.
+      if (plan_.waits_in_iteration()) give_up(first_step);
+      throw;
     }
   }
 }
@@ -136,7 +144,8 @@ void StageRun::run_iteration(const Call& call, int64_t iteration) {
     for (int64_t time = 0; time < stretch.times; ++time) {
       for (const Action& first : stretch.actions) {
         const Action action = schedule::further(first, time);
-        if (call.stop.up() && end_before(action, iteration, first_step)) {
+        if ((call.stop.up() || feed_end_) &&
+            end_before(action, iteration, first_step)) {
           continue;
         }
         run_action(call, action, iteration, first_step);
@@ -151,7 +160,13 @@ bool StageRun::end_before(const Action& action, int64_t iteration,
   const int64_t num_begun = step_ - first_step;
   if (!plan_.training()) {
     // Each micro-batch is a device iteration: those in flight are finished.
-    if (num_finished_ == num_begun) throw stopped(num_begun, plan_);
+    if (num_finished_ == num_begun) {
+      if (feed_end_) {
+        last_micro_batch_.store(num_begun, std::memory_order_relaxed);
+        std::rethrow_exception(feed_end_);
+      }
+      throw stopped(num_begun, plan_);
+    }
     return action.micro_batch >= num_begun;
   }
   if (num_begun > 0) {
@@ -171,6 +186,11 @@ bool StageRun::give_up(int64_t first_step) {
 void StageRun::run_action(const Call& call, const Action& action,
                           int64_t iteration, int64_t first_step) {
   const int64_t accumulation = plan_.loop().accumulation_steps;
+  last_micro_batch_.store(
+      iteration * accumulation + (action.kind == ActionKind::kUpdate
+                                      ? accumulation - 1
+                                      : action.micro_batch),
+      std::memory_order_relaxed);
   try {
     if (action.kind == ActionKind::kUpdate) {
       context_.cursor = {iteration, accumulation - 1, step_ - 1};
@@ -184,7 +204,7 @@ void StageRun::run_action(const Call& call, const Action& action,
     const int64_t index = iteration * accumulation + mb;
     context_.cursor = {plan_.training() ? iteration : mb,
                        plan_.training() ? mb : 0, first_step + mb};
-    bind_inputs(call, index);
+    if (!bind_inputs(call, index, step_ - first_step)) return;
     memory_.select_slots(mb);
     if (step_ <= first_step + mb) {
       step_ = first_step + mb + 1;
@@ -214,11 +234,23 @@ void StageRun::release_inputs(const Call& call, const Action& action,
   for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);
 }
 
-void StageRun::bind_inputs(const Call& call, int64_t micro_batch) {
+bool StageRun::bind_inputs(const Call& call, int64_t micro_batch,
+                           int64_t num_begun) {
   const std::vector<TensorId>& inputs = plan_.inputs();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    memory_.bind(inputs[i], call.sources[i]->micro_batch(micro_batch));
+  const bool some_in_flight = !plan_.training() && num_finished_ < num_begun;
+  try {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      memory_.bind(inputs[i], call.sources[i]->micro_batch(micro_batch));
+    }
+  } catch (const FeedEnd&) {
+    if (!some_in_flight) throw;
+    feed_end_ = std::current_exception();
+    return false;
+  } catch (const Stopped&) {
+    if (!some_in_flight) throw;
+    return false;
   }
+  return true;
 }
 
 }  // namespace popsim::runtime

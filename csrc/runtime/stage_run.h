@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -40,7 +41,8 @@ class StageRun {
   // Runs all device iterations, or as many as an op that may end the run lets
   // it. Throws Stopped when the sign is up, HostFailure when code of the host
   // fails and FeedEnd when there is no data; all that training keeps between
-  // runs is then as whole device iterations left it.
+  // runs is then as whole device iterations left it. So it is behind any other
+  // UserError where iterations wait for data in the middle.
   void run(const Call& call);
 
   [[nodiscard]] const DeviceMemory& memory() const { return memory_; }
@@ -51,6 +53,11 @@ class StageRun {
   // The same, of runs alone; from any thread.
   [[nodiscard]] int64_t num_begun() const {
     return num_begun_.load(std::memory_order_relaxed);
+  }
+  // The micro-batch that the last run has worked on last, counted from its
+  // start, or that it had no data for; from any thread.
+  [[nodiscard]] int64_t last_micro_batch() const {
+    return last_micro_batch_.load(std::memory_order_relaxed);
   }
   void set_step(int64_t step) { step_ = step; }
 
@@ -66,8 +73,8 @@ class StageRun {
   [[nodiscard]] bool ended(int64_t first_step) const {
     return ended_ && !plan_.training() && num_finished_ == step_ - first_step;
   }
-  // The sign is up in front of an action. Returns whether to leave it out;
-  // throws as soon as the run can end.
+  // The sign is up in front of an action, or there is no more data. Returns
+  // whether to leave it out; throws as soon as the run can end.
   [[nodiscard]] bool end_before(const schedule::Action& action,
                                 int64_t iteration, int64_t first_step);
   // Puts back what a device iteration of a training program has changed, if
@@ -75,7 +82,10 @@ class StageRun {
   bool give_up(int64_t first_step);
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
-  void bind_inputs(const Call& call, int64_t micro_batch);
+  // Returns false where there is no data and `num_begun` micro-batches, some of
+  // which are in flight, are to be finished first.
+  [[nodiscard]] bool bind_inputs(const Call& call, int64_t micro_batch,
+                                 int64_t num_begun);
   // Gives elements back whose micro-batch is finished behind an action.
   void release_inputs(const Call& call, const schedule::Action& action,
                       int64_t micro_batch);
@@ -92,7 +102,9 @@ class StageRun {
   int64_t step_ = 0;
   int64_t num_finished_ = 0;  // micro-batches of this device iteration
   std::atomic<int64_t> num_begun_ = 0;
-  bool ended_ = false;  // by an op
+  std::atomic<int64_t> last_micro_batch_ = 0;
+  bool ended_ = false;           // by an op
+  std::exception_ptr feed_end_;  // of a run that finishes what is in flight
 };
 
 }  // namespace popsim::runtime

@@ -26,6 +26,7 @@ from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.random_state import MAX_SEED
+from popsim_torch.executor.reach import failures_told
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.restaging import Restaging
 from popsim_torch.executor.timing import Timing
@@ -312,7 +313,11 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
     def _compile_model(self, args: Any, kwargs: Any) -> CompiledModel:
         """Return the compiled model; nothing of it is on the device yet."""
         self._check_before_compilation()
-        with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
+        with (
+            host_weights.without_sync(),
+            self._channel.tracepoint("modelCompilation"),
+            failures_told(self._traced_model),
+        ):
             return compile_model(
                 self._traced_model,
                 self._options,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from popsim_torch import _native
+from popsim_torch.errors import Error
 from popsim_torch.trace.enqueues import Enqueue
 
 
@@ -27,6 +28,7 @@ class Queues:
         self._enqueues = enqueues
         self._infeeds = infeeds
         self._places = places
+        self._is_running = False
 
     @property
     def outfeeds(self) -> list[object]:
@@ -52,10 +54,20 @@ class Queues:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the queues know that the program runs."""
+        """Let the queues know that the program runs.
+
+        Raises:
+            Error: It does already. That is no failure of the run that goes on, and no reader of its
+                elements hears of it.
+        """
+        if self._is_running:
+            raise Error(
+                "run: this executable is already running; call it from one thread at a time"
+            )
         begun = []
         failure: BaseException | None = None
         try:
+            self._is_running = True
             for queue in (*self.outfeeds, *self._infeeds):
                 queue._begin_run()  # type: ignore[attr-defined]
                 begun.append(queue)
@@ -66,3 +78,4 @@ class Queues:
         finally:
             for queue in reversed(begun):
                 queue._end_run(failure)  # type: ignore[attr-defined]
+            self._is_running = False

@@ -76,7 +76,7 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
         self._ring: Infeed | None = None
         self._producer: Producer | None = None
         self._stop_if_dropped: weakref.finalize[Any, InfeedQueue] | None = None
-        self._num_active = 0
+        self._is_active = False
         self._run_began = self._seconds_run = 0.0
         self._closed = False
 
@@ -98,7 +98,7 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
         """
         with self._lock:
             self._check_open()
-            if self._num_active:
+            if self._is_active:
                 raise Error("InfeedQueue.reset: a program is running on the queue. Let it end.")
             if not self._source.can_restart:
                 raise Error(
@@ -183,7 +183,7 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
         names = ("pushed", "taken", "waits", "seconds_waited", "seconds_full")
         found = dict.fromkeys(names, 0) if self._ring is None else self._ring.statistics()
         with self._lock:
-            running = time.monotonic() - self._run_began if self._num_active else 0.0
+            running = time.monotonic() - self._run_began if self._is_active else 0.0
             seconds_run = self._seconds_run + running
         starved = min(1.0, found["seconds_waited"] / seconds_run) if seconds_run > 0 else 0.0
         return {**found, "seconds_run": seconds_run, "starved_fraction": starved}
@@ -230,12 +230,20 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
         return ((), element) if structure.container is dict else (tuple(element), {})
 
     def _begin_run(self) -> None:
-        """A program that takes elements begins to run."""
+        """A program that takes elements begins to run.
+
+        Raises:
+            Error: Another one does already: which of them gets an element would be chance.
+        """
         self._start()
         with self._lock:
-            if self._num_active == 0:
-                self._run_began = time.monotonic()
-            self._num_active += 1
+            if self._is_active:
+                raise Error(
+                    "InfeedQueue: another program is taking elements from the queue. A queue feeds "
+                    "one program at a time: let that one end, or make a queue for each."
+                )
+            self._is_active = True
+            self._run_began = time.monotonic()
 
     def _end_run(self, error: BaseException | None) -> None:
         """It has ended, with an error if it failed.
@@ -243,9 +251,8 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
         If that is for lack of data that could not be made, the reason becomes the error's cause.
         """
         with self._lock:
-            self._num_active -= 1
-            if self._num_active == 0:
-                self._seconds_run += time.monotonic() - self._run_began
+            self._is_active = False
+            self._seconds_run += time.monotonic() - self._run_began
         if self._producer is not None and isinstance(error, Error):
             self._producer.explain(error)
 
@@ -274,6 +281,7 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
 
     def _start(self) -> None:
         """Make the first element in this thread, and let another one make the others."""
+        self._process.check()  # (a lock that was held at a fork stays so)
         with self._lock:
             self._check_open()
             if self._producer is not None:

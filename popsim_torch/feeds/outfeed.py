@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,12 @@ from popsim_torch.ops import op_listener
 
 __all__ = ["OutfeedMode", "OutfeedQueue"]
 
+_WHEN_FULL = ("wait", "raise", "drop_oldest", "drop_newest", "spill")
+_COUNTERS = (
+    *("enqueued", "dequeued", "bytes", "peak_bytes"),
+    *("dropped", "spilled", "waits", "seconds_waited"),
+)
+
 
 class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
     """Brings tensors from a running program to the host.
@@ -31,8 +38,10 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
             readers lag, more is taken.
         max_bytes: The most memory of elements that nobody has read (bytes); None for any amount.
             One element always has a place.
-        when_full: What happens to a program that finds ``max_bytes`` used up: ``"wait"`` makes it
-            wait for a reader, ``"raise"`` ends it with an Error.
+        when_full: What happens when ``max_bytes`` is used up: ``"wait"`` makes the program wait for
+            a reader, ``"raise"`` ends it with an Error; ``"drop_oldest"`` gives up what nobody has
+            read for longest, ``"drop_newest"`` what comes; ``"spill"`` keeps elements in files in
+            the folder for temporary files, which have no name and are gone with the process.
         device_ordinal: Where real hardware runs the program; no effect here.
         optimise_latency: How real hardware moves elements; no effect here.
         replication_factor: Copies of the model; 1.
@@ -58,8 +67,16 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
         check_integer(where, "buffer_depth", buffer_depth, 1)
         if max_bytes is not None:
             check_integer(where, "max_bytes", max_bytes, 0)
-        if when_full not in ("wait", "raise"):
-            raise Error(f"{where}: when_full must be 'wait' or 'raise', got {when_full!r}.")
+        if when_full not in _WHEN_FULL:
+            raise Error(
+                f"{where}: when_full must be one of {', '.join(map(repr, _WHEN_FULL))}, got "
+                f"{when_full!r}."
+            )
+        if max_bytes is None and when_full not in _WHEN_FULL[:2]:
+            raise Error(
+                f"{where}: when_full={when_full!r} needs max_bytes: without it the queue is never "
+                "full."
+            )
         check_placement(where, device_ordinal, optimise_latency)
         if check_integer(where, "replication_factor", replication_factor, 1) > 1:
             raise not_supported_yet(
@@ -131,7 +148,8 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
                     synthetic or self._mode == OutfeedMode.LAST,
                     self._buffer_depth,
                     -1 if self._max_bytes is None else self._max_bytes,
-                    self._when_full == "raise",
+                    self._when_full,
+                    tempfile.gettempdir() if self._when_full == "spill" else "",
                 )
                 self._structure, self._components = structure, components
                 self._source, self._synthetic = source, synthetic
@@ -180,18 +198,19 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
         """Return counters.
 
         Returns:
-            ``enqueued``, ``dequeued``: elements. ``bytes``, ``peak_bytes``: of the elements that
-            nobody has read, now and at most. ``waits``, ``seconds_waited``: how often and how long
-            programs waited for a reader.
+            ``enqueued``, ``dequeued``: elements. ``bytes``, ``peak_bytes``: of the elements in
+            memory that nobody has read, now and at most. ``dropped``: elements that were
+            given up unread. ``spilled``: elements that went to disk. ``waits``,
+            ``seconds_waited``: how often and how long programs waited for a reader.
         """
         if self._native is None:
-            names = ("enqueued", "dequeued", "bytes", "peak_bytes", "waits", "seconds_waited")
-            return dict.fromkeys(names, 0)
+            return dict.fromkeys(_COUNTERS, 0)
         return self._native.statistics()
 
     def __repr__(self) -> str:
         found = self.statistics()
         waited = f", programs waited {found['seconds_waited']:.3g} s" if found["waits"] else ""
+        waited += "".join(f", {found[n]} {n}" for n in ("dropped", "spilled") if found[n])
         return (
             f"OutfeedQueue({self._mode.name}, {found['enqueued']} enqueued, "
             f"{found['dequeued']} dequeued, {found['bytes']} bytes held, at most "

@@ -98,12 +98,8 @@ class QueueReader:
         native = self._native
         if native is None or self._synthetic:
             return None
-        count, tensors = native.take(1)
-        if count == 0:
-            return None
-        if self._mode == OutfeedMode.ALL:
-            tensors = [tensor.squeeze(0) for tensor in tensors]
-        return self._structure.build(tensors)
+        tensors = native.take_one()
+        return self._structure.build(tensors) if tensors else None
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the oldest element (``LAST``: the newest), as soon as there is one.
@@ -304,8 +300,11 @@ class QueueReader:
     def _follow(self, timeout: float | None, until: str) -> Iterator[Any]:
         deadline, seen_run = _deadline(timeout), False
         while True:
-            more, seen_run = self._goes_on(seen_run, until)
             element = self.poll()
+            if element is None:
+                more, seen_run = self._goes_on(seen_run, until)
+                # What the last run has enqueued is there now, if it has ended.
+                element = self.poll()
             if element is not None:
                 yield element
                 deadline = _deadline(timeout)
@@ -323,8 +322,10 @@ class QueueReader:
     async def _follow_async(self) -> AsyncIterator[Any]:
         seen_run = False
         while True:
-            more, seen_run = self._goes_on(seen_run, "run")
             element = self.poll()
+            if element is None:
+                more, seen_run = self._goes_on(seen_run, "run")
+                element = self.poll()
             if element is not None:
                 yield element
                 await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import threading
 
 from popsim_torch.errors import Error
 
-__all__ = ["Runs"]
+__all__ = ["Runs", "was_stopped"]
 
 
 class Runs:
@@ -63,4 +63,9 @@ def _is_failure(error: BaseException) -> bool:
     """Return whether an error says more than that somebody ended the run."""
     if not isinstance(error, Exception):
         return False  # Ctrl-C, or the end of the program
-    return not (isinstance(error, Error) and error.message.startswith("run: stopped"))
+    return not (isinstance(error, Error) and was_stopped(error.message))
+
+
+def was_stopped(message: str) -> bool:
+    """Return whether an error's text says that somebody asked the run to end."""
+    return message.startswith("run: stopped")

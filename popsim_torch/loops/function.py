@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,10 +17,10 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
+from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import OutfeedQueue
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
-from popsim_torch.loops.reach import Reach, reach
 from popsim_torch.options import Options
 
 __all__ = ["Function", "Recording", "Step", "Value", "function", "recording"]
@@ -141,6 +143,18 @@ recording: ContextVar[Recording | None] = ContextVar("popsim_torch_recording", d
 """The function that is being recorded in this thread, if any."""
 
 
+_living: weakref.WeakSet[Function] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Let go of what threads of the process hold that this one was forked from."""
+    for one in _living:
+        one._renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Function:
     """A function whose loops run on the device.
 
@@ -168,8 +182,12 @@ class Function:
         self._function = python_function
         self._options = Options() if options is None else options
         self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
-        self._lock = threading.Lock()
+        self._renew_lock()
+        _living.add(self)
         self._being_recorded: Recording | None = None
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind a function that was defined in a class."""
@@ -221,7 +239,8 @@ class Function:
         """
         if recording.get() is not None:
             return self._function(*args, **kwargs)
-        if not self._lock.acquire(blocking=False):
+        lock = self._lock  # (a process that is forked off in the middle gets another one)
+        if not lock.acquire(blocking=False):
             raise Error(
                 f"poptorch.function: '{self._name}' is running in another thread. A program runs "
                 "once at a time: wait for it, or make a function of its own for each thread."
@@ -229,7 +248,7 @@ class Function:
         try:
             return self._run(args, kwargs)
         finally:
-            self._lock.release()
+            lock.release()
 
     @property
     def _name(self) -> str:

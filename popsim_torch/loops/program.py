@@ -24,6 +24,7 @@ from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.feeds.runs import was_stopped
 from popsim_torch.loops.optimizer_states import OptimizerStates
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
@@ -177,16 +178,20 @@ class LoopProgram(Inspection):
         values: dict[int, torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Run the program; an error says in which trip."""
+        """Run the program; what fails in a trip says in which one."""
         executable = compiled.executable
-        first = executable.num_micro_batches
+        runs, trips = executable.num_runs, executable.num_micro_batches
         try:
             executable.write_all(values)
             executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
-            trip = max(executable.num_micro_batches - first - 1, 0)
-            told = type(error)(f"{error} (in trip {trip} of the loop, counted from 0)")
-            raise _native.translated(told) from error
+            if executable.num_runs == runs or was_stopped(str(error)):
+                raise _native.translated(error) from error
+            trip = executable.last_micro_batch
+            where = f"in trip {trip} of the loop, counted from 0"
+            if trip >= executable.num_micro_batches - trips:
+                where = f"trip {trip} of the loop, counted from 0, did not begin"
+            raise _native.translated(type(error)(f"{error} ({where})")) from error
         self._last_complete_run = executable.num_runs
 
     @property

@@ -15,6 +15,7 @@ from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.interface import LoopRequest
+from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.contract import asked, check_takes, new_values
@@ -22,7 +23,6 @@ from popsim_torch.loops.elements import Elements
 from popsim_torch.loops.function import Recording, Step, recording
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
-from popsim_torch.loops.reach import Reach, reach
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options

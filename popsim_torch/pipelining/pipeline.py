@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
+from popsim_torch.executor.reach import reach
 from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
 from popsim_torch.loops.function import Recording, recording
-from popsim_torch.loops.reach import reach
 from popsim_torch.loops.repeat import repeat
 from popsim_torch.ops import op_listener
 from popsim_torch.options.pipelining import (

@@ -30,7 +30,10 @@ def enqueue(queue, *elements):
         ({"buffer_depth": 0}, "buffer_depth must be an integer of 1 or more, got 0"),
         ({"buffer_depth": 1.5}, "buffer_depth must be an integer of 1 or more, got 1.5"),
         ({"max_bytes": -1}, "max_bytes must be an integer of 0 or more, got -1"),
-        ({"when_full": "drop"}, "when_full must be 'wait' or 'raise', got 'drop'"),
+        (
+            {"when_full": "drop"},
+            "when_full must be one of 'wait', 'raise', 'drop_oldest'",
+        ),
         ({"device_ordinal": -2}, "device_ordinal must be an integer of 0 or more, got -2"),
         ({"optimise_latency": None}, "optimise_latency must be True or False, got None"),
         ({"replication_factor": 0}, "replication_factor must be an integer of 1 or more, got 0"),

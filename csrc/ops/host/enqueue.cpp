@@ -38,6 +38,7 @@ class EnqueueKernel final : public Kernel {
     Outlet& outlet = context.outlet(queue_);
     const std::span<void* const> places =
         outlet.begin_element(*context.patience);
+    if (places.empty()) return;
     for (size_t i = 0; i < parts_.size(); ++i) {
       const Part& part = parts_[i];
       if (part.plain_copy) {

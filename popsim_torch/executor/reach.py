@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.executor.base import ExecutorBase
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 
 _MAX_DEPTH = 5
@@ -103,8 +104,25 @@ def reach(functions: Iterable[Callable[..., Any]]) -> Reach:
     kept: list[object] = []  # so that no identity comes twice
     for one in functions:
         _visit(one, "", found, seen, kept, 0)
+    # What hangs on a part of a model is found however deep that part lies.
+    for module in list(found.modules.values()):
+        for part in module.modules():
+            for name, inner in _inside(part):
+                _visit(inner, name, found, seen, kept, 1)
     found.tidy()
     return found
+
+
+@contextmanager
+def failures_told(module: nn.Module) -> Iterator[None]:
+    """Let queues that a module can use know when it cannot be compiled: their readers may wait."""
+    try:
+        yield
+    except BaseException as error:
+        for queue in reach([module.forward]).queues:
+            queue._begin_run()
+            queue._end_run(error)
+        raise
 
 
 def _visit(
@@ -114,8 +132,8 @@ def _visit(
         return
     seen.add(id(value))
     kept.append(value)
-    if isinstance(value, PoplarExecutor):
-        value = value.model
+    if isinstance(value, ExecutorBase):
+        value = value._user_model
     if isinstance(value, (nn.Parameter, torch.optim.Optimizer, OutfeedQueue, nn.Module)):
         found.add(value, name)
     for inner_name, inner in _inside(value):

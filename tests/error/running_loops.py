@@ -1,0 +1,144 @@
+"""What the tests of faults in running loops share: small programs, readers, data with a pace."""
+
+import gc
+import queue
+import threading
+import time
+
+import pytest
+import torch
+
+import popsim_torch as poptorch
+
+SECONDS = 30.0  # longer than anything takes
+FOREVER = 10**9
+
+
+def passing(infeed, outfeed, trips, **settings):
+    """Return a function that enqueues the elements of a queue."""
+
+    @poptorch.function(**settings)
+    def program():
+        poptorch.repeat(trips, lambda x: outfeed.enqueue(x), infeed=infeed)
+
+    return program
+
+
+def counting(outfeed, trips, make=lambda count: count):
+    """Return a function that enqueues what ``make`` makes of 0, 1, ..."""
+
+    @poptorch.function
+    def program():
+        def body(count):
+            outfeed.enqueue(make(count))
+            return count + 1
+
+        return poptorch.repeat(trips, body, inputs=0)
+
+    return program
+
+
+def numbers(count):
+    """Return 0.0, 1.0, ..."""
+    return [float(i) for i in range(count)]
+
+
+class Gate:
+    """A dataset that makes 0.0, 1.0, ... and waits behind each as long as it is told to."""
+
+    def __init__(self):
+        self._orders = queue.Queue()
+        self._next = 0
+        self.let(1)
+
+    def let(self, count):
+        """Make so many more elements."""
+        for _ in range(count):
+            self._orders.put(None)
+
+    def fail(self, error):
+        """Raise an error behind them."""
+        self._orders.put(error)
+
+    def end(self):
+        """End the data behind them."""
+        self._orders.put(StopIteration())
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        order = self._orders.get()
+        if order is not None:
+            raise order
+        self._next += 1
+        return torch.tensor(self._next - 1.0)
+
+
+class Job(threading.Thread):
+    """Runs a function in another thread, and hands over what it returns or raises."""
+
+    def __init__(self, work):
+        super().__init__(daemon=True)
+        self._work = work
+        self.result = self.error = None
+        self.start()
+
+    def run(self):
+        """Run the function."""
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    def wait(self):
+        """Wait for its end; return what it raised."""
+        self.join(SECONDS)
+        assert not self.is_alive(), "it hangs"
+        return self.error
+
+    def value(self):
+        """Return what the function returned, when it has."""
+        error = self.wait()
+        if error is not None:
+            raise error
+        return self.result
+
+
+class Follower(Job):
+    """Follows a queue; keeps the elements as numbers."""
+
+    def __init__(self, outfeed, **settings):
+        self.elements = []
+        self._outfeed, self._settings = outfeed, settings
+        super().__init__(self._follow)
+
+    def _follow(self):
+        for element in self._outfeed.follow(**self._settings):
+            self.elements.append(element.tolist())
+
+
+def until(condition):
+    """Wait for something that happens soon."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.001)
+
+
+def own_threads():
+    """Return the threads of the package and of the tests."""
+    return {
+        one
+        for one in threading.enumerate()
+        if isinstance(one, Job) or one.name.startswith("popsim_torch")
+    }
+
+
+@pytest.fixture
+def no_thread_stays():
+    """Check that all threads are gone behind a test, which has closed or dropped its queues."""
+    before = own_threads()
+    yield
+    gc.collect()
+    until(lambda: own_threads() <= before)
