@@ -140,14 +140,17 @@ class DeviceState:
         """Go on with what another program's updates have kept.
 
         Args:
-            values: What ``read_update_states`` returned there, by the parameter's name here.
+            values: What ``read_update_states`` returned there, by the parameter's name here. A
+                kind that is missing begins anew.
         """
-        taken = {
-            self._program.states[state.name]: (found[state.kind] * state.scale).to(state.dtype)
-            for parameter, found in values.items()
-            for state in self._states_of(parameter)
-            if state.kind in found
-        }
+        tensors, taken = self._program.graph.tensors, {}
+        for parameter, found in values.items():
+            for state in self._states_of(parameter):
+                variable = self._program.states[state.name]
+                value = found.get(state.kind)
+                if value is None:
+                    value = torch.full(tensors[variable].shape, state.initial, device="cpu")
+                taken[variable] = (value * state.scale).to(state.dtype)
         if taken:
             with _native.translated_errors():
                 self._executable.write_all(taken)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from popsim_torch.executor.base import ExecutorBase
-from popsim_torch.feeds import OutfeedQueue
+from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 
 _MAX_DEPTH = 5
 
@@ -32,6 +32,7 @@ class Reach:
         parameters: The same, of those outside of all modules.
         optimizers: In the order in which they were found.
         queues: The outfeed queues.
+        infeeds: Infeed queues that a body takes elements of by ``next``.
         met: All modules, those without state and those within others included.
     """
 
@@ -39,6 +40,7 @@ class Reach:
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     queues: list[OutfeedQueue] = field(default_factory=list)
+    infeeds: list[InfeedQueue] = field(default_factory=list)
     met: list[nn.Module] = field(default_factory=list)
 
     def add(self, found: object, name: str = "") -> None:
@@ -51,8 +53,16 @@ class Reach:
         elif isinstance(found, torch.optim.Optimizer):
             if not any(known is found for known in self.optimizers):
                 self.optimizers.append(found)
+        elif isinstance(found, InfeedQueue):
+            self.infeeds.append(found)
         elif isinstance(found, OutfeedQueue) and not any(known is found for known in self.queues):
             self.queues.append(found)
+
+    @property
+    def size(self) -> int:
+        """How many objects there are that a body can use."""
+        kinds = (self.modules, self.parameters, self.optimizers, self.infeeds)
+        return sum(len(known) for known in kinds)
 
     def tidy(self) -> None:
         """Drop modules without state or within others; add what only optimizers have."""

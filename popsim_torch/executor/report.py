@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from popsim_torch import environment, logs
+from popsim_torch.errors import closest_names
 from popsim_torch.executor.compile import CompiledModel
 from popsim_torch.ir import Graph, Op, Program
 from popsim_torch.options import Options
@@ -22,6 +24,17 @@ __all__ = ["promise_report"]
 
 _REPORTS = ("autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile")
 """Engine options that ask for a report."""
+_KNOWN = (
+    *_REPORTS,
+    "autoReport.directory",
+    "autoReport.executionProfileProgramRunCount",
+    "autoReport.outputArchive",
+    "autoReport.outputDebugInfo",
+    "autoReport.outputLoweredVars",
+    "autoReport.outputSerializedGraph",
+    "autoReport.streamAtEachRun",
+)
+_told: set[str] = set()
 
 
 def promise_report(
@@ -47,6 +60,7 @@ def _target(options: Options, *, training: bool) -> Path | None:
         **environment.json_object("POPLAR_ENGINE_OPTIONS"),
         **options._Popart.options.get("engineOptions", {}),
     }
+    _tell_misspelt(settings)
     if not any(str(settings.get(name)).lower() == "true" for name in _REPORTS):
         return None
     name = options.model_name if options.exists("model_name") else None
@@ -55,6 +69,20 @@ def _target(options: Options, *, training: bool) -> Path | None:
     return (
         directory.absolute() / (name or ("training" if training else "inference")) / "profile.pop"
     )
+
+
+def _tell_misspelt(settings: Mapping[str, object]) -> None:
+    """Warn of engine options about reports that there are not, once of each."""
+    for name in settings:
+        if not name.lower().startswith("autoreport.") or name in _KNOWN or name in _told:
+            continue
+        _told.add(name)
+        near = closest_names(name, _KNOWN, 1)
+        logs.python.warning(
+            "There is no engine option '%s'; it has no effect.%s",
+            name,
+            f" The nearest one is '{near[0]}'." if near else "",
+        )
 
 
 def _write(target: Path, compiled: CompiledModel) -> None:

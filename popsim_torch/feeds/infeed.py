@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +23,9 @@ from popsim_torch.feeds.structure import Component, Structure
 __all__ = ["InfeedQueue"]
 
 _MOST_AHEAD = 255
+
+taking: ContextVar[Callable[[InfeedQueue], Any] | None] = ContextVar("taking", default=None)
+"""What ``next(queue)`` does: set while the body of a loop is traced."""
 
 
 class InfeedQueue(AbstractContextManager["InfeedQueue"]):
@@ -147,6 +151,25 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
             "InfeedQueue.get_next: loops take the elements by themselves. Pass the queue to "
             "poptorch.repeat(n, body, infeed=queue), whose body gets them as arguments."
         )
+
+    def __iter__(self) -> InfeedQueue:
+        """Return the queue, so that ``next(iter(queue))`` works as well."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the element of the trip, in the body of a loop that has no such argument.
+
+        Raises:
+            Error: It is called elsewhere, or a second time in the body.
+        """
+        take = taking.get()
+        if take is None:
+            raise Error(
+                "InfeedQueue: elements are there in the body of poptorch.repeat or "
+                "poptorch.while_loop only, one for each trip: as arguments, or by next(queue). To "
+                "look at the data on the host, go through the dataset."
+            )
+        return take(self)
 
     def statistics(self) -> dict[str, float]:
         """Return counters.

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from popsim_torch.dtypes import dtype_name, held_dtype, returned_dtype
-from popsim_torch.errors import UsageTypeError
+from popsim_torch.errors import Error, UsageTypeError
+from popsim_torch.feeds.infeed import InfeedQueue, taking
+from popsim_torch.trace.origin import user_line
 
 __all__ = ["asked", "check_takes", "new_values"]
 
@@ -89,13 +91,24 @@ def asked(condition: Callable[..., Any], carried: Sequence[torch.Tensor]) -> tor
         carried,
         {},
     )
-    value = condition(*carried)
+    token = taking.set(_refuse_to_take)
+    try:
+        value = condition(*carried)
+    finally:
+        taking.reset(token)
     if isinstance(value, bool):
         value = torch.tensor(value, device="ipu")
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         what = _described([value])[0]
         raise UsageTypeError(f"while_loop: the condition must return one truth value, got {what}.")
     return value.reshape(()).to(device="ipu", dtype=torch.bool)
+
+
+def _refuse_to_take(_infeed: InfeedQueue) -> Any:
+    raise Error(
+        f"next(queue){user_line(' at ')}: the condition of a loop takes no element. Take it in the "
+        "body, and carry what the condition needs of it."
+    )
 
 
 def _described(values: Sequence[Any]) -> list[str]:

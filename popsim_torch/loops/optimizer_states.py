@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from popsim_torch import logs, optim
+from popsim_torch import optim
 from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.loops.torch_states import connect, from_host, to_host
 
 __all__ = ["OptimizerStates"]
 
@@ -54,30 +55,23 @@ class OptimizerStates:
         ]
 
     def take(self) -> None:
-        """Take over what other programs have made of the states, if one has run in between."""
+        """Take over what others have made of the states since this program ran."""
         if self._seen == _changes.last:
             return
         for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
             newest = _newest.setdefault(optimizer, WeakIdKeyDictionary())
             values: dict[str, ByKind] = {}
             for parameter, name in trained:
-                holder = newest.get(parameter)
-                if isinstance(holder, OptimizerStates) and holder is not self:
-                    values[name] = holder._read(parameter)
-                elif isinstance(holder, dict):
-                    values[name] = holder
-            if not values and _has_state_on_host(optimizer, trained):
-                logs.python.warning(
-                    "The state that %s has on the host, from steps in PyTorch or load_state_dict, "
-                    "is not taken over: its momenta begin anew on the device. Optimizers of "
-                    "poptorch.optim take a loaded state over.",
-                    type(optimizer).__name__,
-                )
+                is_elsewhere = newest.get(parameter) is not self
+                if is_elsewhere and (found := _values_of(optimizer, parameter)) is not None:
+                    values[name] = found
             self._state.write_update_states(values)
             for parameter, _ in trained:
                 newest[parameter] = self
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._link(self._state)
+            else:
+                connect(optimizer, _give_to_host, _take_from_host)
         _changes.count()
         self._seen = _changes.last
 
@@ -96,10 +90,29 @@ class OptimizerStates:
         return self._state.read_update_states(names[0])
 
 
-def _has_state_on_host(
-    optimizer: torch.optim.Optimizer, trained: Sequence[tuple[torch.Tensor, str]]
-) -> bool:
-    return any(optimizer.state.get(parameter) for parameter, _ in trained)
+def _values_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> ByKind | None:
+    """Return the newest states of a parameter, wherever they are; None if nobody has any."""
+    holder: OptimizerStates | ByKind | None = _newest[optimizer].get(parameter)
+    if isinstance(holder, OptimizerStates):
+        return holder._read(parameter)
+    if holder is not None or isinstance(optimizer, optim.Optimizer):
+        return holder
+    return from_host(optimizer, parameter)
+
+
+def _give_to_host(optimizer: torch.optim.Optimizer) -> None:
+    """Bring the states of a torch optimizer to where PyTorch has them."""
+    for parameter, holder in list(_newest[optimizer].items()):
+        if holder is not None:
+            to_host(optimizer, parameter, _values_of(optimizer, parameter) or {})
+
+
+def _take_from_host(optimizer: torch.optim.Optimizer) -> None:
+    """The host has changed its states: what programs have is not the newest any more."""
+    newest = _newest[optimizer]
+    for parameter in list(newest):
+        newest[parameter] = None
+    _changes.count()
 
 
 class _Changes:
@@ -114,5 +127,6 @@ class _Changes:
 
 
 _changes = _Changes()
-# By optimizer and parameter: the states of the program that ran last; copies when it has ended.
+# By optimizer and parameter: the program that ran last; copies of its states when it has ended;
+# None when the host has the newest.
 _newest: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.contract import asked, check_takes, new_values
+from popsim_torch.loops.elements import Elements
 from popsim_torch.loops.function import Recording, Step, recording
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
@@ -193,7 +194,7 @@ class _Call:
                 else _compile(
                     _Call(self.function, _asking(condition), [*self.carried, _FALSE], None, False),
                     owner,
-                    found,
+                    replace(found, infeeds=[]),
                     LoopCounts(1, 1),
                     None,
                     anchors=False,
@@ -277,11 +278,10 @@ def _compile(
         try:
             return LoopProgram(body, options, request)
         except UnknownObject as unknown:
-            before = len(found.modules) + len(found.parameters) + len(found.optimizers)
+            before = found.size
             found.add(unknown.found)
             found.tidy()
-            after = len(found.modules) + len(found.parameters) + len(found.optimizers)
-            if after == before or num_traces == _MAX_TRACES:
+            if found.size == before or num_traces == _MAX_TRACES:
                 raise Error(
                     f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
                     "made while it was traced. Make it outside of the body."
@@ -309,13 +309,11 @@ def _request(
     inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
     places: list[Any] = []
     names: list[str] = []
-    element = None
-    if call.infeed is not None:
-        element, components = call.infeed._element()
-        for position, (dtype, shape) in enumerate(components):
-            inputs.append((tuple(shape), dtype))
-            places.append(_native.InputPlace(0, position))
-            names.append(f"infeed[{position}]")
+    elements = Elements(call.infeed, found.infeeds)
+    for name, shape, dtype, place in elements.inputs():
+        inputs.append((shape, dtype))
+        places.append(place)
+        names.append(name)
     num_fed = len(inputs)
     for position, tensor in enumerate(owner.tensors):
         inputs.append((tuple(tensor.shape), tensor.dtype))
@@ -326,10 +324,7 @@ def _request(
     def step(
         carried: list[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        if call.infeed is not None and element is not None:
-            args, kwargs = call.infeed._arguments(element, list(tensors[:num_fed]))
+        args, kwargs = elements.arguments(tensors[:num_fed])
         named = f" ({', '.join(kwargs)})" if kwargs else ""
         check_takes(
             call.body,
@@ -338,7 +333,7 @@ def _request(
             [*carried, *args],
             kwargs,
         )
-        with _standing_for(captured, tensors[num_fed:]):
+        with _standing_for(captured, tensors[num_fed:]), elements.at_hand(tensors[:num_fed]):
             values = new_values(call.function, call.body(*carried, *args, **kwargs), carried)
             return values, None if condition is None else asked(condition, values)
 
@@ -348,7 +343,7 @@ def _request(
         counts,
         inputs,
         tuple(names),
-        [] if call.infeed is None else [call.infeed],
+        elements.infeeds,
         places,
         BodyRequest(tuple(found.optimizers)),
         _settings_reader(options),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -303,12 +304,14 @@ class LoopTrace:
             module: Has all modules that are known.
         """
         known = {id(child) for child in module.modules()}
+        thread = threading.get_ident()  # PyTorch calls such hooks in all threads
 
         def refuse_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            raise UnknownObject(optimizer)
+            if threading.get_ident() == thread:
+                raise UnknownObject(optimizer)
 
         def look(child: nn.Module, _args: object) -> None:
-            if id(child) in known:
+            if id(child) in known or threading.get_ident() != thread:
                 return
             # What only holds known modules, such as a slice of a Sequential, is nothing new.
             if any(id(part) not in known and _has_own_state(part) for part in child.modules()):

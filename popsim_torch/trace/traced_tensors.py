@@ -19,13 +19,18 @@ from torch._C._functorch import (
     peek_interpreter_stack,
 )
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    is_fake,
+)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import _disable_current_modes
 
 from popsim_torch.errors import Error, InternalError
 
 __all__ = [
+    "TraceMode",
     "current_graph",
     "find_node",
     "host_computation",
@@ -103,6 +108,34 @@ def of_another_trace(tensor: torch.Tensor) -> Error:
         "model, or this one before, was traced; it has no values. Make it in __init__, or "
         "anew in each forward, instead of keeping it."
     )
+
+
+class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Computes shapes and types of a trace's tensors.
+
+    Attributes:
+        is_over: The trace has ended; who still has one of its tensors has kept it.
+    """
+
+    is_over = False
+
+    def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute one operator.
+
+        Raises:
+            Error: The value of a tensor is read that was kept from the trace.
+        """
+        try:
+            return super().dispatch(func, *args, **kwargs)
+        except DataDependentOutputException as error:
+            if not self.is_over:
+                raise
+            raise Error(
+                "The value of a tensor is read that was made in the body of a loop, or in forward, "
+                "and kept (in a list, or an attribute). That code ran once, to be traced, and the "
+                "tensor never had a value. Return it, or bring the values of every trip out by "
+                "OutfeedQueue.enqueue."
+            ) from error
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from popsim_torch.trace.origin import recording
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
+from popsim_torch.trace.traced_tensors import TraceMode
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -57,7 +58,7 @@ def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> tor
 class _Tracer:
     def __init__(self, request: TraceRequest) -> None:
         self._request = request
-        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self._mode = TraceMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
         self._parameters = dict(module.named_parameters())
         self._buffers = dict(module.named_buffers())
@@ -93,6 +94,7 @@ class _Tracer:
                 )(*flat)
             self._check_overlaps()
         finally:
+            self._mode.is_over = True
             self._recorder.close()
         return self._result
 

@@ -290,3 +290,18 @@ def test_values_are_not_there_while_a_body_is_traced(use, text):
     with pytest.raises(Error, match=text) as caught:
         repeated(use, inputs=ONE)
     assert re.search(r"test_device_loops\.py:\d+", str(caught.value))
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, float, bool])
+def test_values_that_a_body_has_kept_in_a_list(read):
+    kept, queue = [], poptorch.OutfeedQueue()
+
+    def body(x):
+        kept.append(x.sum())
+        queue.enqueue(x.sum())
+        return x + 1
+
+    assert repeated(body, inputs=ONE).tolist() == [4]
+    with pytest.raises(Error, match=r"was made in the body of a loop.*OutfeedQueue\.enqueue"):
+        read(kept[0])
+    assert queue.dequeue().tolist() == [1, 2, 3]

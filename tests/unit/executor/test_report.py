@@ -127,3 +127,16 @@ def test_cycles_that_are_not_counted_are_warned_of(caplog, wanted):
     model = train(Net(), make_options().logCycleCount(wanted))
     model(X, Y)
     assert caplog.text.count("no cycles are counted") == wanted
+
+
+def test_a_misspelt_option_is_told_once_with_the_nearest_name(tmp_path, monkeypatch, caplog):
+    settings = {"autoReport.outptGraphProfile": "true", "autoReport.directory": str(tmp_path)}
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps({**settings, "opt.other": "1"}))
+    for _ in range(2):
+        train(Net())(X, Y)
+    told = [record.message for record in caplog.records if "engine option" in record.message]
+    assert told == [
+        "There is no engine option 'autoReport.outptGraphProfile'; it has no effect. The nearest "
+        "one is 'autoReport.outputGraphProfile'."
+    ]
+    assert not list(tmp_path.iterdir())

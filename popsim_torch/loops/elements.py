@@ -1,0 +1,85 @@
+"""The elements of infeed queues that a trip takes: as arguments, and by ``next(queue)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from popsim_torch import _native
+from popsim_torch.errors import Error
+from popsim_torch.feeds import InfeedQueue
+from popsim_torch.feeds.infeed import taking
+from popsim_torch.trace.loop_body import UnknownObject
+from popsim_torch.trace.origin import user_line
+
+__all__ = ["Elements"]
+
+
+class Elements:
+    """What the trips of one loop take.
+
+    Args:
+        arguments: The queue whose elements are arguments of the body; None if there is none.
+        others: Those that the body calls ``next`` of.
+    """
+
+    def __init__(self, arguments: InfeedQueue | None, others: Sequence[InfeedQueue]) -> None:
+        self._arguments = arguments
+        first = [] if arguments is None else [arguments]
+        self.infeeds = [*first, *(one for one in others if one is not arguments)]
+        self._kinds = [infeed._element() for infeed in self.infeeds]
+
+    def inputs(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, _native.InputPlace]]:
+        """Yield name, shape, element type and origin of each tensor that a trip gets."""
+        for number, (_, components) in enumerate(self._kinds):
+            for position, (dtype, shape) in enumerate(components):
+                name = f"infeed{number or ''}[{position}]"
+                yield name, tuple(shape), dtype, _native.InputPlace(number, position)
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the body is called with behind the carried values.
+
+        Args:
+            tensors: Those of ``inputs``, in a trip.
+        """
+        if self._arguments is None:
+            return (), {}
+        structure, components = self._kinds[0]
+        return self._arguments._arguments(structure, list(tensors[: len(components)]))
+
+    @contextmanager
+    def at_hand(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Let ``next(queue)`` return the trip's element, for a scope.
+
+        Args:
+            tensors: Those of ``inputs``, in a trip.
+        """
+        left: dict[int, Any] = {}
+        rest = list(tensors)
+        for infeed, (structure, components) in zip(self.infeeds, self._kinds, strict=True):
+            own, rest = rest[: len(components)], rest[len(components) :]
+            left[id(infeed)] = structure.build(own)
+
+        def take(infeed: InfeedQueue) -> Any:
+            if infeed is self._arguments:
+                raise Error(
+                    f"next(queue){user_line(' at ')}: the elements of this InfeedQueue are "
+                    "arguments of the body. Use these, or leave `infeed` of the loop out."
+                )
+            if not any(infeed is known for known in self.infeeds):
+                raise UnknownObject(infeed)
+            if id(infeed) not in left:
+                raise Error(
+                    f"next(queue){user_line(' at ')}: a trip takes one element of an InfeedQueue, "
+                    "and this is the second one. Let an element hold more, or make two trips."
+                )
+            return left.pop(id(infeed))
+
+        token = taking.set(take)
+        try:
+            yield
+        finally:
+            taking.reset(token)

@@ -1,0 +1,48 @@
+"""While the body of a loop is traced in one thread, others go on as ever."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+
+SECONDS = 20.0
+
+pytestmark = pytest.mark.timeout(60, method="thread")
+
+
+def test_models_and_optimizers_of_other_threads_do_not_concern_the_trace():
+    is_traced, has_stepped = threading.Event(), threading.Event()
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    failures = []
+
+    def train_eagerly():
+        try:
+            assert is_traced.wait(SECONDS)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            has_stepped.set()
+
+    @poptorch.function
+    def run():
+        def body(x):
+            is_traced.set()
+            assert has_stepped.wait(SECONDS)
+            return x + 1
+
+        return poptorch.repeat(3, body, 0.0)
+
+    before = model.weight.detach().clone()
+    other = threading.Thread(target=train_eagerly)
+    other.start()
+    result = run()
+    other.join(SECONDS)
+    assert not failures
+    assert result.item() == 3
+    torch.testing.assert_close(model.weight.detach(), before - 0.1)
