@@ -183,6 +183,7 @@ def test_some_rounds():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600, method="thread")
 @pytest.mark.parametrize("first", range(0, 1000, 50))
 def test_a_thousand_rounds(first):
     for seed in range(first, first + 50):

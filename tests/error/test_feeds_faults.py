@@ -227,7 +227,7 @@ def test_async_readers_hear_of_faults_behind_the_last_element():
 # Memory
 
 
-def test_no_memory_is_kept():
+def test_no_memory_is_kept(request):
     """Rounds of faults with 16 MB in flight each."""
     element = torch.zeros(1 << 20)
 
@@ -245,6 +245,9 @@ def test_no_memory_is_kept():
             one_round()
             gc.collect()  # (errors and the frames that they keep are a cycle)
 
+    gc.collect()
+    gc.freeze()  # what was there before need not be looked at each time
+    request.addfinalizer(gc.unfreeze)
     rounds(6)
     before = resident_bytes()
     rounds(14)
