@@ -30,7 +30,8 @@ from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
-from popsim_torch.trace.loop_body import LoopBody, values_of
+from popsim_torch.trace.loop_body import LoopBody
+from popsim_torch.trace.optimizer_groups import values_of
 
 __all__ = ["LoopProgram", "check_count"]
 
