@@ -62,6 +62,7 @@ class LoopProgram(Inspection):
         self._weights = WeightSync(body, fixed=True)
         self._wrapping: host_weights.Wrapping | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._states: OptimizerStates | None = None
         self._starvation = Starvation(request.infeeds)
         with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
             compiled = compile_model(
@@ -136,6 +137,7 @@ class LoopProgram(Inspection):
         self._weights.pull()
         if self._host_versions() != self._versions:
             self._upload()
+        assert self._states is not None
         self._states.take()
         self._take_new_values()
         buffers = compiled.program.buffers
@@ -246,7 +248,8 @@ class LoopProgram(Inspection):
         self._weights.fetch(what_fits=True)
         if self._report is not None:
             self._report()
-        self._states.leave()
+        if self._states is not None:
+            self._states.leave()
         self._compiled = self._state = None
         self._weights.detach()
         self._connection.detach()
