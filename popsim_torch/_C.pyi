@@ -118,6 +118,7 @@ class Outfeed(Outlet):
         dtypes: Sequence[str],
         shapes: Sequence[Sequence[int]],
         last: bool,
+        every: int,
         buffer_depth: int,
         max_bytes: int,
         when_full: str,

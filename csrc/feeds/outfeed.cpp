@@ -37,7 +37,8 @@ Outfeed::Outfeed(OutfeedConfig config)
     : config_(std::move(config)),
       element_bytes_(bytes_of(config_.components)),
       places_(config_.components.size()) {
-  check_internal(config_.depth > 0, "outfeed: a depth of ", config_.depth);
+  check_user(config_.depth > 0 && config_.every > 0, "a queue: a depth of ",
+             config_.depth, ", and every ", config_.every, "th element");
   if (config_.last) {
     next_ = empty_arrays(1);
     newest_ = empty_arrays(1);
@@ -170,6 +171,7 @@ bool Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
 
 std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
   Lock lock(mutex_);
+  if (!closed_ && ++num_offered_ % config_.every != 0) return {};
   for (bool lasts = true;;) {
     if (writing_) {
       // Another program's element, which takes a moment.

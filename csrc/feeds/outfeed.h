@@ -47,6 +47,7 @@ struct OutfeedStatistics {
 struct OutfeedConfig {
   Components components;
   bool last = false;       // keep the newest element only
+  int64_t every = 1;       // take one of so many elements
   int64_t depth = 1;       // elements that fit without further memory
   int64_t max_bytes = -1;  // of elements that nobody has read; -1: any number
   WhenFull when_full = WhenFull::kWait;
@@ -129,7 +130,8 @@ class Outfeed final : public ops::Outlet {
   std::vector<void*> places_;  // of the element that is being written
   std::vector<at::Tensor> newest_;
   std::vector<at::Tensor> next_;
-  int64_t num_waiting_ = 0;  // elements
+  int64_t num_offered_ = 0;  // elements
+  int64_t num_waiting_ = 0;  // of those taken
   int64_t num_on_disk_ = 0;  // of these
   int64_t num_woken_ = 0;    // calls of wake()
   bool writing_ = false;

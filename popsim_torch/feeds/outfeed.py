@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
             a reader, ``"raise"`` ends it with an Error; ``"drop_oldest"`` gives up what nobody has
             read for longest, ``"drop_newest"`` what comes; ``"spill"`` keeps elements in files in
             the folder for temporary files, which have no name and are gone with the process.
+        every: Take one of so many elements that programs enqueue (count), the last of them: with 3
+            those of the trips 2, 5, 8, ... What is left out costs nothing.
         device_ordinal: Where real hardware runs the program; no effect here.
         optimise_latency: How real hardware moves elements; no effect here.
         replication_factor: Copies of the model; 1.
@@ -57,6 +60,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
         max_bytes: int | None = None,
         when_full: str = "wait",
         *,
+        every: int = 1,
         device_ordinal: int | None = None,
         optimise_latency: bool = False,
         replication_factor: int = 1,
@@ -77,6 +81,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
                 f"{where}: when_full={when_full!r} needs max_bytes: without it the queue is never "
                 "full."
             )
+        check_integer(where, "every", every, 1)
         check_placement(where, device_ordinal, optimise_latency)
         if check_integer(where, "replication_factor", replication_factor, 1) > 1:
             raise not_supported_yet(
@@ -85,7 +90,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
                 "Leave it out.",
             )
         super().__init__(mode)
-        self._buffer_depth = buffer_depth
+        self._buffer_depth, self._every = buffer_depth, every
         self._max_bytes, self._when_full = max_bytes, when_full
         self._lock = threading.Lock()
         self._source = ""
@@ -146,6 +151,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
                     [dtype_name(dtype) for dtype, _ in components],
                     [shape for _, shape in components],
                     synthetic or self._mode == OutfeedMode.LAST,
+                    self._every,
                     self._buffer_depth,
                     -1 if self._max_bytes is None else self._max_bytes,
                     self._when_full,
@@ -222,7 +228,8 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets an empty queue that is made alike.
-        return OutfeedQueue, (self._mode, self._buffer_depth, self._max_bytes, self._when_full)
+        make = functools.partial(OutfeedQueue, every=self._every)
+        return make, (self._mode, self._buffer_depth, self._max_bytes, self._when_full)
 
     # Internals
 

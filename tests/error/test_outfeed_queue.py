@@ -34,6 +34,7 @@ def enqueue(queue, *elements):
             {"when_full": "drop"},
             "when_full must be one of 'wait', 'raise', 'drop_oldest'",
         ),
+        ({"every": 0}, "every must be an integer of 1 or more, got 0"),
         ({"device_ordinal": -2}, "device_ordinal must be an integer of 0 or more, got -2"),
         ({"optimise_latency": None}, "optimise_latency must be True or False, got None"),
         ({"replication_factor": 0}, "replication_factor must be an integer of 1 or more, got 0"),

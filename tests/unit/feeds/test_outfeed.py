@@ -289,6 +289,28 @@ def test_the_depth_changes_no_element(depth):
     assert queue.dequeue().tolist() == list(range(100))
 
 
+@pytest.mark.parametrize("every", [1, 3, 4, 50])
+def test_one_of_several_elements(every):
+    queue = poptorch.OutfeedQueue(every=every, max_bytes=200, when_full="raise")
+    last = poptorch.OutfeedQueue(poptorch.OutfeedMode.LAST, every=every)
+    for _ in range(2):  # counted on from run to run
+        counting(queue, 10)()
+        counting(last, 10)()
+    expected = [number % 10 for number in range(20)][every - 1 :: every]
+    assert [element.item() for element in queue] == expected
+    if expected:
+        assert last.dequeue() == expected[-1]
+    assert queue.statistics()["enqueued"] == len(expected)
+    assert pickle.loads(pickle.dumps(queue))._every == every
+
+
+def test_elements_that_are_left_out_do_not_wait():
+    queue = poptorch.OutfeedQueue(every=5, max_bytes=4)
+    program = counting(queue, 9)
+    program()
+    assert queue.statistics()["waits"] == 0 and queue.dequeue().tolist() == [4]
+
+
 def test_a_full_queue_ends_the_program():
     queue = poptorch.OutfeedQueue(max_bytes=12, when_full="raise")
     program = counting(queue, 4)
