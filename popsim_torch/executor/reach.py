@@ -178,7 +178,7 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (value.__kwdefaults__ or {}).items()
     if hasattr(value, "__wrapped__"):
         yield "", value.__wrapped__
-    if value.__module__.partition(".")[0] in {"torch", "popsim_torch"}:
+    if (value.__module__ or "").partition(".")[0] in {"torch", "popsim_torch"}:
         return
     for name in _mentioned(value.__code__):
         if name in value.__globals__:

@@ -60,19 +60,22 @@ class OptimizerStates:
             return
         for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
             newest = _newest.setdefault(optimizer, WeakIdKeyDictionary())
+            elsewhere = [one for one in trained if newest.get(one[0]) is not self]
+            if not elsewhere:
+                continue
             values: dict[str, ByKind] = {}
-            for parameter, name in trained:
-                is_elsewhere = newest.get(parameter) is not self
-                if is_elsewhere and (found := _values_of(optimizer, parameter)) is not None:
+            for parameter, name in elsewhere:
+                found = _values_of(optimizer, parameter)
+                if found is not None:
                     values[name] = found
             self._state.write_update_states(values)
-            for parameter, _ in trained:
+            for parameter, _ in elsewhere:
                 newest[parameter] = self
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._link(self._state)
             else:
                 connect(optimizer, _give_to_host, _take_from_host)
-        _changes.count()
+            _changes.count()
         self._seen = _changes.last
 
     def leave(self) -> None:

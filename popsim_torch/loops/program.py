@@ -30,7 +30,8 @@ from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
-from popsim_torch.trace.loop_body import LoopBody, values_of
+from popsim_torch.trace.loop_body import LoopBody
+from popsim_torch.trace.optimizer_groups import values_of
 
 __all__ = ["LoopProgram", "check_count"]
 
@@ -61,6 +62,7 @@ class LoopProgram(Inspection):
         self._weights = WeightSync(body, fixed=True)
         self._wrapping: host_weights.Wrapping | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._states: OptimizerStates | None = None
         self._starvation = Starvation(request.infeeds)
         with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
             compiled = compile_model(
@@ -135,6 +137,7 @@ class LoopProgram(Inspection):
         self._weights.pull()
         if self._host_versions() != self._versions:
             self._upload()
+        assert self._states is not None
         self._states.take()
         self._take_new_values()
         buffers = compiled.program.buffers
@@ -245,7 +248,8 @@ class LoopProgram(Inspection):
         self._weights.fetch(what_fits=True)
         if self._report is not None:
             self._report()
-        self._states.leave()
+        if self._states is not None:
+            self._states.leave()
         self._compiled = self._state = None
         self._weights.detach()
         self._connection.detach()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,10 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from popsim_torch.errors import Error
 from popsim_torch.trace.leaves import leaves_of
+from popsim_torch.trace.optimizer_groups import parameters_of, values_of
 from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import is_traced
+from popsim_torch.trace.traced_tensors import find_node, is_traced
 
 __all__ = ["BodyRequest", "LoopBody", "LoopTrace", "UnknownObject"]
+
+_logger = logging.getLogger("poptorch::python")
 
 
 class UnknownObject(Exception):
@@ -150,6 +154,8 @@ class LoopTrace:
     steps: list[_Step] = field(default_factory=list)
     _updated: dict[int, str] = field(default_factory=dict)
     _cleared: set[int] = field(default_factory=set)
+    _unread: dict[int, torch.Tensor] = field(default_factory=dict)
+    _backward_line: str = ""
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -196,12 +202,14 @@ class LoopTrace:
             if new is not None:
                 before = leaf.grad
                 leaf.grad = new if before is None else before + new
+                self._unread[id(leaf)] = leaf.grad
+        self._backward_line = user_line(" at ")
 
     # Optimizers
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         """Take the gradients of an optimizer's parameters away."""
-        self._clear(_parameters_of(optimizer), set_to_none)
+        self._clear(parameters_of(optimizer), set_to_none)
 
     def _clear(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
         for parameter in parameters:
@@ -236,7 +244,7 @@ class LoopTrace:
             )
         identities = {id(tensor): name for name, tensor in self.parameters.items()}
         names = []
-        for parameter in _parameters_of(optimizer):
+        for parameter in parameters_of(optimizer):
             traced = self.known(parameter)
             if not is_traced(traced) or id(traced) not in identities:
                 raise UnknownObject(parameter)
@@ -281,6 +289,12 @@ class LoopTrace:
         Raises:
             Error: Gradients would add up from trip to trip.
         """
+        nodes = map(find_node, self._unread.values())
+        if self.has_backward and not self.steps and not any(node and node.users for node in nodes):
+            _logger.warning(
+                "backward()%s has no effect: the body steps no optimizer and reads no gradient.",
+                self._backward_line,
+            )
         for step in self.steps:
             kept = [name for name in step.names if not self._is_cleared(name)]
             if kept:
@@ -376,21 +390,6 @@ class LoopTrace:
 def _has_own_state(module: nn.Module) -> bool:
     own = [*module._parameters.values(), *module._buffers.values()]
     return any(tensor is not None for tensor in own)
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                yield parameter
-
-
-def values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return what an optimizer's groups say, but for their parameters."""
-    return [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
 
 
 def _as_list(inputs: Any, known: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:

@@ -1,5 +1,7 @@
 """Mistakes with gradients and optimizers in the body of a loop."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -169,3 +171,26 @@ def test_a_scheduler_in_the_body(training):
     with pytest.raises(Error, match=r"changes the values of the optimizer SGD, such as by sched"):
         repeated(body)
     assert training.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_forgotten_step_is_told(training, caplog):
+    def body():
+        training.optimizer.zero_grad()
+        training.loss().backward()
+
+    repeated(body)
+    (told,) = [record.message for record in caplog.records if "has no effect" in record.message]
+    assert re.search(rf"backward\(\) {LINE} has no effect: the body steps no optimizer", told)
+
+
+def test_gradients_that_are_read_are_no_mistake(training, caplog):
+    queue = poptorch.OutfeedQueue()
+
+    def body():
+        training.optimizer.zero_grad()
+        training.loss().backward()
+        queue.enqueue(training.model.weight.grad)
+
+    repeated(body)
+    assert queue.dequeue().shape == (2, 1, 3)
+    assert not any("has no effect" in record.message for record in caplog.records)

@@ -75,3 +75,18 @@ def test_a_model_that_has_changed_is_recorded_anew(change):
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)
     assert len(train.programs) == 2
     infeed.close()
+
+
+def test_a_function_without_a_module():
+    """As programs of notebooks and documents make them: their globals have no name."""
+    code = "body = lambda x: (x + 1, queue.enqueue(x))"
+    space = {"queue": poptorch.OutfeedQueue()}
+    exec(code, space)
+    assert space["body"].__module__ in (None, "builtins")
+
+    @poptorch.function
+    def run():
+        return poptorch.repeat(3, space["body"], 0.0)
+
+    assert run().item() == 3
+    assert space["queue"].dequeue().tolist() == [0, 1, 2]
