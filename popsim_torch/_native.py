@@ -80,6 +80,7 @@ try:
         schedule_actions,
         target,
         usable_targets,
+        use_one_thread,
         validate_schedule,
         work_of,
     )
@@ -135,6 +136,7 @@ __all__ = [
     "translated",
     "translated_errors",
     "usable_targets",
+    "use_one_thread",
     "validate_schedule",
     "work_of",
 ]

@@ -8,6 +8,7 @@
 #include "bindings/interpreter_lock.h"
 #include "feeds/infeed.h"
 #include "feeds/outfeed.h"
+#include "threads/budget.h"
 
 namespace py = pybind11;
 
@@ -111,6 +112,7 @@ void bind_infeed(py::module_& m) {
 }  // namespace
 
 void bind_feeds(py::module_& m) {
+  m.def("use_one_thread", &threads::use_one_thread);
   bind_outfeed(m);
   bind_infeed(m);
 }

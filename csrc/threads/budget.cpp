@@ -40,6 +40,14 @@ ScopedBudget::ScopedBudget(int64_t num_threads)
   mkl_before_ = set_for_mkl(static_cast<int>(num_threads));
 }
 
+void use_one_thread() {
+#if defined(_OPENMP)  // else there is one number for all threads
+  static_cast<void>(at::get_num_threads());
+  omp_set_num_threads(1);
+  set_for_mkl(1);
+#endif
+}
+
 ScopedBudget::~ScopedBudget() {
   omp_set_num_threads(before_);
   set_for_mkl(mkl_before_);

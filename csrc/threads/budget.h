@@ -31,4 +31,7 @@ class ScopedBudget {
   int mkl_before_;
 };
 
+// Gives the calling thread a budget of one for the rest of its life.
+void use_one_thread();
+
 }  // namespace popsim::threads

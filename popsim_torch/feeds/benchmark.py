@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from popsim_torch import _native
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.feeds.checks import check_integer, check_seconds
 from popsim_torch.feeds.datasets import Source
@@ -164,6 +165,7 @@ class _Benchmark:
         }
 
     def _produce(self, items: Iterator[Any]) -> None:
+        _native.use_one_thread()  # as a queue's thread does
         kind: ElementKind | None = None
         try:
             for number, item in enumerate(items):

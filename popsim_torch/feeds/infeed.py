@@ -32,10 +32,11 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
     """Brings the elements of a dataset into a running program, one for each trip of its loop.
 
     A thread goes through the dataset, ahead of the program, and keeps elements ready in the types
-    in which the device holds them. An element is a tensor, a tuple or list (positional arguments of
-    the body, behind the carried values) or a dictionary with string keys (keyword arguments); its
-    parts may be nested, and numbers and NumPy arrays count as tensors. All elements have the same
-    shapes and types.
+    in which the device holds them. PyTorch works on that thread alone; a ``DataLoader`` with
+    workers prepares elements on more. An element is a tensor, a tuple or list (positional arguments
+    of the body, behind the carried values) or a dictionary with string keys (keyword arguments);
+    its parts may be nested, and numbers and NumPy arrays count as tensors. All elements have the
+    same shapes and types.
 
     The first element is made in the thread that compiles the program, so that a loader draws its
     seed there. A run goes on in the data where the one before it stopped.

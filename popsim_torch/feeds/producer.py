@@ -118,6 +118,10 @@ def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
 class Producer:
     """Goes through a dataset once, in a thread of its own, and puts its elements into a ring.
 
+    PyTorch works on that thread alone, as in the workers of a ``DataLoader``. Threads that it woke
+    would contend with those of the device: where there are more of them than cores, OpenMP sends
+    all of them to sleep at every barrier, and a step of a small model takes twice its time.
+
     Knows nothing of the queue that it belongs to, so that the queue can be dropped.
 
     Args:
@@ -167,6 +171,7 @@ class Producer:
             error.__cause__ = self.failure
 
     def _run(self, held: list[Iterator[Any]], first: list[torch.Tensor]) -> None:
+        _native.use_one_thread()
         number = 0
         try:
             if not self._push(first):

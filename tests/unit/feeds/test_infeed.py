@@ -206,6 +206,26 @@ def test_dequeued():
     assert infeed.dequeued
 
 
+def test_elements_are_made_on_one_thread():
+    numbers = []
+
+    def elements():
+        while True:
+            numbers.append(torch.get_num_threads())
+            yield torch.ones(1)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with poptorch.InfeedQueue(elements()) as infeed:
+            infeed.initializer()
+            wait_until(lambda: len(numbers) > 2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert numbers[:3] == [3, 1, 1]  # the first one is made in this thread
+
+
 def test_an_error_of_the_dataset_is_the_cause():
     def elements():
         yield 1.0
