@@ -98,7 +98,8 @@ class Recording:
 
     def holds(self) -> bool:
         """Return whether all modules are still like those that were recorded."""
-        return [_kind_of_module(module) for module in self.modules] == self.kinds
+        with torch._C.DisableTorchFunction():
+            return [_kind_of_module(module) for module in self.modules] == self.kinds
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among those of the function; None for any other."""
@@ -255,7 +256,7 @@ class Function:
         return getattr(self._function, "__qualname__", type(self._function).__name__)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        leaves, structure = tree_flatten((args, kwargs))
+        leaves, structure = tree_flatten((args, kwargs)) if args or kwargs else _NOTHING
         key = [_kind(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for known_key, known_structure, known in self._recordings:
@@ -290,6 +291,9 @@ class Function:
         # Later calls bring tensors of their own.
         new.tensors = []
         return result
+
+
+_NOTHING = tree_flatten(((), {}))
 
 
 @contextmanager
