@@ -22,9 +22,10 @@ class DeviceState:
     Args:
         module: The module whose parameters and buffers are the host's side.
         compiled: The program whose variables are the device's side.
+        fixed: The host's side stays those tensors, whatever the module has by their names later.
     """
 
-    def __init__(self, module: nn.Module, compiled: CompiledModel) -> None:
+    def __init__(self, module: nn.Module, compiled: CompiledModel, *, fixed: bool = False) -> None:
         self._executable = compiled.executable
         self._program = compiled.program
         self._plan = compiled.plan
@@ -39,7 +40,7 @@ class DeviceState:
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].shape for name, variable in self._variables.items()}
-        self._host = HostTensors(module, shapes)
+        self._host = HostTensors(module, shapes, fixed=fixed)
 
     @property
     def plan(self) -> OptimizerPlan | None:

@@ -23,13 +23,17 @@ class HostTensors:
     Args:
         module: The model, as it was compiled.
         shapes: Of the tensors that the program uses, by name.
+        fixed: The tensors stay those of now, also where the model has others by their names.
     """
 
-    def __init__(self, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, module: nn.Module, shapes: Mapping[str, tuple[int, ...]], *, fixed: bool = False
+    ) -> None:
         self._module = module
         self._shapes = shapes
         tied = defaultdict(list)
         tensors = named_tensors(module)
+        self._fixed = tensors if fixed else None
         for name, tensor in tensors.items():
             tied[id(tensor)].append(name)
         self._aliases = {name: tied[id(tensors[name])] for name in shapes}
@@ -44,7 +48,7 @@ class HostTensors:
         Raises:
             Error: One of them is not what it was; not with ``what_fits``.
         """
-        present = named_tensors(self._module)
+        present = named_tensors(self._module) if self._fixed is None else self._fixed
         found: dict[str, torch.Tensor] = {}
         name_of: dict[int, str] = {}
         problems = []

@@ -84,7 +84,7 @@ class LoopProgram(Inspection):
         if self._options.exists("random_seed"):
             seed = int(self._options.random_seed)
         compiled.executable.seed = seed & MAX_SEED
-        state = DeviceState(self._traced_model, compiled)
+        state = DeviceState(self._traced_model, compiled, fixed=True)
         self._connection.attach_compiled(compiled.run.num_ipus)
         self._weights.let_trainers_catch_up()
         state.upload_weights()
