@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.feeds import OutfeedMode, OutfeedQueue
 from popsim_torch.observe.queue import MaybeOutfeedQueue
+from popsim_torch.observe.sinks import Sink
 from popsim_torch.observe.summary import (
     epoch_title,
     extended_table,
@@ -28,9 +29,11 @@ class OutfeedCallback:
         name: Headline of what is printed.
         extended: Print the table of ``extended_table``, with counts, norms and quantiles.
         print_function: Takes each text instead of ``print``.
+        sinks: Take the tensors besides: a :class:`SummaryFile`, a :class:`SummaryBoard`, or what
+            has such a ``write(name, epoch, tensors)``.
 
     Raises:
-        UsageTypeError: The queue is something else.
+        UsageTypeError: The queue is something else, or a sink cannot be written to.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class OutfeedCallback:
         *,
         extended: bool = False,
         print_function: Callable[[str], object] = print,
+        sinks: Iterable[Sink] = (),
     ) -> None:
         if not isinstance(queue, (MaybeOutfeedQueue, OutfeedQueue)):
             raise UsageTypeError(
@@ -50,6 +54,14 @@ class OutfeedCallback:
         self.name = name
         self._table = extended_table if extended else summary_table
         self._print = print_function
+        self._sinks = tuple(sinks)
+        for sink in self._sinks:
+            if not callable(getattr(sink, "write", None)):
+                raise UsageTypeError(
+                    f"OutfeedCallback: a {type(sink).__name__} is no sink. Pass a "
+                    "poptorch.SummaryFile, a poptorch.SummaryBoard, or an object with "
+                    "write(name, epoch, tensors)."
+                )
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Print what has come since the last epoch.
@@ -75,6 +87,8 @@ class OutfeedCallback:
             self._print(f"key: {key} shape: {tuple(tensor.shape)}")
         self._print(epoch_title(epoch + 1))
         self.print_stats(tensors)
+        for sink in self._sinks:
+            sink.write(self.name, epoch + 1, tensors)
         if isinstance(self.queue, MaybeOutfeedQueue) and self.queue.note:
             self._print(self.queue.note)
 

@@ -94,6 +94,32 @@ def test_the_extended_table_goes_where_it_is_wanted(queue):
     assert said == [extended_table(DATA)]
 
 
+def test_sinks_get_the_tensors_of_an_epoch(queue, capsys):
+    calls = []
+
+    class Sink:
+        def write(self, *arguments):
+            calls.append(arguments)
+
+    OutfeedCallback(queue, "Gradients", sinks=[Sink(), Sink()]).on_epoch_end(2)
+    assert calls == [("Gradients", 3, DATA)] * 2
+    assert "Epoch 3 - Summary Stats" in capsys.readouterr().out
+
+
+def test_nothing_goes_to_sinks_where_nothing_has_come(capsys):
+    class Sink:
+        def write(self, *_):
+            raise AssertionError
+
+    OutfeedCallback(MaybeOutfeedQueue(), sinks=[Sink()]).on_epoch_end(0)
+    assert "No data enqueued" in capsys.readouterr().out
+
+
+def test_something_else_is_no_sink(queue):
+    with pytest.raises(UsageTypeError, match=r"a str is no sink. Pass a poptorch.SummaryFile"):
+        OutfeedCallback(queue, sinks=["stats.csv"])
+
+
 def test_something_else_is_no_queue():
     with pytest.raises(UsageTypeError, match="got a list"):
         OutfeedCallback([])
