@@ -16,6 +16,16 @@
 namespace popsim::feeds {
 namespace {
 
+// Returns an error number.
+int reserve(int descriptor, size_t bytes) {
+#if defined(__linux__)
+  // A disk that is full later on would end the process.
+  return posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+#else
+  return ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+#endif
+}
+
 // An open file that has lost its name.
 class NamelessFile {
  public:
@@ -32,9 +42,7 @@ class NamelessFile {
   }
 
   [[nodiscard]] void* map(size_t bytes, const std::string& folder) const {
-    // A disk that is full later on would end the process.
-    check(posix_fallocate(descriptor_, 0, static_cast<off_t>(bytes)),
-          "have room in", folder);
+    check(reserve(descriptor_, bytes), "have room in", folder);
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                               MAP_SHARED, descriptor_, 0);
     check(memory != MAP_FAILED ? 0 : errno, "map a file in", folder);
