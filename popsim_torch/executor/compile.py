@@ -225,7 +225,7 @@ def compile_model(
             synthetic_data=numerics.synthetic_data,
         )
         half = half_partials(options)
-        depends_on = (None if plan is None else plan.without_values(), half, request)
+        depends_on = (None if plan is None else plan.without_values(), gradients, half, request)
         cached = cached_program(
             options,
             lambda: trace_key(traced, depends_on),

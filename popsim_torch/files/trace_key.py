@@ -29,6 +29,8 @@ __all__ = ["trace_key"]
 _PACKAGE = Path(__file__).parents[1]
 # For people who debug torch; nothing of it is in a program.
 _IGNORED_META = frozenset({"stack_trace", "seq_nr", "autograd_backward", "from_node"})
+# Of the user. What optimizers do is in the plan of updates, what goes into queues in the graph.
+_OBJECTS = frozenset({"optimizers", "enqueues"})
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
@@ -79,6 +81,8 @@ class _Hasher:
     def add_trace(self, traced: TraceResult) -> None:
         """Add all of a trace, field by field."""
         for field in dataclasses.fields(traced):
+            if field.name in _OBJECTS:
+                continue
             self._mark(field.name)
             value = getattr(traced, field.name)
             if field.name in ("parameters", "buffers"):

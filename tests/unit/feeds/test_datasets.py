@@ -52,6 +52,22 @@ DATASETS = [
 ]
 
 
+def test_a_file_in_memory(tmp_path):
+    path = tmp_path / "numbers.bin"
+    np.arange(12, dtype=np.float32).tofile(path)
+    mapped = np.memmap(path, dtype=np.float32, mode="r", shape=(4, 3))
+    queue = poptorch.OutfeedQueue()
+    infeed = poptorch.InfeedQueue(mapped)
+
+    @poptorch.function
+    def run():
+        poptorch.repeat(4, queue.enqueue, infeed=infeed)
+
+    run()
+    assert queue.dequeue().tolist() == mapped.tolist()
+    infeed.close()
+
+
 @pytest.mark.parametrize(("dataset", "expected"), DATASETS, ids=lambda one: type(one).__name__)
 def test_a_pass_and_another_one(dataset, expected):
     source = Source(dataset)

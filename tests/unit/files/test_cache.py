@@ -81,6 +81,81 @@ def test_weights_and_learning_rates_are_not_part_of_the_key(tmp_path, made):
     )
 
 
+def looped(net, folder, enqueues=False):
+    """Return the weights behind two calls of a training loop."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    infeed, outfeed = poptorch.InfeedQueue([batch()] * 6), poptorch.OutfeedQueue()
+
+    @poptorch.function(options=cached(folder))
+    def train():
+        def step(x, labels):
+            loss = net(x, labels)[1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if enqueues:
+                outfeed.enqueue(loss)
+
+        poptorch.repeat(3, step, infeed=infeed)
+
+    train()
+    train()
+    if enqueues:
+        assert len(outfeed.dequeue()) == 6
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("enqueues", [False, True])
+def test_loops_are_found_too(tmp_path, made, enqueues):
+    first, second = (looped(fresh(), tmp_path, enqueues) for _ in range(2))
+    assert len(made) == 1 and len(os.listdir(tmp_path)) == 1
+    looped(fresh(), tmp_path, not enqueues)
+    assert len(made) == 2
+    without = looped(fresh(), None)
+    assert all(torch.equal(first[name], without[name]) for name in first)
+    assert all(torch.equal(second[name], without[name]) for name in second)
+
+
+def captured(net, folder, filters, mode=poptorch.OutfeedOptimizerMode.AFTER_COMPUTE):
+    """Return the gradients that a wrapped optimizer enqueues, with a queue for the activations."""
+    gradients, hidden = poptorch.MaybeOutfeedQueue(filters=filters), poptorch.OutfeedQueue()
+    optimizer = poptorch.OutfeedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), gradients, mode
+    )
+
+    def forward(x, labels):
+        result, loss = net(x, labels)
+        hidden.enqueue({"result": result})
+        return result, loss
+
+    options = cached(folder)
+    options.Training.gradientAccumulation(2)
+    model = Function(forward)
+    model.net = net
+    x, labels = batch()
+    trainer = poptorch.trainingModel(model, options, optimizer)
+    trainer(torch.cat([x, x + 1]), torch.cat([labels, labels]))
+    assert hidden.dequeue()["result"].shape[0] == 2
+    trainer.destroy()
+    return gradients.dequeue()
+
+
+def test_gradients_that_are_enqueued_are_part_of_the_key(tmp_path, made):
+    settings = [
+        (["fc1"],),
+        (["fc2"],),
+        (["fc1"], poptorch.OutfeedOptimizerMode.BEFORE_APPLY),
+    ]
+    without = [captured(fresh(), None, *one) for one in settings]
+    made.clear()
+    for _ in range(2):
+        for one, expected in zip(settings, without, strict=True):
+            found = captured(fresh(), tmp_path, *one)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[key], expected[key]) for key in found)
+    assert len(made) == 3
+
+
 def test_no_files_without_the_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained(fresh(), None)
