@@ -188,7 +188,7 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
     ++statistics_.dropped;
     return {};
   }
-  while (config_.when_full == WhenFull::kDropOldest && !has_room()) {
+  if (config_.when_full == WhenFull::kDropOldest && !has_room()) {
     ++statistics_.dropped;
     advance(1);
   }

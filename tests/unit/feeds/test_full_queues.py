@@ -74,6 +74,25 @@ def test_large_elements_on_disk():
     assert (elements == torch.arange(1.0, 80)[:, None]).all()
 
 
+def test_one_file_is_read_to_its_end_before_memory_is_used_again():
+    queue = poptorch.OutfeedQueue(max_bytes=40, when_full="spill")
+    counting(queue, 30)()
+    assert [queue.get().item() for _ in range(5)] == list(range(5))
+    counting(queue, 20)()  # there is room for five
+    assert len(mapped_files()) == 1 and queue.statistics()["spilled"] == 40
+    assert queue.dequeue().tolist() == [*range(5, 30), *range(20)]
+    counting(queue, 5)()
+    assert queue.statistics()["spilled"] == 40 and not mapped_files()
+
+
+def test_what_was_read_needs_no_file():
+    queue = poptorch.OutfeedQueue(max_bytes=0, when_full="spill")
+    counting(queue, 2, lambda count: (count + torch.zeros(9 << 20)).float())()  # a file for each
+    elements = [queue.get(), queue.get()]
+    assert [element.unique().item() for element in elements] == [0, 1]
+    assert not mapped_files()
+
+
 def test_what_was_on_disk_stays_with_its_reader():
     queue = poptorch.OutfeedQueue(max_bytes=0, when_full="spill")
     counting(queue, 3, wide)()
