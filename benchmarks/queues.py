@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import multiprocessing
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -141,6 +142,37 @@ def sent_through(channel: Channel, element: object, trips: int) -> Call:
     return call
 
 
+def tensorflow_queues(trips: int) -> dict[str, Call]:
+    """Return TensorFlow's queue behind and beside a loop that fills it, if it is installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return {}
+    tf: Any = importlib.import_module("tensorflow")
+    channel, element = tf.queue.FIFOQueue(trips, [tf.float32], shapes=[[]]), tf.ones(())
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def fill() -> None:
+        for _ in tf.range(trips):
+            channel.enqueue(element)
+
+    def behind() -> None:
+        fill()
+        assert channel.dequeue_many(trips).shape == (trips,)
+
+    def followed() -> None:
+        reader = threading.Thread(target=lambda: [channel.dequeue() for _ in range(trips)])
+        reader.start()
+        fill()
+        reader.join()
+
+    calls: dict[str, Call] = {
+        "tf.queue.FIFOQueue behind a tf.function": behind,
+        "the same, followed": followed,
+    }
+    for call in calls.values():
+        call()
+    return calls
+
+
 def large_elements(rounds: int, num_elements: int) -> None:
     """Print the table of elements of 1 MiB."""
     table = Table(
@@ -189,11 +221,16 @@ def small_elements(rounds: int, trips: int) -> None:
     others = {
         "queue.Queue between threads": sent_through(queue.Queue(), element, trips),
         "multiprocessing.Queue": sent_through(multiprocessing.Queue(), element.numpy(), trips),
+        "torch.multiprocessing.Queue": sent_through(
+            torch.multiprocessing.Queue(), element, trips // 20
+        ),
+        **tensorflow_queues(trips),
     }
     times = medians({"empty": empty, **ours, **others}, rounds, ROUND_SECONDS)
     for name in (*ours, *others):
         alone: str | float = 1e6 * times["empty"] / trips if name in ours else ""
-        table.row(name, 1e6 * times[name] / trips, alone)
+        count = trips // 20 if name.startswith("torch") else trips  # it takes that much longer
+        table.row(name, 1e6 * times[name] / count, alone)
 
 
 def main() -> None:
