@@ -40,7 +40,7 @@ def copies(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], cou
     num_bytes = sources[0].nbytes
     to, from_ = ([tensor.data_ptr() for tensor in tensors] for tensors in (targets, sources))
 
-    def call(memory: object = (sources, targets)) -> None:
+    def call(_kept: object = (sources, targets)) -> None:  # addresses alone keep no memory
         for i in range(count):
             move(to[i % len(to)], from_[i % len(from_)], num_bytes)
 

@@ -34,7 +34,8 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
     A copy of a model that holds a queue uses the same queue.
 
     Args:
-        mode: Which elements to keep.
+        mode: Which elements to keep. With ``LAST``, which has memory for two and is never full,
+            ``buffer_depth``, ``max_bytes`` and ``when_full`` have no effect.
         buffer_depth: Elements that there is memory for from the start (count, 1 or more). Where
             readers lag, more is taken.
         max_bytes: The most memory of elements that nobody has read (bytes); None for any amount.

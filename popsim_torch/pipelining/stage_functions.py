@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
+from popsim_torch.loops.contract import check_takes
 from popsim_torch.stages import PipelineStage
 
 __all__ = ["StageFunctions", "as_arguments", "call"]
@@ -195,17 +196,8 @@ def call(
     Raises:
         UsageTypeError: It takes other arguments.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a function without a signature
-        return function(*args, **kwargs)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        given = f"{len(args)} value(s)" + (f" and {', '.join(kwargs)}" if kwargs else "")
-        raise UsageTypeError(
-            f"pipeline: {name} gets {given} from {before}, and it takes {signature}: {error}."
-        ) from None
+    given = f"{len(args)} value(s)" + (f" and {', '.join(kwargs)}" if kwargs else "")
+    check_takes(function, f"pipeline: {name} gets {given} from {before},", args, kwargs)
     return function(*args, **kwargs)
 
 
