@@ -208,7 +208,11 @@ void bind_table(py::module_& m) {
       .def_readonly("family", &OpDef::family)
       .def_readonly("reuses_input", &OpDef::reuses_input)
       .def_readonly("cheap", &OpDef::cheap)
-      .def_readonly("layer", &OpDef::layer);
+      .def_readonly("layer", &OpDef::layer)
+      .def_readonly("exact", &OpDef::exact)
+      .def_readonly("elementwise", &OpDef::elementwise)
+      .def_readonly("only_overflows", &OpDef::only_overflows)
+      .def_readonly("calls_host", &OpDef::calls_host);
   py::class_<WorkView>(m, "Work")
       .def_readonly("kind", &WorkView::kind)
       .def_readonly("flops", &WorkView::flops)

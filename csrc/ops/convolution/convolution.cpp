@@ -183,6 +183,7 @@ extern const OpDef kConvolution{
     .work = forward_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 extern const OpDef kConvolutionGradInput{
@@ -199,6 +200,7 @@ extern const OpDef kConvolutionGradInput{
     .work = grad_input_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 extern const OpDef kConvolutionGradWeight{
@@ -216,6 +218,7 @@ extern const OpDef kConvolutionGradWeight{
     .work = grad_weight_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

@@ -162,6 +162,7 @@ extern const OpDef kCumsum{
     },
     .work = elementwise<1>,
     .cheap = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops
