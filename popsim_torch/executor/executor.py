@@ -33,6 +33,7 @@ from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.optim.captures import unwrapped
 from popsim_torch.options import Options
+from popsim_torch.options.model_settings import check_settings_kept, settings_of
 from popsim_torch.stages import module_repr, num_assignments
 
 __all__ = ["PoplarExecutor"]
@@ -40,7 +41,7 @@ __all__ = ["PoplarExecutor"]
 _SHOWN = ("copyWeightsToHost", "copyWeightsToDevice", "setOptimizer", "compile", "destroy")
 _COPIED = (
     *("_user_model", "_traced_model", "_options", "_optimizer", "_settings", "_captures"),
-    "_rng_start",
+    *("_model_settings", "_rng_start"),
 )
 
 
@@ -55,6 +56,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
     ) -> None:
         explain_backward()
         self._options = options
+        self._model_settings = [one for _, one in settings_of([model])]
         # The same parameters and sub-modules, but attributes (``training``) of its own.
         self._traced_model = copy.copy(model)
         self._user_model = self._traced_model if optimizer is None else model
@@ -332,6 +334,8 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
     def _check_before_compilation(self) -> None:
         """Check what does not depend on the program, and wrap the user's model if it is not."""
         self._connection.check_settings(self._options)
+        if self._optimizer is not None:
+            check_settings_kept(self._user_model, self._model_settings)
         self._warn_of_missing_cycles()
         self._check_updatable_buffers()
         self._wrap_again()

@@ -15,6 +15,7 @@ from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
 from popsim_torch.loops.function import Recording, recording
 from popsim_torch.loops.repeat import repeat
 from popsim_torch.ops import op_listener
+from popsim_torch.options.model_settings import Owned
 from popsim_torch.options.pipelining import (
     GradientAccumulationReductionMethod,
     PipeliningOptions,
@@ -123,7 +124,7 @@ def pipeline(
         outputs.enqueue(result, loss)
 
     count = gradient_accumulation_count or 1
-    with _options_of(owner, settings, training=training):
+    with _settings_of(owner, settings):
         repeat(
             runs * count,
             trip,
@@ -134,16 +135,13 @@ def pipeline(
 
 
 @contextmanager
-def _options_of(owner: Recording, settings: PipeliningOptions, *, training: bool) -> Iterator[None]:
+def _settings_of(owner: Recording, settings: PipeliningOptions) -> Iterator[None]:
     """Let the loops that are recorded in this scope have the options of a pipeline."""
-    before = owner.options
-    own = before.clone()
-    settings.apply(own, training=training, is_addition=True, with_count=False)
-    owner.options = own
+    owner.settings = (Owned("the pipelining options of poptorch.pipeline", settings),)
     try:
         yield
     finally:
-        owner.options = before
+        owner.settings = ()
 
 
 def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:
