@@ -19,7 +19,7 @@ from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.reach import Reach
 from popsim_torch.ir import LoopCounts
 from popsim_torch.ops import op_listener
-from popsim_torch.options import Options
+from popsim_torch.options import Options, own_dtype
 from popsim_torch.options.model_settings import Owned, changes_of, settings_of
 from popsim_torch.options.pipelining import PipeliningOptions
 from popsim_torch.trace.loop_body import LoopTrace, UnknownObject
@@ -114,6 +114,8 @@ class LoopSettings:
         own = self.options.clone()
         for _, change in changes.values():
             change.write(own)
+        if self.owned and own.Training.gradient_accumulation_dtype is None:
+            own.Training.gradientAccumulationDtype(own_dtype)  # a pipeline's, if nobody chooses
         count: int = own.Training.gradient_accumulation if use.training else self.accumulation or 1
         self._check_multiple(count)
         own.deviceIterations(self.trips // count)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.options.base import (
@@ -40,6 +41,11 @@ def check_accumulation_dtype(where: str, dtype: object) -> torch.dtype:
     raise UsageTypeError(
         f"{where}: gradients are accumulated in torch.float32 or torch.float16, got {dtype!r}."
     )
+
+
+def own_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
+    """Return the type of a parameter on the device; optimizers with a type of their own keep it."""
+    return held_dtype(parameter.dtype)
 
 
 class _GroupWithBackEnd(OptionsGroup):

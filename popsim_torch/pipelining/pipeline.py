@@ -80,7 +80,9 @@ def pipeline(
             that of the values.
         reduction_method: How the gradients of an update are combined.
         progress: Show a progress bar.
-        **options: Other arguments of ``set_pipelining_options``.
+        **options: Other arguments of ``set_pipelining_options``. Without a
+            ``gradient_accumulation_dtype``, here or in options, accumulators have the types of
+            their weights, or float16 if the optimizer was made with that ``accum_type``.
 
     Raises:
         UsageTypeError: An argument is of another type.
