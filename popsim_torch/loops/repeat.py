@@ -26,6 +26,7 @@ from popsim_torch.loops.settings import LoopPlan, LoopSettings, OtherUse
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
+from popsim_torch.options.limits import check_limits
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
 from popsim_torch.trace.origin import user_line
 
@@ -180,6 +181,7 @@ class _Call:
         if trips == 0:
             unchanged = Step(_without_a_trip, [owner.value(value) for value in self.carried], [])
             return self.results(owner.run(unchanged))
+        check_limits(owner.options)
         with _without_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:
