@@ -14,7 +14,7 @@ from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
-from popsim_torch.executor.interface import LoopRequest
+from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.loops.contract import asked, check_takes, new_values
@@ -27,6 +27,7 @@ from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
+from popsim_torch.profiling import Channel
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
 from popsim_torch.trace.origin import user_line
 
@@ -277,7 +278,7 @@ def _compile(
         plan = plan or settings.guess(found)
         body, request = _request(call, owner, found, settings, plan, condition)
         try:
-            return LoopProgram(body, plan.options, request)
+            return LoopProgram(body, request)
         except OtherUse as other:
             plan = settings.plan(other.use)
         except UnknownObject as unknown:
@@ -337,13 +338,16 @@ def _request(
     initial = [value.detach().clone() for value in call.carried]
     body = LoopBody(found.modules, found.parameters, initial, step)
     request = LoopRequest(
+        body,
+        plan.options,
+        Channel("poptorch.function"),
         plan.counts,
         inputs,
         tuple(names),
         elements.infeeds,
         places,
-        BodyRequest(tuple(found.optimizers)),
         _settings_reader(plan.options),
+        body=BodyRequest(tuple(found.optimizers)),
     )
     return body, request
 

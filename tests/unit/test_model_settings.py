@@ -10,8 +10,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
-from popsim_torch.executor import executor as executor_module
-from popsim_torch.loops import program as loop_module
+from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.options.pipelining_settings import COMPUTE_HINTS
 from popsim_torch.stages import PipelineSchedule
 from tests.options import make_options
@@ -187,18 +186,14 @@ def programs(monkeypatch):
     """The options that programs are compiled with, and what they do, in order."""
     seen = []
 
-    def watch(where):
-        compile_model = where.compile_model
+    compile_program = DeviceProgram.compile
 
-        def watched(module, options, *args, **kwargs):
-            compiled = compile_model(module, options, *args, **kwargs)
-            seen.append((options, compiled.executable.actions()))
-            return compiled
+    def watched(device, request):
+        compiled = compile_program(device, request)
+        seen.append((request.options, compiled.executable.actions()))
+        return compiled
 
-        monkeypatch.setattr(where, "compile_model", watched)
-
-    watch(executor_module)
-    watch(loop_module)
+    monkeypatch.setattr(DeviceProgram, "compile", watched)
     return seen
 
 
@@ -278,7 +273,7 @@ def loop(body, trips=COUNT, **arguments):
 
     try:
         run()
-        return run.programs[0]._options
+        return run.programs[0]._device.options
     finally:
         run.destroy()
         infeed.close()
@@ -466,7 +461,7 @@ def test_pipelines_of_functions():
             )
 
         train()
-        return train.programs[0]._options
+        return train.programs[0]._device.options
 
     assert train_with(device_mapping=[1, 0]).Training.gradient_accumulation == 4
     assert [stage.ipu_id for stage in train_with().execution_strategy.stages] == [1, 0]
