@@ -45,7 +45,7 @@ ops::OpView view_of(const graph::Graph& graph, int64_t index) {
   return {graph, graph.ops().at(static_cast<size_t>(index))};
 }
 
-// Nothing for a result that there is not, or that only a run tells.
+// Nothing for a result that is left out, or that only a run tells.
 std::vector<std::optional<Type>> infer_types(const graph::Graph& graph,
                                              int64_t index) {
   std::vector<std::optional<Type>> types;
