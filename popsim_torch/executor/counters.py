@@ -1,15 +1,15 @@
 """When a call's inputs were read and its outputs written, and the latencies that follow.
 
-Three moments of a call are measured, on the host, which costs it as many readings of the clock: when
-the device is handed its inputs, when it begins to compute, and when it has ended. In between the
-first two it looks at the inputs and finds out where they lie: that is their way to the device. It
-reads inputs and writes outputs in place while it computes, so an output is complete in the moment in
-which it is requested.
+Three moments of a call are measured, on the host, which costs it as many readings of the clock:
+when the device is handed its inputs, when it begins to compute, and when it has ended. In between
+the first two it looks at the inputs and finds out where they lie: that is their way to the device.
+It reads inputs and writes outputs in place while it computes, so an output is complete in the
+moment in which it is requested.
 
-The micro-batches of a call take equal shares of both times. Each is taken to be read at the beginning
-of its share of the run and written at the end, and to be requested its share of the other time
-earlier. So stamps of one tensor never decrease, and nothing is written before it was read. With
-pipelining this is the pace of the pipeline, not the way of one micro-batch through it.
+The micro-batches of a call take equal shares of both times. Each is taken to be read at the
+beginning of its share of the run and written at the end, and to be requested its share of the other
+time earlier. So stamps of one tensor never decrease, and nothing is written before it was read.
+With pipelining this is the pace of the pipeline, not the way of one micro-batch through it.
 """
 
 from __future__ import annotations
