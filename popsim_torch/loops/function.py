@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import OutfeedQueue
+from popsim_torch.feeds.structure import check_dense
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
 from popsim_torch.options import Options
@@ -263,6 +264,12 @@ class Function:
             if known_structure == structure and known_key == key and known.holds():
                 with _told(known.reach):
                     return known.replay(tensors)
+        for number, tensor in enumerate(tensors):
+            check_dense(
+                tensor,
+                f"poptorch.function: '{self._name}': argument {number}",
+                "Arguments are dense tensors.",
+            )
         new = Recording(self._options, reach([self._function]), tensors)
         with _told(new.reach):
             result = self._record(new, args, kwargs)
@@ -317,6 +324,8 @@ def _told(found: Reach) -> Iterator[None]:
 def _kind(leaf: Any) -> Any:
     """Return what an argument is to a recording; equal for arguments that it serves."""
     if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested:
+            return _Identity(leaf)  # nothing serves it
         return ("tensor", tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
         return (type(leaf), leaf)

@@ -17,6 +17,7 @@ from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
+from popsim_torch.feeds.structure import check_dense
 from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
@@ -129,6 +130,7 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
                 f"{function}: inputs[{position}] is a {type(value).__name__}. Carried values are "
                 "tensors or numbers."
             )
+        check_dense(value, f"{function}: inputs[{position}]", "Carried values are dense tensors.")
         if value.dtype not in INPUTS:
             raise UsageTypeError(
                 f"{function}: inputs[{position}] has the type {dtype_name(value.dtype)}, which "

@@ -8,15 +8,15 @@ in TensorFlow for IPUs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
 
+from popsim_torch.enums import NamedIntEnum
 from popsim_torch.errors import Error
 from popsim_torch.stages.strategies import ExecutionStrategy
 
 __all__ = ["PipelineSchedule", "check_schedule", "count_rule", "schedule_name"]
 
 
-class PipelineSchedule(IntEnum):
+class PipelineSchedule(NamedIntEnum):
     """When the stages of a pipeline run; no value depends on it.
 
     A micro-batch takes a slot for each stage forward and one for each backward, ``2 n`` slots for
