@@ -7,8 +7,8 @@ import torch
 from popsim_torch import optim
 from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageValueError
-from popsim_torch.executor.base import ExecutorBase
 from popsim_torch.executor.numerics import scales_automatically
+from popsim_torch.executor.restaging import Restaging
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
@@ -16,13 +16,16 @@ from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 __all__ = ["OptimizerUse"]
 
 
-class OptimizerUse(ExecutorBase):
+class OptimizerUse(Restaging):
     """The part of an executor that deals with its optimizer."""
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or new values of the same one, from the next call on.
 
         After compilation only values of variable attributes can change; nothing is compiled again.
+        Those of ``torch.optim`` are all variable. Where one of its optimizers has other groups,
+        begins to have momentum, or turns Nesterov's on or off, the next call compiles anew; weights
+        and the states that the optimizer has go on.
 
         Args:
             optimizer: From ``poptorch.optim`` or ``torch.optim``.
@@ -47,16 +50,28 @@ class OptimizerUse(ExecutorBase):
             )
         trained = [update.parameter for update in self._state.plan.updates]
         self._state.check_weights(trained)
-        scale = self._state.plan.loss_scaling.name
-        plan = make_plan(settings, self._options, self._traced_model, trained, scale)
-        self._state.plan.check_replaceable(plan)
         previous = self._optimizer
+        known, compiled = settings, self._settings
+        if compiled is not None and (_is_torchs(optimizer) or _is_torchs(previous)):
+            # One of the two does not say what is constant: what the program has as such.
+            known = settings.as_constant_as(compiled)
+        scale = self._state.plan.loss_scaling.name
+        plan = make_plan(known, self._options, self._traced_model, trained, scale)
+        try:
+            self._state.plan.check_replaceable(plan)
+        except Error:
+            rule = None if compiled is None else compiled.rule
+            if settings.rule != rule or not _is_torchs(optimizer) or not _is_torchs(previous):
+                raise
+            self._let_go(settings)
+            self._optimizer, self._settings = optimizer, settings
+            return
         if isinstance(optimizer, optim.Optimizer):
             optimizer._hand_over()
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
             previous._unlink()
         self._state.replace_plan(plan)
-        self._optimizer, self._settings = optimizer, settings
+        self._optimizer, self._settings = optimizer, known
         if optimizer is not previous and isinstance(optimizer, optim.Optimizer):
             optimizer._link(self._state)
 
@@ -92,6 +107,11 @@ class OptimizerUse(ExecutorBase):
             )
             self._options = options.freeze()
         return settings
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Return whether an optimizer says nothing of what is constant: those of PyTorch do not."""
+    return optimizer is not None and not isinstance(optimizer, optim.Optimizer)
 
 
 def _capture_text(captures: tuple[GradientCapture, ...]) -> str:

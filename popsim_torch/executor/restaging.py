@@ -1,4 +1,4 @@
-"""An executor follows the stages that are assigned to its model's layers."""
+"""An executor follows what changes its program: stages of layers, and torch optimizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Restaging"]
 
 
 class Restaging(RandomState):
-    """Compiles anew when ``set_pipeline_stage_assignment`` has changed what was compiled."""
+    """Compiles anew where what was compiled has changed, and goes on where the program was."""
 
     _num_assignments: int
     _assigned_stages: list[tuple[str, int]]
@@ -27,19 +27,26 @@ class Restaging(RandomState):
             return
         (settings, states), self._carried = self._carried, None
         if settings is self._settings:
-            self._state.write_state(states)
+            # What the program before had no state for begins anew.
+            self._state.write_state({**self._state.read_all_states(), **states})
 
     def _follow_assignment(self) -> None:
-        """Let go of a program whose stages are others now; the next call makes another.
-
-        Weights come to the host; the optimizer's states and random numbers are kept for the next.
-        """
+        """Let go of a program whose stages are others now."""
         self._num_assignments = num_assignments()
         state = self._state
         if state is None or assigned_stages(self._traced_model) == self._assigned_stages:
             return
+        self._let_go(None if state.plan is None else self._settings)
+
+    def _let_go(self, settings: OptimizerSettings | None) -> None:
+        """Let go of the program; the next call makes another, which goes on from here.
+
+        Args:
+            settings: Of the optimizer that gets the states of this one; None: nobody does.
+        """
+        assert self._state is not None
         random_state = self.rng_state
-        carried = None if state.plan is None else (self._settings, state.read_all_states())
+        carried = None if settings is None else (settings, self._state.read_all_states())
         self.destroy()
         self._rng_start, self._carried = random_state, carried
 

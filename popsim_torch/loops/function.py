@@ -98,7 +98,9 @@ class Recording:
     kinds: list[Any] = field(default_factory=list)
 
     def holds(self) -> bool:
-        """Return whether all modules are still like those that were recorded."""
+        """Return whether modules and optimizers are still like those that were recorded."""
+        if not all(program.fits() for program in self.programs):
+            return False
         with torch._C.DisableTorchFunction():
             return [_kind_of_module(module) for module in self.modules] == self.kinds
 

@@ -26,12 +26,12 @@ from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
 from popsim_torch.loops.optimizer_states import OptimizerStates
+from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
 from popsim_torch.trace.loop_body import LoopBody
-from popsim_torch.trace.optimizer_groups import values_of
 
 __all__ = ["LoopProgram", "check_count"]
 
@@ -92,12 +92,11 @@ class LoopProgram(Inspection):
         self._compiled, self._state = compiled, state
         self._report = promise_report(self, compiled, self._options)
         self._weights.attach(state)
-        self._values: list[Any] = []
         self._optimizers = compiled.optimizers
         parameters = dict(self._traced_model.named_parameters())
         self._states = OptimizerStates(state, parameters, self._optimizers)
         self._states.take()
-        self._values = [values_of(one) for one in self._optimizers]
+        self._values = OptimizerValues(self._optimizers)
         changed = compiled.program.changed_state
         if (
             self._optimizers
@@ -221,11 +220,10 @@ class LoopProgram(Inspection):
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
-        values = [values_of(one) for one in self._optimizers]
         for optimizer in self._optimizers:
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._hand_over()
-        if values == self._values:
+        if not self._values.changed():
             return
         state = self._state
         assert state is not None and state.plan is not None
@@ -239,7 +237,11 @@ class LoopProgram(Inspection):
             trained = [name for name in names if id(parameters[name]) in own]
             plans.append(make_plan(settings, self._options, self._traced_model, trained, scale))
         state.replace_plan(join_plans(plans, scale))
-        self._values = values
+        self._values.note()
+
+    def fits(self) -> bool:
+        """Return whether the optimizers are still like those that the program was compiled for."""
+        return self._compiled is None or self._values.fits()
 
     def release(self) -> None:
         """Bring the weights to the host and let go of the device; the program ends."""
