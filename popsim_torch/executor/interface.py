@@ -13,6 +13,7 @@ from torch import nn
 from popsim_torch import _native
 from popsim_torch.arguments import ArgumentSpec, micro_batch_shape
 from popsim_torch.errors import Error
+from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
@@ -56,7 +57,7 @@ class LoopRequest:
     counts: LoopCounts
     inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
     input_names: tuple[str, ...]
-    infeeds: Sequence[object]
+    infeeds: Sequence[InfeedQueue]
     places: Sequence[_native.InputPlace]
     body: BodyRequest
     read_optimizer: Callable[[torch.optim.Optimizer], OptimizerSettings]

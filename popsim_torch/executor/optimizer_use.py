@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from popsim_torch import optim
-from popsim_torch.enums import MeanReductionStrategy, ReductionType
+from popsim_torch.enums import MeanReductionStrategy
 from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.numerics import scales_automatically
 from popsim_torch.executor.restaging import Restaging
-from popsim_torch.executor.updates import make_plan
+from popsim_torch.executor.updates import lacks_running_mean, make_plan
 from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 
@@ -89,13 +89,7 @@ class OptimizerUse(Restaging):
             relax_checks=bool(self._options.relax_optimizer_checks),
             known_attributes=None if self._settings is None else self._settings.attributes,
         )
-        training = self._options.Training
-        if (
-            settings.forces_running_mean
-            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
-            and training.meanAccumulationAndReplicationReductionStrategy
-            != MeanReductionStrategy.Running
-        ):
+        if lacks_running_mean(settings, self._options):
             if self._compiled is not None:
                 raise UsageValueError(
                     "setOptimizer: this optimizer's float16 accumulators would require changing "

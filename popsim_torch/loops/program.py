@@ -6,6 +6,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from popsim_torch.trace.loop_body import LoopBody
 __all__ = ["LoopProgram", "check_count"]
 
 _programs = itertools.count()
+_VERSION = attrgetter("_version")
 _STREAM = 0x9E3779B97F4A7C15
 
 
@@ -107,6 +109,8 @@ class LoopProgram(Inspection):
                 self._traced_model, _fetcher(self._weights), lambda: None
             )
             self._weights.announce(loop=True)
+        places = compiled.program.buffers
+        self._places = [places.get(name) for name in self._body.carried_names]
         carried = set(self._body.carried_names)
         buffers = self._body.named_buffers()
         self._host_tensors = [
@@ -139,11 +143,10 @@ class LoopProgram(Inspection):
         assert self._states is not None
         self._states.take()
         self._take_new_values()
-        buffers = compiled.program.buffers
         places = {
-            buffers[name]: value
-            for name, value in zip(self._body.carried_names, carried, strict=True)
-            if name in buffers
+            place: value
+            for place, value in zip(self._places, carried, strict=True)
+            if place is not None
         }
         inputs = (
             [
@@ -156,22 +159,19 @@ class LoopProgram(Inspection):
             else []
         )
         assert compiled.queues is not None
-        with (
-            compiled.queues.running(),
-            self._starvation.watched(),
-            self._channel.tracepoint("modelExecution"),
-        ):
-            self._execute(compiled, places, inputs)
+        with compiled.queues.running(), self._starvation.watched():
+            if self._channel.is_shown:
+                with self._channel.tracepoint("modelExecution"):
+                    self._execute(compiled, places, inputs)
+            else:
+                self._execute(compiled, places, inputs)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        names = self._body.carried_names
-        ids = [buffers[name] for name in names if name in buffers]
+        ids = list(places)
         values = dict(zip(ids, compiled.executable.read_all(ids), strict=True))
         return [
-            values[buffers[name]].reshape(value.shape).to(value.dtype)
-            if name in buffers
-            else value.clone()
-            for name, value in zip(names, carried, strict=True)
+            before.clone() if place is None else _shaped_like(before, values[place])
+            for place, before in zip(self._places, carried, strict=True)
         ]
 
     def _execute(
@@ -213,10 +213,11 @@ class LoopProgram(Inspection):
         self._weights.upload()
         self._versions = self._host_versions()
 
-    def _host_versions(self) -> list[tuple[int, int]]:
+    def _host_versions(self) -> tuple[list[int], list[int]]:
         """Return what differs when the user has changed a weight on the host."""
+        tensors = self._host_tensors
         with torch._C.DisableTorchFunction():
-            return [(tensor._version, tensor.data_ptr()) for tensor in self._host_tensors]
+            return list(map(_VERSION, tensors)), list(map(torch.Tensor.data_ptr, tensors))
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
@@ -263,6 +264,13 @@ class LoopProgram(Inspection):
         if self.__dict__.get("_compiled") is not None and not sys.is_finalizing():
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self.release()
+
+
+def _shaped_like(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a carried value behind the last trip as the first trip was given it."""
+    if value.shape != before.shape:
+        value = value.reshape(before.shape)
+    return value if value.dtype is before.dtype else value.to(before.dtype)
 
 
 def _fetcher(weights: WeightSync) -> Any:

@@ -12,10 +12,11 @@ from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
-from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
+from popsim_torch.executor.updates import lacks_running_mean
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.structure import check_dense
 from popsim_torch.ir import LoopCounts
@@ -244,6 +245,8 @@ class _Run:
     ) -> list[torch.Tensor]:
         if self.asks is not None and not self.asks.run([*carried, _FALSE], captured)[-1]:
             return [value.clone() for value in carried]
+        if not self.shown_trips:
+            return self.program.run(carried, captured)
         with progress_bar(lambda: self.program.num_trips, self.shown_trips, self.function):
             return self.program.run(carried, captured)
 
@@ -360,13 +363,7 @@ def _settings_reader(
 
     def read(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         settings = read_optimizer(optimizer, relax_checks=bool(options.relax_optimizer_checks))
-        training = options.Training
-        if (
-            settings.forces_running_mean
-            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
-            and training.meanAccumulationAndReplicationReductionStrategy
-            != MeanReductionStrategy.Running
-        ):
+        if lacks_running_mean(settings, options):
             raise Error(
                 "The optimizer's float16 accumulators need the mean reduction strategy Running: "
                 "call options.Training.setMeanAccumulationAndReplicationReductionStrategy("
