@@ -316,8 +316,9 @@ def fit_to_host(
     start = time.perf_counter()
     host_program = program.copy()
     # Checks tell which of the model's ops has failed: none are joined for them.
-    for name in () if run.floating_point_checks else run_host_passes(host_program):
-        _note_program(log, name, host_program)
+    if not run.floating_point_checks:
+        for name in run_host_passes(host_program, pipelined=run.schedule != "sequential"):
+            _note_program(log, name, host_program)
     executable = build_executable(
         host_program,
         run.loop,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
+from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
@@ -22,6 +23,7 @@ from popsim_torch.loops.module_kinds import ModuleKinds
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
 from popsim_torch.options import Options
+from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 
 __all__ = ["Function", "Recording", "Step", "Value", "function", "recording"]
 
@@ -82,8 +84,11 @@ class Recording:
         programs: The programs of its loops.
         result: What it returns: values and other objects.
         structure: How the result is put together.
-        modules: What all modules that its loops can use were like.
+        modules: All modules that its loops can use.
+        kinds: What each of them was like.
         told: Tells the queues that it may feed when it runs.
+        settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
+        settings_then: The settings on the modules when they were recorded.
     """
 
     options: Options
@@ -93,16 +98,24 @@ class Recording:
     programs: list[LoopProgram] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
-    modules: ModuleKinds = field(default_factory=lambda: ModuleKinds(()))
+    modules: list[nn.Module] = field(default_factory=list)
+    kinds: ModuleKinds = field(default_factory=lambda: ModuleKinds(()))
+    settings: tuple[Owned, ...] = ()
+    settings_then: list[Any] = field(default_factory=list)
+    _num_calls: int = 0
 
     def __post_init__(self) -> None:
         self.told = Running(self.reach.queues)
 
     def holds(self) -> bool:
         """Return whether modules and optimizers are still like those that were recorded."""
+        if self._num_calls != num_calls():
+            if [one for _, one in settings_of(self.modules)] != self.settings_then:
+                return False
+            self._num_calls = num_calls()
         if not all(program.fits() for program in self.programs):
             return False
-        return self.modules.unchanged()
+        return self.kinds.unchanged()
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among those of the function; None for any other."""
@@ -130,7 +143,10 @@ class Recording:
         ]
         modules = [*self.reach.met, *(one for program in self.programs for one in program.modules)]
         parts = {id(part): part for module in modules for part in module.modules()}
-        self.modules = ModuleKinds(list(parts.values()))
+        self.modules = list(parts.values())
+        self.kinds = ModuleKinds(self.modules)
+        self.settings_then = [one for _, one in settings_of(self.modules)]
+        self._num_calls = num_calls()
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops once more, with other arguments; return the result."""

@@ -12,19 +12,23 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from popsim_torch.ir import Graph, Program, TensorKind, graphs, names, verify, walk
-from popsim_torch.passes.fuse_attention import fuse_attention
-from popsim_torch.passes.fuse_elementwise import fuse_elementwise
-from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
-from popsim_torch.passes.fuse_products import fuse_products
+from popsim_torch.errors import InternalError
+from popsim_torch.ir import Graph, Program, TensorKind, graphs, names, walk
+from popsim_torch.passes import (
+    fuse_attention,
+    fuse_elementwise,
+    fuse_loss_gradient,
+    fuse_products,
+)
 from popsim_torch.passes.group_updates import group_updates
-from popsim_torch.passes.op_table import op_table
+from popsim_torch.passes.patterns import Rewrite
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
 from popsim_torch.passes.stage_tensors import add_stage_tensors
 from popsim_torch.passes.stochastic_rounding import round_at_random
 from popsim_torch.passes.synthetic_data import SyntheticData, make_inputs
+from popsim_torch.passes.verify import verify
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,21 @@ Recomputation comes before the returns, so that no anchor has a say in what is r
 """
 
 HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
-    fuse_loss_gradient,
-    fuse_elementwise,
-    fuse_attention,
-    fuse_products,
+    fuse_loss_gradient.fuse_loss_gradient,
+    fuse_elementwise.fuse_elementwise,
+    fuse_attention.fuse_attention,
+    fuse_products.fuse_products,
     group_updates,
 )
 """Fit a complete program to the machine that runs it, changing no value."""
+
+REWRITES: tuple[Rewrite, ...] = (
+    *fuse_loss_gradient.REWRITES,
+    *fuse_elementwise.REWRITES,
+    *fuse_attention.REWRITES,
+    *fuse_products.REWRITES,
+)
+"""All patterns of the host passes and what takes their place, in the order in which they run."""
 
 
 def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:
@@ -109,20 +121,23 @@ def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[st
         InternalError: The program breaks a rule; our own bug.
     """
     each = _verifies_passes()
+    in_flight = request.returns.pipelined
     if each:
-        verify(program.graph, op_table())
+        verify(program.graph, in_flight=in_flight)
     for run_pass in PROGRAM_PASSES:
         run_pass(program, request)
         if each or run_pass is PROGRAM_PASSES[-1]:
-            verify(program.graph, op_table())
+            # The types of results are looked at before the program runs, too.
+            _verify(run_pass, program, in_flight=in_flight, types=each)
         yield run_pass.__name__
 
 
-def run_host_passes(program: Program) -> Iterator[str]:
+def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
     """Run the passes that fit a program to this host, in place, and yield the name of each.
 
     Args:
         program: A complete program, all passes that state it done.
+        pipelined: Several micro-batches are in flight at a time.
 
     Raises:
         InternalError: The program breaks a rule; our own bug.
@@ -133,8 +148,16 @@ def run_host_passes(program: Program) -> Iterator[str]:
             run_pass(graph)
             forget_uncomputed(graph)
         if each:
-            verify(program.graph, op_table())
+            _verify(run_pass, program, in_flight=pipelined)
         yield run_pass.__name__
+
+
+def _verify(run_pass: Callable[..., object], program: Program, **rules: bool) -> None:
+    """Verify a program behind a pass, which the message names."""
+    try:
+        verify(program.graph, **rules)
+    except InternalError as error:
+        raise InternalError(f"behind the pass {run_pass.__name__}: {error.message}") from error
 
 
 def _verifies_passes() -> bool:

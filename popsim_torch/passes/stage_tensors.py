@@ -52,7 +52,7 @@ class _StageTensors:
         self._uses = Uses(self._graph)
         # Ops to put in, by the op that they go before.
         self._before: dict[int, list[Op]] = {}
-        # Of tensors that are not read by their own name.
+        # The names of tensors, for those that are asked for by id.
         self._name_of = {tensor_id: name for name, tensor_id in self._graph.names.items()}
 
     def add_copies(self) -> None:

@@ -34,7 +34,7 @@ from popsim_torch.trace.call_arguments import (
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
 from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.device_types import as_device_types, seen_dtype
+from popsim_torch.trace.device_types import as_device_types, as_seen
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
@@ -174,7 +174,7 @@ class FunctionMode(TorchFunctionMode):
             result = func(*args, **kwargs)
             if self._listener.loop is not None and _takes_gradient_away(func, name, args):
                 self._listener.loop.notice_cleared(args[0])
-            return seen_dtype(result) if is_traced(args[0]) else result
+            return as_seen(func, args[0], result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
             return _call_on_host(func, args, kwargs)
         if name in _READS:

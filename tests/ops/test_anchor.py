@@ -5,7 +5,7 @@ import torch
 
 from popsim_torch import _native, ir
 from popsim_torch.errors import InternalError
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 
 
 def anchored(mode, period=1, dtype="float32", buffer=0, phase=ir.Phase.FORWARD, times=1):

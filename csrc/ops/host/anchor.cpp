@@ -144,6 +144,7 @@ extern const OpDef kAnchor{
       return std::make_unique<AnchorKernel>(op);
     },
     .work = work,
+    .exact = true,
 };
 
 }  // namespace popsim::ops
