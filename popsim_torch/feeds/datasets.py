@@ -70,6 +70,8 @@ def _passes(dataset: Any) -> Callable[[], Iterable[Any]]:
     if isinstance(dataset, (torch.Tensor, np.ndarray)):
         if dataset.ndim == 0:
             raise UsageTypeError("InfeedQueue: the dataset is a single number, without an axis.")
+        if isinstance(dataset, torch.Tensor) and dataset.is_nested:
+            return dataset.unbind
         return lambda: _indexed(dataset)
     if isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset):
         return lambda: _indexed(dataset)

@@ -6,8 +6,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -18,7 +17,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
-from popsim_torch.feeds import OutfeedQueue
+from popsim_torch.feeds.runs import Running
+from popsim_torch.feeds.structure import check_dense
+from popsim_torch.loops.module_kinds import ModuleKinds
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
 from popsim_torch.options import Options
@@ -85,6 +86,7 @@ class Recording:
         structure: How the result is put together.
         modules: All modules that its loops can use.
         kinds: What each of them was like.
+        told: Tells the queues that it may feed when it runs.
         settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
         settings_then: The settings on the modules when they were recorded.
     """
@@ -97,19 +99,23 @@ class Recording:
     result: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
     modules: list[nn.Module] = field(default_factory=list)
-    kinds: list[Any] = field(default_factory=list)
+    kinds: ModuleKinds = field(default_factory=lambda: ModuleKinds(()))
     settings: tuple[Owned, ...] = ()
     settings_then: list[Any] = field(default_factory=list)
     _num_calls: int = 0
 
+    def __post_init__(self) -> None:
+        self.told = Running(self.reach.queues)
+
     def holds(self) -> bool:
-        """Return whether all modules are still like those that were recorded."""
+        """Return whether modules and optimizers are still like those that were recorded."""
         if self._num_calls != num_calls():
             if [one for _, one in settings_of(self.modules)] != self.settings_then:
                 return False
             self._num_calls = num_calls()
-        with torch._C.DisableTorchFunction():
-            return [_kind_of_module(module) for module in self.modules] == self.kinds
+        if not all(program.fits() for program in self.programs):
+            return False
+        return self.kinds.unchanged()
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among those of the function; None for any other."""
@@ -138,7 +144,7 @@ class Recording:
         modules = [*self.reach.met, *(one for program in self.programs for one in program.modules)]
         parts = {id(part): part for module in modules for part in module.modules()}
         self.modules = list(parts.values())
-        self.kinds = [_kind_of_module(module) for module in self.modules]
+        self.kinds = ModuleKinds(self.modules)
         self.settings_then = [one for _, one in settings_of(self.modules)]
         self._num_calls = num_calls()
 
@@ -147,9 +153,10 @@ class Recording:
         tensors = list(arguments)
         for step in self.steps:
             step(tensors)
-        assert self.structure is not None
+        structure = self.structure
+        assert structure is not None
         leaves = [one.among(tensors) if isinstance(one, Value) else one for one in self.result]
-        return tree_unflatten(leaves, self.structure)
+        return leaves[0] if structure.is_leaf() else tree_unflatten(leaves, structure)
 
 
 recording: ContextVar[Recording | None] = ContextVar("popsim_torch_recording", default=None)
@@ -271,11 +278,18 @@ class Function:
         key = [_kind(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for known_key, known_structure, known in self._recordings:
-            if known_structure == structure and known_key == key and known.holds():
-                with _told(known.reach):
+            same = known_structure is structure or known_structure == structure
+            if same and known_key == key and known.holds():
+                with known.told:
                     return known.replay(tensors)
+        for number, tensor in enumerate(tensors):
+            check_dense(
+                tensor,
+                f"poptorch.function: '{self._name}': argument {number}",
+                "Arguments are dense tensors.",
+            )
         new = Recording(self._options, reach([self._function]), tensors)
-        with _told(new.reach):
+        with new.told:
             result = self._record(new, args, kwargs)
         self._recordings.append((key, structure, new))
         return result
@@ -307,40 +321,15 @@ class Function:
 _NOTHING = tree_flatten(((), {}))
 
 
-@contextmanager
-def _told(found: Reach) -> Iterator[None]:
-    """Let queues know that a function which may feed them runs."""
-    begun: list[OutfeedQueue] = []
-    failure: BaseException | None = None
-    try:
-        for queue in found.queues:
-            queue._begin_run()
-            begun.append(queue)
-        yield
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        for queue in reversed(begun):
-            queue._end_run(failure)
-
-
 def _kind(leaf: Any) -> Any:
     """Return what an argument is to a recording; equal for arguments that it serves."""
     if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested:
+            return _Identity(leaf)  # nothing serves it
         return ("tensor", tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
         return (type(leaf), leaf)
     return _Identity(leaf)
-
-
-def _kind_of_module(module: nn.Module) -> Any:
-    """Return what a module is to a recording: its mode, its layers, and what of it is trained."""
-    return (
-        module.training,
-        [id(part) for part in module._modules.values()],
-        [(id(p), p is not None and p.requires_grad) for p in module._parameters.values()],
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,17 @@ _METADATA_METHODS = frozenset(
 )
 _METADATA_ATTRIBUTES = frozenset(
     getattr(torch.Tensor, name).__get__
-    for name in ["shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "is_cpu"]
+    for name in [
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "requires_grad",
+        "is_leaf",
+        "layout",
+        "is_cpu",
+        "is_nested",
+    ]
 )
 
 

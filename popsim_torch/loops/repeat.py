@@ -12,11 +12,12 @@ from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
-from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
+from popsim_torch.executor.updates import lacks_running_mean
 from popsim_torch.feeds import InfeedQueue
+from popsim_torch.feeds.structure import check_dense
 from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
 from popsim_torch.loops.function import Recording, Step, recording
@@ -128,6 +129,7 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
                 f"{function}: inputs[{position}] is a {type(value).__name__}. Carried values are "
                 "tensors or numbers."
             )
+        check_dense(value, f"{function}: inputs[{position}]", "Carried values are dense tensors.")
         if value.dtype not in INPUTS:
             raise UsageTypeError(
                 f"{function}: inputs[{position}] has the type {dtype_name(value.dtype)}, which "
@@ -243,6 +245,8 @@ class _Run:
     ) -> list[torch.Tensor]:
         if self.asks is not None and not self.asks.run([*carried, _FALSE], captured)[-1]:
             return [value.clone() for value in carried]
+        if not self.shown_trips:
+            return self.program.run(carried, captured)
         with progress_bar(lambda: self.program.num_trips, self.shown_trips, self.function):
             return self.program.run(carried, captured)
 
@@ -359,13 +363,7 @@ def _settings_reader(
 
     def read(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         settings = read_optimizer(optimizer, relax_checks=bool(options.relax_optimizer_checks))
-        training = options.Training
-        if (
-            settings.forces_running_mean
-            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
-            and training.meanAccumulationAndReplicationReductionStrategy
-            != MeanReductionStrategy.Running
-        ):
+        if lacks_running_mean(settings, options):
             raise Error(
                 "The optimizer's float16 accumulators need the mean reduction strategy Running: "
                 "call options.Training.setMeanAccumulationAndReplicationReductionStrategy("
