@@ -77,6 +77,7 @@ class Recording:
     Attributes:
         options: Of the function.
         reach: What the function's code can use.
+        iterators: Those of the host that were there before the call.
         tensors: The tensors of the recording call: arguments, then the results of loops.
         steps: Its loops, in order.
         programs: The programs of its loops.
@@ -88,6 +89,7 @@ class Recording:
 
     options: Options
     reach: Reach
+    iterators: Sequence[Iterator[Any]]
     tensors: list[torch.Tensor]
     steps: list[Step] = field(default_factory=list)
     programs: list[LoopProgram] = field(default_factory=list)
@@ -263,7 +265,9 @@ class Function:
             if known_structure == structure and known_key == key and known.holds():
                 with _told(known.reach):
                     return known.replay(tensors)
-        new = Recording(self._options, reach([self._function]), tensors)
+        found = reach([self._function])
+        lasting = [*found.iterators, *reach(leaves).iterators]
+        new = Recording(self._options, found, lasting, tensors)
         with _told(new.reach):
             result = self._record(new, args, kwargs)
         self._recordings.append((key, structure, new))

@@ -21,6 +21,7 @@ from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
 from popsim_torch.loops.function import Recording, Step, recording
+from popsim_torch.loops.host_iterators import HostIterators
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.ops import op_listener
@@ -270,22 +271,33 @@ def _compile(
 ) -> LoopProgram:
     """Compile a loop; what turns up while it is traced is added to what was found."""
     options = _options_of(owner.options, counts, anchors=anchors)
-    num_traces = 0
-    while True:
-        num_traces += 1
-        found.tidy()
-        body, request = _request(call, owner, found, counts, condition, options)
-        try:
-            return LoopProgram(body, options, request)
-        except UnknownObject as unknown:
-            before = found.size
-            found.add(unknown.found)
+    iterators = HostIterators(found.iterators, owner.iterators)
+    with iterators.unmoved():
+        for _ in range(_MAX_TRACES):
             found.tidy()
-            if found.size == before or num_traces == _MAX_TRACES:
-                raise Error(
-                    f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
-                    "made while it was traced. Make it outside of the body."
-                ) from unknown
+            body, request = _request(call, owner, found, counts, condition, options, iterators)
+            try:
+                return LoopProgram(body, options, request)
+            except UnknownObject as unknown:
+                last, before = unknown, found.size
+                _add(unknown, found)
+                if found.size == before:
+                    break
+        raise Error(
+            f"{call.function}: the body uses a {type(last.found).__name__} that was "
+            "made while it was traced. Make it outside of the body."
+        ) from last
+
+
+def _add(unknown: UnknownObject, found: Reach) -> None:
+    """Add what turned up to what was found; see to it that a queue has an element."""
+    if isinstance(unknown.found, InfeedQueue) and unknown.where:
+        try:
+            unknown.found._element()
+        except Error as error:
+            raise type(error)(f"{unknown.where}: {error.message}") from error
+    found.add(unknown.found)
+    found.tidy()
 
 
 def _options_of(options: Options, counts: LoopCounts, *, anchors: bool) -> Options:
@@ -305,6 +317,7 @@ def _request(
     counts: LoopCounts,
     condition: Body | None,
     options: Options,
+    iterators: HostIterators,
 ) -> tuple[LoopBody, LoopRequest]:
     inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
     places: list[Any] = []
@@ -333,7 +346,11 @@ def _request(
             [*carried, *args],
             kwargs,
         )
-        with _standing_for(captured, tensors[num_fed:]), elements.at_hand(tensors[:num_fed]):
+        with (
+            _standing_for(captured, tensors[num_fed:]),
+            elements.at_hand(tensors[:num_fed]),
+            iterators.taken_by_trips(),
+        ):
             values = new_values(call.function, call.body(*carried, *args, **kwargs), carried)
             return values, None if condition is None else asked(condition, values)
 

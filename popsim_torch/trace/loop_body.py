@@ -38,11 +38,12 @@ class UnknownObject(Exception):
 
     Attributes:
         found: The object.
+        where: What used it, as the beginning of a message; may be empty.
     """
 
-    def __init__(self, found: object) -> None:
+    def __init__(self, found: object, where: str = "") -> None:
         super().__init__(f"the body of a loop uses a {type(found).__name__} that was not found")
-        self.found = found
+        self.found, self.where = found, where
 
 
 class LoopBody(nn.Module):

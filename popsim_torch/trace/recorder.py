@@ -363,6 +363,11 @@ class Recorder:
         """Return what records loops and branches."""
         return self._control_flow
 
+    @property
+    def is_inside_of_body(self) -> bool:
+        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        return self._depth_of_bodies > 0
+
     @contextmanager
     def inside_of_body(self) -> Iterator[None]:
         """Take note of no losses and gradients in this scope: they are not the model's."""
