@@ -20,7 +20,7 @@ from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
-from popsim_torch.loops.function import Recording, Step, recording
+from popsim_torch.loops.function import Recording, recording
 from popsim_torch.loops.host_iterators import HostIterators
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
@@ -124,7 +124,8 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
     tensors = []
     for position, value in enumerate(values):
         if isinstance(value, (bool, int, float)):
-            value = torch.tensor(value, device="cpu")
+            with _without_modes():
+                value = torch.tensor(value, device="cpu")
         if not isinstance(value, torch.Tensor):
             raise UsageTypeError(
                 f"{function}: inputs[{position}] is a {type(value).__name__}. Carried values are "
@@ -182,13 +183,13 @@ class _Call:
                 "poptorch.InfeedQueue(dataset)."
             )
         if counts.device_iterations == 0:
-            unchanged = Step(_without_a_trip, [owner.value(value) for value in self.carried], [])
-            return self.results(owner.run(unchanged))
+            return self.results(owner.run(_without_a_trip, self.carried, []))
         with _without_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:
                 found.add(module)
-            program = _compile(self, owner, found, counts, condition)
+            captured = _captured(owner)
+            program = _compile(self, owner, found, counts, condition, captured)
             asks = (
                 None
                 if condition is None
@@ -198,16 +199,24 @@ class _Call:
                     replace(found, infeeds=[]),
                     LoopCounts(1, 1),
                     None,
+                    captured,
                     anchors=False,
                 )
             )
             owner.programs += [program] if asks is None else [program, asks]
             trips = counts.device_iterations * counts.gradient_accumulation
             run = _Run(program, asks, trips if self.progress else 0, self.function)
-            carried = [owner.value(value) for value in self.carried]
-            captured = [owner.value(tensor) for tensor in owner.tensors]
-            values = owner.run(Step(run, carried, captured))
+            values = owner.run(run, self.carried, captured)
         return self.results(values)
+
+
+def _captured(owner: Recording) -> list[torch.Tensor]:
+    """Return the function's tensors that the body may read."""
+    return [
+        tensor
+        for tensor in owner.tensors.living()
+        if tensor.dtype in INPUTS and tensor.layout is torch.strided and tensor.is_cpu
+    ]
 
 
 _FALSE = torch.zeros((), dtype=torch.bool)
@@ -266,6 +275,7 @@ def _compile(
     found: Reach,
     counts: LoopCounts,
     condition: Body | None,
+    captured: Sequence[torch.Tensor],
     *,
     anchors: bool = True,
 ) -> LoopProgram:
@@ -275,7 +285,7 @@ def _compile(
     with iterators.unmoved():
         for _ in range(_MAX_TRACES):
             found.tidy()
-            body, request = _request(call, owner, found, counts, condition, options, iterators)
+            body, request = _request(call, captured, found, counts, condition, options, iterators)
             try:
                 return LoopProgram(body, options, request)
             except UnknownObject as unknown:
@@ -312,7 +322,7 @@ def _options_of(options: Options, counts: LoopCounts, *, anchors: bool) -> Optio
 
 def _request(
     call: _Call,
-    owner: Recording,
+    captured: Sequence[torch.Tensor],
     found: Reach,
     counts: LoopCounts,
     condition: Body | None,
@@ -328,11 +338,10 @@ def _request(
         places.append(place)
         names.append(name)
     num_fed = len(inputs)
-    for position, tensor in enumerate(owner.tensors):
+    for position, tensor in enumerate(captured):
         inputs.append((tuple(tensor.shape), tensor.dtype))
         places.append(_native.InputPlace(shared=True))
         names.append(f"captured[{position}]")
-    captured = list(owner.tensors)
 
     def step(
         carried: list[torch.Tensor], tensors: Sequence[torch.Tensor]
@@ -399,5 +408,8 @@ def _standing_for(
     """Let traced tensors stand for the function's own in the body."""
     listener: Any = op_listener.get()
     for tensor, stand_in in zip(captured, traced, strict=True):
+        is_computed_of_weights = tensor.grad_fn is not None
         listener.stand_for(tensor, stand_in)
+        if is_computed_of_weights:
+            listener.loop.computed_outside.append(stand_in.requires_grad_())
     yield

@@ -142,6 +142,7 @@ class LoopTrace:
         loss_dtype: Element type of the last loss.
         gradients: The gradient that each update uses, by the parameter's name.
         steps: The optimizers that the body steps.
+        computed_outside: What the function computed of weights outside of the loop.
     """
 
     request: BodyRequest
@@ -153,6 +154,7 @@ class LoopTrace:
     loss_dtype: torch.dtype = torch.float32
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
+    computed_outside: list[torch.Tensor] = field(default_factory=list)
     _updated: dict[int, str] = field(default_factory=dict)
     _cleared: set[int] = field(default_factory=set)
     _unread: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -201,6 +203,13 @@ class LoopTrace:
             )
         for leaf, new in zip(leaves, found, strict=True):
             if new is not None:
+                if any(leaf is one for one in self.computed_outside):
+                    raise Error(
+                        f"backward(){user_line(' at ')}: the loss depends on a weight by a tensor "
+                        f"of shape {tuple(leaf.shape)} that was computed outside of the loop, "
+                        "where gradients of a trip do not get to. Compute it in the body, or use "
+                        "tensor.detach() of it."
+                    )
                 before = leaf.grad
                 leaf.grad = new if before is None else before + new
                 self._unread[id(leaf)] = leaf.grad
