@@ -13,8 +13,10 @@ from torch._higher_order_ops.while_loop import while_loop_op
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from popsim_torch.errors import Error
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.origin import user_line
 
 __all__ = ["higher_order_call"]
 
@@ -88,6 +90,12 @@ def _over_slices(
     count, num_carried = len(xs[0]), len(init)
     first = flat(*init, *(x[0] for x in xs), *further)
     carried, given = first[:num_carried], first[num_carried:]
+    if list(map(_kind, carried)) != list(map(_kind, init)):
+        raise Error(
+            f"{name}{user_line(' at ')}: the function returns the carried values "
+            f"{', '.join(map(_kind, carried))}, and they must be {', '.join(map(_kind, init))}, as "
+            "those that it is given. Convert them with .to(dtype), or reshape them."
+        )
     places = [place for place, one in enumerate(given) if isinstance(one, torch.Tensor)]
     stacks = [[given[place]] for place in places]
     if torch.is_grad_enabled():
@@ -103,18 +111,22 @@ def _over_slices(
             slices = (x.index_select(0, number).squeeze(0) for x in xs)
             results = flat(*values[:num_carried], *slices, *further)
             written = (
-                stack.index_copy(0, number, results[num_carried + place].unsqueeze(0))
+                stack.index_put((number,), results[num_carried + place].unsqueeze(0))
                 for stack, place in zip(values[num_carried:], places, strict=True)
             )
             return [number + 1, *results[:num_carried], *written]
 
-        whole = [stack[0].expand(count, *stack[0].shape).clone() for stack in stacks]
+        empty = [stack[0].expand(count, *stack[0].shape).clone() for stack in stacks]
         start = torch.ones(1, dtype=torch.int32, device=DEVICE)
-        _, *results = flow.for_loop(name, count - 1, trip, [start, *carried, *whole])
+        _, *results = flow.for_loop(name, count - 1, trip, [start, *carried, *empty])
         carried, stacked = results[:num_carried], results[num_carried:]
-    for place, stack in zip(places, stacked, strict=True):
-        given[place] = stack
+    for place, whole in zip(places, stacked, strict=True):
+        given[place] = whole
     return flat.restore([*carried, *given])
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 _CALLS: dict[HigherOrderOperator, Callable[..., Any]] = {
