@@ -19,6 +19,7 @@ from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
@@ -388,6 +389,11 @@ class Recorder:
         set_origin(replace(self._origin, backward=True, op_type=None))
         try:
             yield
+        except RuntimeError as error:
+            located = explained(error, user_line(excludes=("contextlib.py",)))
+            if located is None:
+                raise
+            raise located from error
         finally:
             set_origin(self._origin)
 
