@@ -14,7 +14,7 @@ from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
-from popsim_torch.executor.interface import LoopRequest
+from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
@@ -27,6 +27,7 @@ from popsim_torch.loops.progress import progress_bar
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
+from popsim_torch.profiling import Channel
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
 from popsim_torch.trace.origin import user_line
 
@@ -287,7 +288,7 @@ def _compile(
             found.tidy()
             body, request = _request(call, captured, found, counts, condition, options, iterators)
             try:
-                return LoopProgram(body, options, request)
+                return LoopProgram(body, request)
             except UnknownObject as unknown:
                 last, before = unknown, found.size
                 _add(unknown, found)
@@ -366,13 +367,16 @@ def _request(
     initial = [value.detach().clone() for value in call.carried]
     body = LoopBody(found.modules, found.parameters, initial, step)
     request = LoopRequest(
+        body,
+        options,
+        Channel("poptorch.function"),
         counts,
         inputs,
         tuple(names),
         elements.infeeds,
         places,
-        BodyRequest(tuple(found.optimizers)),
         _settings_reader(options),
+        body=BodyRequest(tuple(found.optimizers)),
     )
     return body, request
 
