@@ -200,7 +200,9 @@ def functionalise_graph(
     with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
         inputs = [torch.empty_like(value) for value in values]
         functional = make_fx(
-            functionalize(replay.run, remove="mutations_and_views"), tracing_mode="real"
+            functionalize(replay.run, remove="mutations_and_views"),
+            tracing_mode="real",
+            _disable_torch_fn_metadata_mode=True,
         )(*inputs)
     for node, part in replay.taken_parts.items():
         restore(node, part)

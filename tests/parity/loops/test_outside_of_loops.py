@@ -175,7 +175,7 @@ def test_what_nobody_holds_is_no_input_of_a_loop():
 
     assert run(torch.tensor(1.0)).item() == 51 * 4
     (program,) = run.programs
-    assert len(program._compiled.input_dtypes) <= 2
+    assert len(program.compiled.input_dtypes) <= 2
     assert run(torch.tensor(2.0)).item() == 52 * 4
 
 
