@@ -23,6 +23,7 @@ from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
 from popsim_torch.loops.program import LoopProgram
 from popsim_torch.loops.recorded import RecordedTensors, Value
 from popsim_torch.options import Options
+from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 
 __all__ = ["Function", "Recording", "Step", "function", "recording"]
 
@@ -68,6 +69,8 @@ class Recording:
         modules: All modules that its loops can use.
         kinds: What each of them was like.
         surroundings: The settings of PyTorch with which it was called.
+        settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
+        settings_then: The settings on the modules when they were recorded.
     """
 
     options: Options
@@ -81,6 +84,9 @@ class Recording:
     modules: list[nn.Module] = field(default_factory=list)
     kinds: list[Any] = field(default_factory=list)
     surroundings: tuple[Any, ...] = field(default_factory=surroundings)
+    settings: tuple[Owned, ...] = ()
+    settings_then: list[Any] = field(default_factory=list)
+    _num_calls: int = 0
 
     @property
     def computes(self) -> bool:
@@ -91,6 +97,10 @@ class Recording:
         """Return whether modules and settings are still like those that were recorded."""
         if self.computes and surroundings() != self.surroundings:
             return False
+        if self._num_calls != num_calls():
+            if [one for _, one in settings_of(self.modules)] != self.settings_then:
+                return False
+            self._num_calls = num_calls()
         with torch._C.DisableTorchFunction():
             return [_kind_of_module(module) for module in self.modules] == self.kinds
 
@@ -129,6 +139,8 @@ class Recording:
         parts = {id(part): part for module in modules for part in module.modules()}
         self.modules = list(parts.values())
         self.kinds = [_kind_of_module(module) for module in self.modules]
+        self.settings_then = [one for _, one in settings_of(self.modules)]
+        self._num_calls = num_calls()
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops and computations once more, with other arguments; return the result."""

@@ -143,6 +143,7 @@ class LoopTrace:
         gradients: The gradient that each update uses, by the parameter's name.
         steps: The optimizers that the body steps.
         computed_outside: What the function computed of weights outside of the loop.
+        called: The modules that the body calls, by identity.
     """
 
     request: BodyRequest
@@ -155,6 +156,7 @@ class LoopTrace:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
     computed_outside: list[torch.Tensor] = field(default_factory=list)
+    called: dict[int, nn.Module] = field(default_factory=dict)
     _updated: dict[int, str] = field(default_factory=dict)
     _cleared: set[int] = field(default_factory=set)
     _unread: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -335,7 +337,10 @@ class LoopTrace:
                 raise UnknownObject(optimizer)
 
         def look(child: nn.Module, _args: object) -> None:
-            if id(child) in known or threading.get_ident() != thread:
+            if threading.get_ident() != thread:
+                return
+            self.called[id(child)] = child
+            if id(child) in known:
                 return
             # What only holds known modules, such as a slice of a Sequential, is nothing new.
             if any(id(part) not in known and _has_own_state(part) for part in child.modules()):
