@@ -41,6 +41,10 @@ class Source:
                 f"{type(dataset).__name__} cannot. Give a function that makes one."
             )
 
+    def goes_through(self, iterator: Iterator[Any]) -> bool:
+        """Whether an iterator is the dataset."""
+        return iterator is self._dataset
+
     def items(self) -> Iterator[Any]:
         """Return an iterator from the beginning, or from where a one-way dataset is.
 

@@ -38,6 +38,7 @@ from popsim_torch.trace.device_types import as_device_types, as_seen
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
+from popsim_torch.trace.host_reads import warn_of_host_read
 from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.loop_body import LoopTrace
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
@@ -54,6 +55,7 @@ from popsim_torch.trace.traced_tensors import (
 )
 
 _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
+_RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
 # Answered with the tensor's values, in ways that pass by the operators of PyTorch.
 _READS = _PRINTS | {"tolist"}
@@ -176,6 +178,8 @@ class FunctionMode(TorchFunctionMode):
                 self._listener.loop.notice_cleared(args[0])
             return as_seen(func, args[0], result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
+            if name in _RANDOM_CONSTRUCTORS or draws_random_numbers(func, {}):
+                warn_of_host_read(f"torch.{name}")
             return _call_on_host(func, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)

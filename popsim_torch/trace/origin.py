@@ -38,6 +38,12 @@ def set_origin(origin: Origin) -> None:
     fx_traceback.get_current_meta()[_CHANNEL] = {_KEY: origin}
 
 
+def current_origin() -> Origin:
+    """Return the origin that new nodes get now."""
+    origin: Origin = fx_traceback.get_current_meta().get(_CHANNEL, {}).get(_KEY, NOWHERE)
+    return origin
+
+
 def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
     origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)

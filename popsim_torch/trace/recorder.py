@@ -19,6 +19,7 @@ from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
@@ -363,6 +364,11 @@ class Recorder:
         """Return what records loops and branches."""
         return self._control_flow
 
+    @property
+    def is_inside_of_body(self) -> bool:
+        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        return self._depth_of_bodies > 0
+
     @contextmanager
     def inside_of_body(self) -> Iterator[None]:
         """Take note of no losses and gradients in this scope: they are not the model's."""
@@ -383,6 +389,11 @@ class Recorder:
         set_origin(replace(self._origin, backward=True, op_type=None))
         try:
             yield
+        except RuntimeError as error:
+            located = explained(error, user_line(excludes=("contextlib.py",)))
+            if located is None:
+                raise
+            raise located from error
         finally:
             set_origin(self._origin)
 

@@ -30,6 +30,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
+from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import without_fakes
@@ -41,7 +42,7 @@ from popsim_torch.trace.module_state import (
     attributes_kept,
     check_not_reassigned,
 )
-from popsim_torch.trace.origin import recording
+from popsim_torch.trace.origin import current_origin, recording
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
@@ -256,7 +257,10 @@ def _translated_errors() -> Iterator[None]:
         raise Error(f"Unsupported ops found in compiled model: [{func._schema.name}]") from error
     except Exception as error:
         without_fakes(error)
-        raise
+        located = explained(error, current_origin().source)
+        if located is None:
+            raise
+        raise located from error
 
 
 def trace(request: TraceRequest) -> TraceResult:
