@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError
 
-__all__ = ["AnchorRequest", "check_return_mode", "num_returned", "resolve"]
+__all__ = [
+    "AnchorRequest",
+    "check_return_mode",
+    "kept_micro_batches",
+    "num_returned",
+    "resolve",
+]
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,38 @@ def check_return_mode(
         )
 
 
+def kept_micro_batches(
+    mode: OutputMode, period: int, device_iterations: int, gradient_accumulation: int
+) -> tuple[range, range]:
+    """Return the micro-batches of a call whose values come back.
+
+    The device has the same rule in ``csrc/ops/host/anchor.cpp``.
+
+    Args:
+        mode: Which, not ``Default``. ``Sum`` comes back with the last one.
+        period: The return period of ``EveryN`` (device iterations). One longer than a call goes on
+            from call to call: then one iteration of some calls comes back, and none of the others.
+        device_iterations: How often the device repeats the step per call (count).
+        gradient_accumulation: Micro-batches per weight update (count); 1 for inference.
+
+    Returns:
+        The device iterations, and the accumulation steps of each of them, counted from 0.
+
+    Raises:
+        InternalError: ``mode`` is ``Default``.
+    """
+    if mode in (OutputMode.Final, OutputMode.Sum):
+        last = device_iterations - 1, gradient_accumulation - 1
+        return range(last[0], last[0] + 1), range(last[1], last[1] + 1)
+    if mode not in (OutputMode.All, OutputMode.EveryN):
+        raise InternalError(
+            f"anchors.kept_micro_batches: {mode!r} says nothing about what to return"
+        )
+    every = period if mode == OutputMode.EveryN else 1
+    first = min(every, device_iterations) - 1
+    return range(first, device_iterations, every), range(gradient_accumulation)
+
+
 def num_returned(
     mode: OutputMode,
     period: int,
@@ -129,10 +167,5 @@ def num_returned(
         InternalError: ``mode`` is ``Default``.
     """
     check_return_mode(mode, period, device_iterations, any_period=any_period, where=where)
-    if mode in (OutputMode.Final, OutputMode.Sum):
-        return replicas
-    if mode == OutputMode.All:
-        return device_iterations * gradient_accumulation * replicas
-    if mode == OutputMode.EveryN:
-        return device_iterations // period * gradient_accumulation * replicas
-    raise InternalError(f"anchors.num_returned: {mode!r} says nothing about what to return")
+    iterations, steps = kept_micro_batches(mode, period, device_iterations, gradient_accumulation)
+    return len(iterations) * len(steps) * replicas

@@ -212,6 +212,11 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   return results;
 }
 
+int64_t Executable::num_iterations() const {
+  const Usage::Copy copy(usage_, "num_iterations");
+  return stage_.num_iterations();
+}
+
 std::pair<double, double> Executable::last_run() const {
   const Usage::Copy copy(usage_, "last_run");
   using Seconds = std::chrono::duration<double>;

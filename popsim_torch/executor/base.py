@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -33,6 +35,8 @@ class ExecutorBase:
     _weights: WeightSync
     _channel: Channel
     _last_complete_run: int
+    # What ``fit`` and the like recorded, where that was the last to run.
+    _fitted_anchors: Mapping[str, torch.Tensor] | None = None
 
     def _require_compiled(self, what: str) -> CompiledModel:
         if self._compiled is None:

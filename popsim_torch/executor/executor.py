@@ -79,6 +79,8 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
         self._ready: CompiledModel | None = None  # compiled and attached
         self._connection = Connection(self._options)
         self._last_complete_run = 0  # of the executable's runs, counted from 1
+        self._fitted_anchors = None
+        self._options._take_anchors(True)
         self._weights = WeightSync(self._traced_model)
         self._num_assignments = num_assignments()
         self._warned: set[str] = set()
@@ -274,6 +276,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
         self._ready = None
         self._compiled = None
         self._state = None
+        self._options._take_anchors(True)
         self._last_complete_run = 0
         self._weights.detach()
         self._connection.detach()
@@ -353,6 +356,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
             raise
         # Nothing before this line leaves a trace if it fails.
         self._compiled, self._state = compiled, state
+        self._options._take_anchors(False)
         self._note_assignment()
         self._report = promise_report(self, compiled, self._options)
         self._weights.attach(state)
@@ -409,6 +413,7 @@ class PoplarExecutor(Files, OptimizerUse, Inspection, Timing, Restaging):
         else:
             results = _run_program(compiled, given)
         self._last_complete_run = compiled.executable.num_runs
+        self._fitted_anchors = None
         if optimizer is not None:
             # Schedulers of torch warn when they believe that no update came before theirs.
             optimizer._opt_called = True  # type: ignore[attr-defined]
