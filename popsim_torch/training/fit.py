@@ -321,7 +321,7 @@ def _execution(
     stream = batches.stream(total)
     execution = Execution(function, body, stream, steps.per_execution, accumulation, options)
     if isinstance(model, PoplarExecutor) and options.anchored_tensors:
-        model._fitted_anchors = execution.anchors
+        model._device.fitted_anchors = execution.anchors
     try:
         yield execution
     finally:
@@ -364,7 +364,7 @@ def _unwrapped(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
         )
     if isinstance(model, PoplarExecutor):
-        optimizer = model._optimizer if optimizer is None else optimizer
+        optimizer = model._use.optimizer if optimizer is None else optimizer
         return model.model, _options_of(function, model) if options is None else options, optimizer
     if not isinstance(model, nn.Module):
         raise UsageTypeError(

@@ -50,6 +50,6 @@ def test_the_user_s_own_options_and_copies_take_it(h):
 
 def test_a_model_that_could_not_be_compiled_takes_it(h):
     model = poptorch.inferenceModel(h.Net(), h.make_options())
-    with pytest.raises(poptorch.Error):
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
         model(torch.zeros(6, 1))
     model.options.anchorTensor("it", "input")

@@ -56,7 +56,7 @@ def test_an_executor_has_what_its_fit_recorded():
     history = poptorch.fit(model, BATCHES, loss=CROSS_ENTROPY, verbose=0)
     torch.testing.assert_close(model.getAnchoredTensor("it"), expected)
     assert torch.equal(history.anchors["it"], model.getAnchoredTensor("it"))
-    with pytest.raises(AssertionError, match="No tensor with name 'its'.* Closest name: 'it'"):
+    with pytest.raises(AssertionError, match=r"No tensor with name 'its'.* Closest name: 'it'"):
         model.getAnchoredTensor("its")
 
 
