@@ -6,7 +6,8 @@ both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError
@@ -16,54 +17,59 @@ __all__ = [
     "check_return_mode",
     "kept_micro_batches",
     "num_returned",
-    "resolve",
 ]
 
 
 @dataclass(frozen=True)
 class AnchorRequest:
-    """One call of ``Options.anchorTensor``.
+    """One call of ``Options.anchorTensor``, with a mode of its own.
 
     Attributes:
         short_name: The name the program will fetch the tensor by.
         long_name: The name of the tensor in the graph.
-        output_mode: Which micro-batches are returned; ``Default`` while ``uses_default`` holds.
+        output_mode: Which micro-batches are returned; not ``Default``.
         period: The return period of ``EveryN`` (device iterations); 1 in the other modes.
-        uses_default: Whether mode and period are still to be taken from the model.
     """
 
     short_name: str
     long_name: str
     output_mode: OutputMode
     period: int
-    uses_default: bool
 
+    @classmethod
+    def of(
+        cls, short_name: str, entry: Any, model_mode: OutputMode, model_period: int
+    ) -> AnchorRequest:
+        """Return the request that an entry of ``Options.anchored_tensors`` is.
 
-def resolve(request: AnchorRequest, model_mode: OutputMode, model_period: int) -> AnchorRequest:
-    """Return the request with a mode of its own; one that has a mode already is returned as it is.
+        Args:
+            short_name: Its key.
+            entry: The long name, whether mode and period are the model's, the mode and the period.
+            model_mode: The output mode of the model, not ``Default``.
+            model_period: The output return period of the model (device iterations).
 
-    Args:
-        request: What the user registered.
-        model_mode: The output mode of the model, not ``Default``.
-        model_period: The output return period of the model (device iterations).
-
-    Raises:
-        InternalError: ``model_mode`` is ``Default``: the model has to choose before its anchors
-            can.
-    """
-    if not request.uses_default:
-        return request
-    if model_mode == OutputMode.Default:
-        raise InternalError(
-            f"anchors.resolve: anchor '{request.short_name}' takes the mode of a model that has "
-            "none"
-        )
-    return replace(
-        request,
-        output_mode=OutputMode(model_mode),
-        period=model_period if model_mode == OutputMode.EveryN else 1,
-        uses_default=False,
-    )
+        Raises:
+            Error: The entry is something else.
+            InternalError: ``model_mode`` is ``Default``: the model has to choose before its anchors
+                can.
+        """
+        try:
+            long_name, uses_default, mode, period = entry
+            mode = OutputMode(mode)
+        except (TypeError, ValueError):
+            raise Error(
+                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
+                "name, whether to use the model's mode, the mode and the period: call "
+                "Options.anchorTensor."
+            ) from None
+        if not uses_default:
+            return cls(short_name, long_name, mode, period)
+        if model_mode == OutputMode.Default:
+            raise InternalError(
+                f"AnchorRequest: anchor '{short_name}' takes the mode of a model that has none"
+            )
+        period = model_period if model_mode == OutputMode.EveryN else 1
+        return cls(short_name, long_name, model_mode, period)
 
 
 def check_return_mode(
