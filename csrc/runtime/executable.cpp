@@ -214,6 +214,11 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   return results;
 }
 
+int64_t Executable::num_iterations() const {
+  const Usage::Copy copy(usage_, "num_iterations");
+  return stage_.num_iterations();
+}
+
 std::tuple<double, double, double> Executable::last_run() const {
   const Usage::Copy copy(usage_, "last_run");
   const auto seconds = [](std::chrono::steady_clock::time_point time) {

@@ -86,6 +86,9 @@ class Executable {
   [[nodiscard]] int64_t last_micro_batch() const {
     return stage_.last_micro_batch();
   }
+  // Device iterations finished so far; none of them is one that failed or was
+  // stopped.
+  [[nodiscard]] int64_t num_iterations() const;
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
   // When the last complete run was called, began and ended, in seconds of the

@@ -35,6 +35,7 @@ from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import Program, RunSettings, names, program_text
+from popsim_torch.ir.offers import Offers
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientEnqueue, unwrapped
@@ -267,10 +268,10 @@ def _state_program(
         join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
-    anchored = [anchor.long_name for anchor in request.returns.anchors]
-    program = lower(named, plan, half, anchored, gradients)
+    offers = Offers(anchor.long_name for anchor in request.returns.anchors)
+    program = lower(named, plan, half, offers, gradients)
     _note_program(log, "lower", program)
-    for name in run_program_passes(program, request):
+    for name in run_program_passes(program, request, offers):
         _note_program(log, name, program)
     return program
 

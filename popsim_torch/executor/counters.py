@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from popsim_torch.anchors import kept_micro_batches
 from popsim_torch.enums import OutputMode
 from popsim_torch.ir import LoopCounts
 
@@ -80,11 +81,10 @@ def _stamps(shape: RunShape, began: float, ended: float) -> tuple[list[float], l
     accumulation = shape.loop.gradient_accumulation
     count = shape.loop.device_iterations * accumulation
     bounds = [began + (ended - began) * i / count for i in range(count)] + [ended]
-    if shape.mode in (OutputMode.Final, OutputMode.Sum):
-        returned = [ended]
-    else:
-        period = shape.period if shape.mode == OutputMode.EveryN else 1
-        returned = [bounds[i + 1] for i in range(count) if (i // accumulation + 1) % period == 0]
+    iterations, steps = kept_micro_batches(
+        shape.mode, shape.period, shape.loop.device_iterations, accumulation
+    )
+    returned = [bounds[i * accumulation + step + 1] for i in iterations for step in steps]
     return _for_each_replica(bounds[:-1], shape), _for_each_replica(returned, shape)
 
 

@@ -90,6 +90,9 @@ class FunctionListener(HostData, Protocol):
     def after_call(self, result: torch.Tensor) -> None:
         """Take note of a tensor that a function returned or changed."""
 
+    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook of a gradient in which operations of ``popsim_torch`` work."""
+
     def mark_loss(self, loss: torch.Tensor) -> None:
         """Take note of the result of a loss function."""
 
@@ -185,6 +188,8 @@ class FunctionMode(TorchFunctionMode):
             return self._read(func, name, args, kwargs)
         if _leaves_device(name, args, kwargs):
             return self._to_host(func, name, args, kwargs)
+        if name == "register_hook" and len(args) == 2 and callable(args[1]):
+            args = (args[0], self._listener.hook(args[1]))
         if name == "__reduce_ex__" or (name == "__deepcopy__" and args[0].is_leaf):
             return copied(name, args[0])
         func, args, kwargs = as_device_types(func, args, kwargs)

@@ -142,7 +142,8 @@ class _Tracer:
         if self._loop is not None:
             gradients = self._end_loop(self._loop)
         else:
-            gradients = self._backward(state, flat[-1]) if self._request.training else []
+            training = self._request.training
+            gradients = self._backward(state, flat[-1], outputs) if training else []
         return [*outputs, *gradients]
 
     def _forward(
@@ -184,7 +185,10 @@ class _Tracer:
         return list(loop.gradients.values())
 
     def _backward(
-        self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
+        self,
+        state: Mapping[str, torch.Tensor],
+        loss_scale: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
         self._result.loss_dtype = loss.dtype
@@ -194,6 +198,7 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
+        loss = self._recorder.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
