@@ -32,7 +32,7 @@ from popsim_torch.executor.interface import LoopRequest, interface_of
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.executor.queues import Queues
-from popsim_torch.executor.updates import loop_plan, make_plan
+from popsim_torch.executor.updates import check_steps, loop_plan, make_plan
 from popsim_torch.files.cache import cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -211,6 +211,7 @@ def compile_model(
             settings = [loop_request.read_optimizer(one) for one in traced.optimizers]
             plan = loop_plan(settings, options, module, traced, loss_scale)
             captures = loop_captures(traced.optimizers)
+            check_steps(traced, plan, captures, stages.num_stages)
         elif optimizer is not None:
             plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
         if plan is not None:

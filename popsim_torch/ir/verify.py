@@ -5,8 +5,9 @@ computes. Who writes what:
 
 * Inputs and constants are never written.
 * A value is written by one op, before it is read.
-* A variable is written by one op of each phase: accumulation and update, for example. In one
-  phase nobody reads it on a pipeline stage that runs behind the one that changes it.
+* A variable is written on one pipeline stage in each phase, by ops that run one after the other:
+  the body of a loop may update a weight more than once. In one phase nobody reads it on a stage
+  that runs behind the one that changes it.
 * A body keeps nothing: it has inputs, values and views. Its ops are those of one stage of a forward
   pass, and the last one yields values of its own.
 * An op writes where none of its other operands lie. What it updates in place is an input and,
@@ -166,7 +167,11 @@ class _Order:
         if root.kind in _NEVER_WRITTEN:
             raise _misuse(op, "writes", root, "which nothing may change")
         writers = self._writers[root.id]
-        if writers if root.kind == TensorKind.VALUE else op.phase in writers:
+        if (
+            writers
+            if root.kind == TensorKind.VALUE
+            else writers.get(op.phase, op.stage) != op.stage
+        ):
             raise _misuse(op, "writes", root, "a second time")
         reader = self._readers[root.id].get(op.phase, op.stage)
         if not _in_order(op.phase, reader, op.stage):

@@ -345,7 +345,7 @@ def _request(
         tuple(names),
         elements.infeeds,
         places,
-        BodyRequest(tuple(found.optimizers)),
+        BodyRequest(tuple(found.optimizers), counts.gradient_accumulation),
         _settings_reader(options),
     )
     return body, request

@@ -34,7 +34,7 @@ def is_view(node: torch.fx.Node) -> bool:
 def views_to(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the views that lead to a node, the first one first and the node itself last."""
     views: list[torch.fx.Node] = []
-    while is_view(node) or _is_in_place(node):
+    while is_view(node) or is_in_place(node):
         if is_view(node):
             views.append(node)
         source: Any = node.args[0]
@@ -89,7 +89,7 @@ def _is_part(node: torch.fx.Node) -> bool:
     return isinstance(cut, torch.fx.Node) and cut.target in _COPIES
 
 
-def _is_in_place(node: torch.fx.Node) -> bool:
+def is_in_place(node: torch.fx.Node) -> bool:
     """Whether a node changes its first argument and is that tensor."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
