@@ -283,9 +283,15 @@ class LoopTrace:
         gradients = {}
         for parameter in parameters_of(optimizer):
             traced = self.known(parameter)
-            name = self._names.get(id(traced)) if is_traced(traced) else None
-            if name is None:
+            if not is_traced(traced):
                 raise UnknownObject(parameter)
+            name = self._names.get(id(traced))
+            if name is None:
+                raise Error(
+                    f"optimizer.step(){where} is called in a function that poptorch.for_loop, "
+                    "poptorch.cond or the like runs, which cannot change weights. Call it in the "
+                    "body of repeat itself, or write a Python loop there."
+                )
             with torch._C.DisableTorchFunction():
                 self._left.use(traced, name, f"optimizer.step(){where}")
                 if traced.grad is not None:

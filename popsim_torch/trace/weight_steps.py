@@ -127,7 +127,7 @@ def leave_to_the_end(
     seen = {name: [user for user, _ in _uses(_placeholder_of(weights[name]))] for name in named}
     staying: dict[int, str] = {}
     at_end: set[str] = set()
-    for key, step in reversed(steps.items()):
+    for key, step in reversed(list(steps.items())):
         found = _used_behind(step, seen, order)
         if found is not None or not at_end.isdisjoint(step.gradients):
             staying[key] = "" if found is None else origin_of(found).source

@@ -318,6 +318,24 @@ def test_queues_of_gradients_of_several_steps(training):
         repeated(body)
 
 
+def test_a_step_in_a_loop_of_the_body(training):
+    def body():
+        training.optimizer.zero_grad()
+        loss = training.loss()
+        loss.backward()
+
+        def inner(x):
+            training.optimizer.step()
+            return x + 1
+
+        poptorch.for_loop(3, inner, [loss.detach()])
+
+    with pytest.raises(
+        Error, match=rf"step\(\) {LINE} is called in a function that poptorch.for_l"
+    ):
+        repeated(body)
+
+
 def test_a_closure(training):
     with pytest.raises(Error, match=rf"step\(closure\) {LINE}: closures are not supported"):
         repeated(lambda: training.optimizer.step(training.loss))

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import popsim_torch as poptorch
 
@@ -332,12 +333,33 @@ def gradients_put_there(players, real, noise):
     return loss, players.d(real).square().mean()
 
 
-def a_branch_behind_a_step(players, real, noise):
+def a_loop_behind_a_step(players, real, noise):
     players.of_d.zero_grad()
     loss = players.d(real).square().mean()
     loss.backward()
     players.of_d.step()
-    return loss, players.d[0].weight.sum().abs() + players.d(real).relu().sum()
+    bias, y = players.d[0].bias, loss.detach()
+    if y.is_cpu:
+        for _ in range(3):
+            y = y * 0.5 + bias.sum()
+    else:
+        (y,) = poptorch.for_loop(3, lambda y: y * 0.5 + bias.sum(), [y])
+    return loss, y
+
+
+def rebuilt(players, real, noise):
+    """What is computed once more in the backward pass reads the weights that it read first."""
+    players.of_d.zero_grad()
+    players.of_g.zero_grad()
+    fake = checkpoint(players.g, noise[0], use_reentrant=False)
+    real_loss = checkpoint(players.d, real, use_reentrant=False).square().mean()
+    loss_d = real_loss - players.d(fake.detach()).mean()
+    loss_d.backward()
+    players.of_d.step()
+    loss_g = -checkpoint(players.d, fake, use_reentrant=False).mean()
+    loss_g.backward()
+    players.of_g.step()
+    return loss_d, loss_g
 
 
 def clipped_gradients(players, real, noise):
@@ -363,7 +385,8 @@ BODIES = [
     averaged,
     changed_gradients,
     gradients_put_there,
-    a_branch_behind_a_step,
+    a_loop_behind_a_step,
+    rebuilt,
     clipped_gradients,
 ]
 
@@ -447,6 +470,66 @@ def test_weights_of_the_host_count_from_the_next_call_on():
         players.g[0].bias.add_(0.1)
 
     assert_trains_like_eager(wasserstein(clipped), "Adam", calls=3, between=between)
+
+
+@pytest.mark.parametrize("mode", [1, 4])
+def test_recomputation_keeps_what_old_weights_made(mode):
+    options = poptorch.Options()
+    options._Popart.set("autoRecomputation", mode)
+    data = batches((4, 3, 8, 8), (4, 8, 1, 1))
+    assert_trains_like_eager(dcgan, "Adam", convolutional, data, options=options)
+
+
+UNROLLED = {
+    **{name: OPTIMIZERS[name] for name in ("Adam", "momentum", "combined")},
+    "LAMB": lambda module: poptorch.optim.LAMB(module.parameters(), lr=0.01),
+    "clipped": lambda module: poptorch.optim.AdamW(module.parameters(), lr=0.01, max_grad_norm=0.1),
+}
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_steps_of_one_trip_have_the_bits_of_trips_of_one_step(name):
+    found = []
+    for steps in (1, 3):
+        net = small()[1]
+        optimizer, x = UNROLLED[name](net), batches()[0][0]
+        losses = poptorch.OutfeedQueue()
+
+        def body(net=net, optimizer=optimizer, losses=losses, x=x, steps=steps):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+            losses.enqueue(loss)
+
+        @poptorch.function
+        def train(body=body, steps=steps):
+            poptorch.repeat(TRIPS // steps, lambda: body())
+
+        train()
+        found.append([losses.dequeue()[-1], *net.state_dict().values()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_while_loop_takes_turns():
+    ours = Players(*small(), momentum)
+    theirs = Players(*copy.deepcopy((ours.g, ours.d)), momentum)
+    real, noise = batches()[0]
+
+    def body(trip):
+        wasserstein(clipped)(ours, real, noise)
+        return trip + 1
+
+    @poptorch.function
+    def train():
+        return poptorch.while_loop(lambda trip: trip < 7.0, body, torch.tensor(0.0))
+
+    assert train().item() == 7
+    for _ in range(7):
+        wasserstein(clipped)(theirs, real, noise)
+    for (name, value), (_, reference) in zip(ours.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_half_precision():
