@@ -156,7 +156,13 @@ def plan_updates(c: Compilation) -> None:
     traced = c.traced
     c.plan = c.request.plan(traced, names.loss_scale(dtype_name(traced.loss_dtype)))
     captures = () if c.plan is None else c.request.captures(traced)
-    check_steps(traced, c.plan, captures, c.stages.num_stages)
+    check_steps(
+        traced,
+        c.plan,
+        captures,
+        accumulation=c.interface.loop.gradient_accumulation,
+        num_stages=c.stages.num_stages,
+    )
     c.gradients, captured = capture_gradients(captures, c.plan, traced, c.request.options)
     c.enqueues = {**traced.enqueues, **captured}
 

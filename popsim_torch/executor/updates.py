@@ -14,7 +14,7 @@ from popsim_torch.executor.numerics import Numerics
 from popsim_torch.optim.captures import GradientCapture
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
-from popsim_torch.options import Options, check_accumulation_dtype
+from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.trace import TraceResult
 
 __all__ = ["check_steps", "loop_plan", "make_plan"]
@@ -46,19 +46,23 @@ def make_plan(
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
-        accumulator_dtype=_accumulator_dtype(options),
+        accumulator_dtype=_accumulator_dtype(options, optimizer),
         loss_scale_rule=Numerics.of(options).loss_scale_rule,
         loss_scale=loss_scale,
     )
 
 
 def _accumulator_dtype(
-    options: Options,
+    options: Options, optimizer: OptimizerSettings
 ) -> Callable[[nn.Parameter], torch.dtype | None] | None:
     """Return what options say of the element type of a parameter's accumulator."""
     chosen = options.Training.gradient_accumulation_dtype
     if chosen is None:
         return None
+    if chosen is own_dtype and (
+        optimizer.rule.combined or optimizer.rule.accum_type is torch.float16
+    ):
+        return None  # (that is what the optimizer was made with)
     where = "Options.Training.gradientAccumulationDtype"
 
     def dtype_of(parameter: nn.Parameter) -> torch.dtype:
@@ -101,6 +105,8 @@ def check_steps(
     traced: TraceResult,
     plan: OptimizerPlan | None,
     captures: Sequence[GradientCapture],
+    *,
+    accumulation: int,
     num_stages: int,
 ) -> None:
     """Refuse what does not go together with weights that change in the middle of a trip.
@@ -109,6 +115,7 @@ def check_steps(
         traced: The body of a loop.
         plan: Its updates.
         captures: Gradients that go into queues.
+        accumulation: Trips of which one updates the weights (count).
         num_stages: Pipeline stages (count).
 
     Raises:
@@ -119,6 +126,12 @@ def check_steps(
         return
     first = steps[0]
     begin = f"optimizer.step(){first.source} has to change '{first.parameters[0]}' at once:"
+    if accumulation > 1:
+        raise Error(
+            f"{begin} {first.why_at_once}. With gradient_accumulation={accumulation} weights "
+            f"change once for {accumulation} trips, at their end. Do that in front of step(), or "
+            "leave gradient_accumulation out and call step() on the sum of several losses."
+        )
     if num_stages > 1:
         raise Error(
             f"{begin} {first.why_at_once}. With {num_stages} pipeline stages weights change at the "

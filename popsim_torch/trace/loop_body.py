@@ -118,11 +118,9 @@ class BodyRequest:
 
     Attributes:
         optimizers: Those that the body may use.
-        gradient_accumulation: Trips of which one updates the weights (count).
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
-    gradient_accumulation: int = 1
 
 
 @dataclass
@@ -141,6 +139,7 @@ class LoopTrace:
         steps: The calls of ``optimizer.step()``, by the key that they have in the graph.
         staying: Where weights are looked at behind a step, by its key, for those that are taken
             where they are called; the others are taken at the end of the trip.
+        called: The modules that the body calls, by identity.
     """
 
     request: BodyRequest
@@ -153,6 +152,7 @@ class LoopTrace:
     loss_dtype: torch.dtype = torch.float32
     steps: dict[int, WeightStep] = field(default_factory=dict)
     staying: dict[int, str] = field(default_factory=dict)
+    called: dict[int, nn.Module] = field(default_factory=dict)
     _left: LeftGradients = field(default_factory=LeftGradients)
     _unread: dict[int, torch.Tensor] = field(default_factory=dict)
     _backward_line: str = ""
@@ -326,8 +326,7 @@ class LoopTrace:
         """Check what can only be told at the end of the body, and put off what can be.
 
         Raises:
-            Error: Gradients would add up from trip to trip, or weights would have to change in the
-                middle of accumulation.
+            Error: Gradients would add up from trip to trip.
         """
         nodes = map(find_node, self._unread.values())
         if self.has_backward and not self.steps and not any(node and node.users for node in nodes):
@@ -337,14 +336,6 @@ class LoopTrace:
             )
         self._left.check()
         self.staying = leave_to_the_end(self.steps, self.parameters)
-        count = self.request.gradient_accumulation
-        for step in self.steps_in_trip.values() if count > 1 else ():
-            raise Error(
-                f"repeat(gradient_accumulation={count}): optimizer.step(){step.source} changes "
-                f"'{step.parameters[0]}' once for {count} trips, at their end, and "
-                f"{step.why_at_once}. Do that in front of step(), or leave gradient_accumulation "
-                "out and call step() on the sum of several losses."
-            )
 
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
@@ -361,7 +352,10 @@ class LoopTrace:
                 raise UnknownObject(optimizer)
 
         def look(child: nn.Module, _args: object) -> None:
-            if id(child) in known or threading.get_ident() != thread:
+            if threading.get_ident() != thread:
+                return
+            self.called[id(child)] = child
+            if id(child) in known:
                 return
             # What only holds known modules, such as a slice of a Sequential, is nothing new.
             if any(id(part) not in known and _has_own_state(part) for part in child.modules()):
