@@ -333,6 +333,27 @@ def gradients_put_there(players, real, noise):
     return loss, players.d(real).square().mean()
 
 
+def clipped_between_steps(players, real, noise):
+    players.of_d.zero_grad()
+    players.d(real).square().mean().backward()
+    players.of_d.step()
+    clipped(players.d)
+    players.of_d.zero_grad()
+    loss = players.d(real).square().mean()
+    loss.backward()
+    players.of_d.step()
+    return (loss,)
+
+
+def clipped_in_front(players, real, noise):
+    clipped(players.d)
+    players.of_d.zero_grad()
+    loss = players.d(real).square().mean()
+    loss.backward()
+    players.of_d.step()
+    return loss, players.d(real).mean()
+
+
 def a_loop_behind_a_step(players, real, noise):
     players.of_d.zero_grad()
     loss = players.d(real).square().mean()
@@ -385,6 +406,8 @@ BODIES = [
     averaged,
     changed_gradients,
     gradients_put_there,
+    clipped_between_steps,
+    clipped_in_front,
     a_loop_behind_a_step,
     rebuilt,
     clipped_gradients,
