@@ -55,5 +55,5 @@ def load(
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     executor = PoplarExecutor(model.module, options, model.optimizer)
-    executor._restore(filename, program, model)
+    executor._files.restore(filename, program, model)
     return executor

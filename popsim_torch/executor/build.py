@@ -74,6 +74,16 @@ def to_native(graph: Graph) -> _native.Graph:
     return native
 
 
+def executable_text(executable: _native.Executable) -> str:
+    """Return what an executable runs, in which order, and how much memory it takes."""
+    plan = executable.plan
+    return (
+        f"{executable.actions()}\n\n{executable.program()}\n"
+        f"arena: {plan.arena_bytes} bytes, live at most {plan.peak_live_bytes}\n"
+        f"persistent: {plan.persistent_bytes} bytes\n"
+    )
+
+
 def build_executable(
     program: Program,
     loop: LoopCounts,

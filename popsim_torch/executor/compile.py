@@ -1,4 +1,4 @@
-"""From a module, options and an optimizer to a program that runs: every step, in order."""
+"""From a request to a program that runs: every step, in order (``STEPS``)."""
 
 from __future__ import annotations
 
@@ -9,270 +9,247 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from popsim_torch import _native
-from popsim_torch.anchors import AnchorRequest, resolve
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
-from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error
-from popsim_torch.executor.build import build_executable
-from popsim_torch.executor.compile_log import log_program
+from popsim_torch.errors import InternalError
+from popsim_torch.executor.build import build_executable, executable_text
+from popsim_torch.executor.compile_log import CompileLog
+from popsim_torch.executor.compile_request import CompileRequest
+from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.dump import Dump, write_graph_file
-from popsim_torch.executor.gradient_captures import capture_gradients, loop_captures
+from popsim_torch.executor.gradient_captures import capture_gradients
 from popsim_torch.executor.host_code import HostCode
-from popsim_torch.executor.interface import LoopRequest, interface_of
+from popsim_torch.executor.interface import Interface
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.overlap import check_overlap
-from popsim_torch.executor.queues import Queues
-from popsim_torch.executor.updates import loop_plan, make_plan
-from popsim_torch.files.cache import cached_program
+from popsim_torch.executor.placement import place
+from popsim_torch.executor.program_log import log_program
+from popsim_torch.executor.program_options import half_partials, program_request
+from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
-from popsim_torch.ir import LoopCounts, Program, RunSettings, names, program_text
+from popsim_torch.ir import Program, RunSettings, names, program_text
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
-from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
+from popsim_torch.optim.captures import GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
-from popsim_torch.options.back_end import check_back_end, log_computed
+from popsim_torch.options.back_end import check_back_end
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
-from popsim_torch.passes.recompute_choice import Recomputation
-from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.passes.synthetic_data import SyntheticData
-from popsim_torch.profiling import Channel
-from popsim_torch.stages import (
-    PipelineSchedule,
-    StageAssigner,
-    check_pipeline,
-    check_schedule,
-    count_stages,
-    schedule_name,
-)
+from popsim_torch.stages import StageAssigner
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.control.bodies import all_bodies
+from popsim_torch.trace.enqueues import Enqueue
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.named_graph import NamedGraph, name_nodes
+from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text
 
-_NUM_STEPS = 4
+__all__ = ["STEPS", "Compilation", "compile_model", "fit_to_host"]
+
 # torch.fx traces with state that belongs to the process.
 _one_at_a_time = threading.RLock()
 
 
-@dataclass(frozen=True)
-class CompiledModel:
-    """A program on the device, and how user calls map to it.
+class Compilation:
+    """What the steps have found out so far.
+
+    Each attribute is set by one step, once; later steps read it and leave it as it is.
 
     Attributes:
-        executable: The program as it runs.
-        program: What it computes, the same on every machine.
-        host_program: The program as it was fitted to this host.
-        run: How it runs.
-        arguments: What calls must look like.
-        outputs: What calls return.
-        input_dtypes: Element type on the device, per input.
-        converts_inputs: Whether any of them is not the caller's type, or none is taken.
-        plan: The optimizer's updates; None for inference.
-        duration: How long compilation took.
-        host_code: What the program calls of the host's code; None if it calls nothing.
-        queues: The queues that the program feeds or is fed from; None if there are none.
-        optimizers: Those that the body of a device loop steps.
+        request: What is compiled.
+        log: The steps that have ended.
+        numerics: What the options say about numbers.
+        interface: What calls look like.
+        stages: The pipeline stages that the trace met.
+        traced: The module as a torch.fx graph.
+        training: Whether the program trains.
+        schedule: The name of the order in which micro-batches run.
+        num_ipus: How many IPUs the model takes (count).
+        plan: What optimizers do to the weights; None if nothing is trained.
+        gradients: Those that go into queues.
+        enqueues: All that the program puts into queues, by number.
+        asked: What the options ask of the program.
+        half: Which products of float16 operands add up in float16.
+        found: The program, the same on every machine, made or read from the executable cache.
+        compiled: The program as it runs here.
     """
 
-    executable: _native.Executable
-    program: Program
-    host_program: Program
-    run: RunSettings
-    arguments: ArgumentSpec
-    outputs: OutputSpec
-    input_dtypes: tuple[torch.dtype, ...]
-    converts_inputs: bool
+    numerics: Numerics
+    interface: Interface
+    stages: StageAssigner
+    traced: TraceResult
+    training: bool
+    schedule: str
+    num_ipus: int
     plan: OptimizerPlan | None
-    duration: datetime.timedelta
-    host_code: HostCode | None = None
-    queues: Queues | None = None
-    optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
+    gradients: Sequence[GradientEnqueue]
+    enqueues: Mapping[int, Enqueue]
+    asked: ProgramRequest
+    half: HalfPartials
+    found: CachedProgram
+    compiled: CompiledModel
+
+    def __init__(self, request: CompileRequest, log: CompileLog) -> None:
+        self.request = request
+        self.log = log
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dict__:
+            raise InternalError(f"compile: two steps set '{name}'")
+        super().__setattr__(name, value)
 
 
-def anchor_requests(options: Options) -> list[AnchorRequest]:
-    """Return the calls of ``Options.anchorTensor``."""
-    requests = []
-    for short_name, entry in options.anchored_tensors.items():
-        try:
-            long_name, uses_default, mode, period = entry
-            mode = OutputMode(mode)
-        except (TypeError, ValueError):
-            raise Error(
-                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
-                "name, whether to use the model's mode, the mode and the period: call "
-                "Options.anchorTensor."
-            ) from None
-        requests.append(AnchorRequest(short_name, long_name, mode, period, uses_default))
-    return requests
+def check_request(c: Compilation) -> None:
+    """Refuse what cannot be compiled, whatever forward does."""
+    check_back_end(c.request.options)
+    check_traceable(c.request.module)
+    c.numerics = Numerics.of(c.request.options)
 
 
-def half_partials(options: Options) -> HalfPartials:
-    """Return which products of float16 operands add up in float16."""
-    popart = options._Popart
-    return HalfPartials(
-        matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
+def describe_calls(c: Compilation) -> None:
+    """Say what calls of the program look like."""
+    c.interface = c.request.interface()
+
+
+def trace_module(c: Compilation) -> None:
+    """Make a torch.fx graph of the module."""
+    request, options = c.request, c.request.options
+    c.stages = StageAssigner(options.execution_strategy)
+    trace_request = TraceRequest(
+        request.module,
+        c.interface.inputs,
+        c.interface.unflatten,
+        request.may_train,
+        c.stages,
+        module_scopes=bool(options.module_namescope_enabled),
+        location_excludes=tuple(options.source_location_excludes),
+        back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
+        input_names=tuple(c.interface.arguments.names),
+        body=request.body,
+    )
+    with request.channel.tracepoint("graphPreprocessing"):
+        c.traced = trace(trace_request)
+    c.training = request.trains(c.traced)
+    _note_trace(c.log, "trace", c.traced)
+
+
+def place_stages(c: Compilation) -> None:
+    """Choose the schedule and the IPUs for the stages that the trace met."""
+    options = c.request.options
+    if c.traced.overlaps:
+        check_overlap(options)
+    c.schedule, c.num_ipus = place(options, c.stages, c.interface.loop, training=c.training)
+
+
+def plan_updates(c: Compilation) -> None:
+    """Say what optimizers do to the weights, and which gradients go into queues."""
+    traced = c.traced
+    c.plan = c.request.plan(traced, names.loss_scale(dtype_name(traced.loss_dtype)))
+    captures = () if c.plan is None else c.request.captures(traced)
+    c.gradients, captured = capture_gradients(captures, c.plan, traced, c.request.options)
+    c.enqueues = {**traced.enqueues, **captured}
+
+
+def read_options(c: Compilation) -> None:
+    """Read what the options ask of the program."""
+    options, pipelined = c.request.options, c.schedule != "sequential"
+    c.half = half_partials(options)
+    c.asked = program_request(
+        options,
+        c.interface.loop,
+        c.stages,
+        c.numerics,
+        training=c.training,
+        pipelined=pipelined,
     )
 
 
-def compile_model(
-    module: nn.Module,
-    options: Options,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    optimizer: OptimizerSettings | None,
-    captures: Sequence[GradientCapture] = (),
-    warned: set[str],
-    channel: Channel,
-    loop_request: LoopRequest | None = None,
-) -> CompiledModel:
-    """Trace, lower and build a model: every step, in order.
+def state_program(c: Compilation) -> None:
+    """Make the program that is the same on every machine, or find it in the executable cache."""
+    plan = c.plan
+    depends_on = (None if plan is None else plan.without_values(), c.gradients, c.half, c.asked)
+    c.found = cached_program(
+        c.request.options,
+        lambda: trace_key(c.traced, depends_on),
+        lambda: _state_program(c.traced, plan, c.gradients, c.half, c.asked, c.log),
+    )
+    if c.found.file is not None:
+        c.log.note("read the executable cache", _size_of(c.found.program))
+
+
+def fit_program(c: Compilation) -> None:
+    """Fit the program to this host, and make it an executable."""
+    try:
+        if c.found.file is not None:
+            check_interface(c.found.program, c.interface.inputs, c.traced)
+        compiled = _fit(c, c.found.program)
+    except Exception as error:  # of a program that was read: no check looks at everything
+        compiled = _fit(c, c.found.anew(error))
+    queues = c.request.queues(c.enqueues)
+    if queues is not None:
+        queues.connect(compiled.executable, len(c.interface.inputs))
+    c.compiled = dataclasses.replace(
+        compiled,
+        host_code=HostCode(c.traced.host_calls) if c.traced.host_calls else None,
+        queues=queues,
+        optimizers=[unwrapped(one)[0] for one in c.traced.optimizers],
+    )
+
+
+STEPS: tuple[Callable[[Compilation], None], ...] = (
+    check_request,
+    describe_calls,
+    trace_module,
+    place_stages,
+    plan_updates,
+    read_options,
+    state_program,
+    fit_program,
+)
+"""From a request to an executable; each adds to the compilation what later ones read."""
+
+
+def compile_model(request: CompileRequest) -> CompiledModel:
+    """Compile a model or the body of a loop.
 
     Args:
-        module: The user's module (the executor's shallow copy of it).
-        options: With a resolved output mode.
-        args: Positional arguments of the compiling call.
-        kwargs: Keyword arguments of the compiling call.
-        optimizer: For training; None for inference.
-        captures: Gradients that go into queues.
-        warned: Warnings already given for this executor.
-        channel: Shows the trace of the module.
-        loop_request: Given where the module is the body of a device loop, which has no arguments
-            and tells itself which optimizers it steps.
+        request: What to compile, frozen: no step changes it.
 
     Raises:
-        Error: The model cannot be compiled; nothing has changed, the call may be repeated.
+        Error: It cannot be compiled; nothing has changed, the call may be repeated.
     """
     start = time.perf_counter()
-    training = optimizer is not None or loop_request is not None
-    progress = _progress(_draws_bar(options))
+    progress = _progress(_draws_bar(request.options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
     without_source = _use_lazy_graph_module(True)
     # An autocast around the call would concern host tensors, and what torch does while it traces.
     no_autocast = torch._C._DisableAutocast()
-    with _one_at_a_time, around_compilation(), without_source, no_autocast, progress as step:
-        limit_repeats(options.max_repeat_logs)
-        dump = Dump.from_environment(
-            f"{type(module).__name__}_{'training' if training else 'inference'}"
-        )
-
-        # What the call looks like.
-        check_back_end(options)
-        check_traceable(module)
-        interface = interface_of(
-            module, options, args, kwargs, loop_request, training=training, warned=warned
-        )
-        arguments, loop, inputs = interface.arguments, interface.loop, interface.inputs
-        numerics = Numerics.of(options)
-        stages = StageAssigner(options.execution_strategy)
-        step()
-
-        # The module becomes a torch.fx graph.
-        trace_request = TraceRequest(
-            module,
-            inputs,
-            interface.unflatten,
-            training,
-            stages,
-            module_scopes=bool(options.module_namescope_enabled),
-            location_excludes=tuple(options.source_location_excludes),
-            back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
-            input_names=tuple(arguments.names),
-            body=None if loop_request is None else loop_request.body,
-        )
-        with channel.tracepoint("graphPreprocessing"):
-            traced = trace(trace_request)
-        _write_trace(dump, "trace", traced)
-        if traced.overlaps:
-            check_overlap(options)
-        if loop_request is not None:
-            training = traced.has_backward
-        schedule, num_ipus = _check_stages(options, stages, loop, training)
-        pipelined = schedule != "sequential"
-        plan, gradients = None, list[GradientEnqueue]()
-        loss_scale = names.loss_scale(dtype_name(traced.loss_dtype))
-        if loop_request is not None:
-            settings = [loop_request.read_optimizer(one) for one in traced.optimizers]
-            plan = loop_plan(settings, options, module, traced, loss_scale)
-            captures = loop_captures(traced.optimizers)
-        elif optimizer is not None:
-            plan = make_plan(optimizer, options, module, traced.gradients, loss_scale)
-        if plan is not None:
-            gradients = capture_gradients(captures, plan, traced, options)
-        step()
-
-        # The graph becomes a program, the same on every machine.
-        request = _program_request(options, loop, stages, training=training, pipelined=pipelined)
-        request = dataclasses.replace(
-            request,
-            stochastic_rounding=numerics.stochastic_rounding,
-            synthetic_data=numerics.synthetic_data,
-        )
-        half = half_partials(options)
-        depends_on = (None if plan is None else plan.without_values(), gradients, half, request)
-        cached = cached_program(
-            options,
-            lambda: trace_key(traced, depends_on),
-            lambda: _state_program(traced, plan, gradients, half, request, dump),
-        )
-        step()
-
-        # The program is fitted to this host, and becomes an executable.
-        def fit(program: Program) -> CompiledModel:
-            log_program(program, options, request.returns.anchors, stages.ipu_of_stage)
-            write_graph_file(program)
-            run = RunSettings(
-                loop,
-                schedule,
-                num_ipus if program.graph.ops else 0,
-                numerics.floating_point_checks,
-                numerics.synthetic_data == SyntheticData.NONE,
-            )
-            fed = loop_request is not None and bool(loop_request.infeeds)
-            return fit_to_host(program, run, arguments, traced.outputs, plan, dump, fed=fed)
-
-        try:
-            if cached.file is not None:
-                check_interface(cached.program, inputs, traced)
-            compiled = fit(cached.program)
-        except Exception as error:  # of a program that was read: no check looks at everything
-            compiled = fit(cached.anew(error))
-        step()
+    with _one_at_a_time, around_compilation(), without_source, no_autocast, progress as moved:
+        limit_repeats(request.options.max_repeat_logs)
+        kind = "training" if request.may_train else "inference"
+        log = CompileLog(Dump.from_environment(f"{type(request.module).__name__}_{kind}"))
+        compilation = Compilation(request, log)
+        for step in STEPS:
+            step(compilation)
+            if step not in _NOTED:
+                log.note(step.__name__)
+            moved()
+        log.close()
     duration = datetime.timedelta(seconds=time.perf_counter() - start)
-    host_code = HostCode(traced.host_calls) if traced.host_calls else None
-    queues = _queues(traced, loop_request)
-    if queues is not None:
-        queues.connect(compiled.executable, len(inputs))
-    return dataclasses.replace(
-        compiled,
-        duration=duration,
-        host_code=host_code,
-        queues=queues,
-        optimizers=[unwrapped(one)[0] for one in traced.optimizers],
-    )
+    return dataclasses.replace(compilation.compiled, duration=duration)
 
 
-def _queues(traced: TraceResult, request: LoopRequest | None) -> Queues | None:
-    """Return the queues of a program, if it has any."""
-    if request is None:
-        return Queues(traced.enqueues) if traced.enqueues else None
-    return Queues(traced.enqueues, request.infeeds, request.places)
+_NOTED = (trace_module, state_program, fit_program)
+"""Steps that take note of what they consist of themselves."""
 
 
 def _state_program(
@@ -281,21 +258,35 @@ def _state_program(
     gradients: Sequence[GradientEnqueue],
     half: HalfPartials,
     request: ProgramRequest,
-    dump: Dump,
+    log: CompileLog,
 ) -> Program:
     """Return the program of a trace, the same on every machine."""
     traced = functionalise(traced)
-    _write_trace(dump, "functionalise", traced)
+    _note_trace(log, "functionalise", traced)
     for module in (traced.graph_module, *all_bodies(traced.controls)):
         join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
-    _write_trace(dump, "name", named)
+    log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
     anchored = [anchor.long_name for anchor in request.returns.anchors]
     program = lower(named, plan, half, anchored, gradients)
-    _write_program(dump, "lower", program)
+    _note_program(log, "lower", program)
     for name in run_program_passes(program, request):
-        _write_program(dump, name, program)
+        _note_program(log, name, program)
     return program
+
+
+def _fit(c: Compilation, program: Program) -> CompiledModel:
+    log_program(program, c.request.options, c.asked.returns.anchors, c.stages.ipu_of_stage)
+    write_graph_file(program)
+    run = RunSettings(
+        c.interface.loop,
+        c.schedule,
+        c.num_ipus if program.graph.ops else 0,
+        c.numerics.floating_point_checks,
+        c.numerics.synthetic_data == SyntheticData.NONE,
+    )
+    arguments, outputs = c.interface.arguments, c.traced.outputs
+    return fit_to_host(program, run, arguments, outputs, c.plan, c.log, fed=c.request.fed)
 
 
 def fit_to_host(
@@ -304,7 +295,7 @@ def fit_to_host(
     arguments: ArgumentSpec,
     outputs: OutputSpec,
     plan: OptimizerPlan | None,
-    dump: Dump,
+    log: CompileLog,
     *,
     fed: bool = False,
 ) -> CompiledModel:
@@ -316,7 +307,7 @@ def fit_to_host(
         arguments: What calls must look like.
         outputs: What calls return.
         plan: The optimizer's updates; None for inference.
-        dump: Takes the text of each step.
+        log: Takes note of each step.
         fed: Inputs come from queues.
 
     Raises:
@@ -326,7 +317,7 @@ def fit_to_host(
     host_program = program.copy()
     # Checks tell which of the model's ops has failed: none are joined for them.
     for name in () if run.floating_point_checks else run_host_passes(host_program):
-        _write_program(dump, name, host_program)
+        _note_program(log, name, host_program)
     executable = build_executable(
         host_program,
         run.loop,
@@ -335,7 +326,7 @@ def fit_to_host(
         floating_point_checks=run.floating_point_checks,
         fed=fed,
     )
-    _write_executable(dump, executable)
+    log.note("build", f"{executable.plan.arena_bytes} bytes", lambda: executable_text(executable))
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))
     return CompiledModel(
         executable,
@@ -347,8 +338,22 @@ def fit_to_host(
         input_dtypes,
         input_dtypes != arguments.dtypes or not run.reads_inputs,
         plan,
+        log,
         datetime.timedelta(seconds=time.perf_counter() - start),
     )
+
+
+def _note_trace(log: CompileLog, name: str, traced: TraceResult) -> None:
+    graph = traced.graph_module.graph
+    log.note(name, f"{len(graph.nodes)} nodes", lambda: trace_text(traced))
+
+
+def _note_program(log: CompileLog, name: str, program: Program) -> None:
+    log.note(name, _size_of(program), lambda: program_text(program))
+
+
+def _size_of(program: Program) -> str:
+    return f"{len(program.graph.ops)} ops, {len(program.graph.tensors)} tensors"
 
 
 def _draws_bar(options: Options) -> bool:
@@ -362,94 +367,17 @@ def _draws_bar(options: Options) -> bool:
 @contextmanager
 def _progress(show: bool) -> Iterator[Callable[[], None]]:
     """Draw a bar that moves with each call of what this yields; a failure fills it."""
-    bar = CompilationProgressBar() if show else None
-    done = 0
+    bar: Any = CompilationProgressBar() if show else None
+    done, steps = 0, len(STEPS)
 
-    def step() -> None:
+    def move() -> None:
         nonlocal done
         done += 1
         if bar is not None:
-            bar(done, _NUM_STEPS)
+            bar(done, steps)
 
     try:
-        yield step
+        yield move
     finally:
-        if bar is not None and 0 < done < _NUM_STEPS:
-            bar(_NUM_STEPS, _NUM_STEPS)
-
-
-def _write_trace(dump: Dump, name: str, traced: TraceResult | NamedGraph) -> None:
-    if dump.on:
-        dump.write(name, trace_text(traced))
-
-
-def _write_program(dump: Dump, name: str, program: Program) -> None:
-    if dump.on:
-        dump.write(name, program_text(program))
-
-
-def _write_executable(dump: Dump, executable: _native.Executable) -> None:
-    if dump.on:
-        plan = executable.plan
-        dump.write(
-            "build",
-            f"{executable.actions()}\n\n{executable.program()}\n"
-            f"arena: {plan.arena_bytes} bytes, live at most {plan.peak_live_bytes}\n"
-            f"persistent: {plan.persistent_bytes} bytes\n",
-        )
-
-
-def _program_request(
-    options: Options, loop: LoopCounts, stages: StageAssigner, *, training: bool, pipelined: bool
-) -> ProgramRequest:
-    """Return what the options ask of a program."""
-    mode, period = OutputMode(options.output_mode), options.output_return_period
-    anchors = [resolve(request, mode, period) for request in anchor_requests(options)]
-    return ProgramRequest(
-        _recomputation(options, training=training, pipelined=pipelined),
-        ReturnRequest(loop, mode, period, anchors, pipelined),
-        stages.ipu_of_stage,
-    )
-
-
-def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Recomputation:
-    """Return which forward values are rebuilt: as the options say, else those of a pipeline."""
-    if not training:
-        return Recomputation.NONE
-    default = Recomputation.PIPELINE if pipelined else Recomputation.NONE
-    return Recomputation(options._Popart.options.get("autoRecomputation", default))
-
-
-def _check_stages(
-    options: Options, stages: StageAssigner, loop: LoopCounts, training: bool
-) -> tuple[str, int]:
-    """Check the stages that the trace met.
-
-    Returns:
-        The name of the schedule, and how many IPUs the model takes.
-    """
-    strategy = options.execution_strategy
-    strategy.check_num_stages(stages.num_stages)
-    num_stages = count_stages(stages.ipu_ids)
-    asked_for = PipelineSchedule(options.pipeline_schedule)
-    schedule = schedule_name(
-        asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
-    )
-    log_computed(options, pipelined=schedule != "sequential")
-    check_schedule(
-        asked_for,
-        stages.ipu_of_stage,
-        num_stages=stages.num_stages,
-        training=training,
-        count=loop.gradient_accumulation if training else loop.device_iterations,
-    )
-    num_ipus = check_pipeline(
-        num_stages if schedule == "pipelined" else 1,
-        stages.ipu_ids,
-        strategy,
-        training,
-        loop.gradient_accumulation,
-        loop.device_iterations,
-        options.auto_round_num_ipus,
-    )
-    return schedule, num_ipus
+        if bar is not None and 0 < done < steps:
+            bar(steps, steps)

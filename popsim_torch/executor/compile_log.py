@@ -1,66 +1,77 @@
-"""What the log says of a model that is compiled."""
+"""``CompileLog``: which steps a compilation had, how long each took, and what it made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from popsim_torch import logs
-from popsim_torch.anchors import AnchorRequest
-from popsim_torch.dtypes import dtype_name
-from popsim_torch.enums import OutputMode
-from popsim_torch.ir import Program, program_text
-from popsim_torch.ir.graph import NO_TENSOR
-from popsim_torch.options import Options
-from popsim_torch.stages import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution
+from popsim_torch.executor.dump import Dump
 
-_MODES = {
-    OutputMode.All: "ALL",
-    OutputMode.Final: "FINAL",
-    OutputMode.EveryN: "EVERYN",
-    OutputMode.Sum: "Sum",
-}
+__all__ = ["CompileLog", "CompileStep"]
 
 
-def log_program(
-    program: Program,
-    options: Options,
-    anchors: Sequence[AnchorRequest],
-    ipu_of_stage: Mapping[int, int],
-) -> None:
-    """Write a line for each anchor and each op of a lowered program, and its text at DEBUG_IR.
+@dataclass(frozen=True)
+class CompileStep:
+    """One step of a compilation.
+
+    Attributes:
+        name: Of the function that is the step, or of the pass.
+        seconds: How long it took (s).
+        made: What it made, in a few words; empty where there is nothing to count.
+    """
+
+    name: str
+    seconds: float
+    made: str = ""
+
+
+class CompileLog:
+    """The steps of one compilation, in their order.
 
     Args:
-        program: The model's.
-        options: Those that it is compiled with.
-        anchors: What is recorded, each with a mode of its own.
-        ipu_of_stage: The IPU on which each stage runs.
+        dump: Takes the text of what a step has made.
     """
-    if not logs.backend.isEnabledFor(logs.DEBUG):
-        return
-    for anchor in anchors:
-        mode = _MODES[anchor.output_mode]
-        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, mode, anchor.period)
-    for op in program.graph.ops:
-        outputs = [tensor_id for tensor_id in op.outputs if tensor_id != NO_TENSOR]
-        if not outputs:
-            continue
-        tensor = program.graph.tensors[outputs[0]]
-        logs.backend.debug(
-            "%s [%s(%s), %s]",
-            tensor.name or op.name,
-            dtype_name(tensor.dtype),
-            ", ".join(map(str, tensor.shape)),
-            _place(options, op.stage, ipu_of_stage),
-        )
-    if logs.backend.isEnabledFor(logs.DEBUG_IR):
-        logs.backend.log(logs.DEBUG_IR, "%s", program_text(program))
 
+    def __init__(self, dump: Dump) -> None:
+        self._dump = dump
+        self._steps: list[CompileStep] = []
+        self._last = time.perf_counter()
 
-def _place(options: Options, stage: int, ipu_of_stage: Mapping[int, int]) -> str:
-    strategy, ipu = options.execution_strategy, ipu_of_stage.get(stage, 0)
-    if isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
-        phase_of_stage = [n for n, phase in enumerate(strategy.phases) for _ in phase.stages]
-        phase = strategy.phase_id(phase_of_stage[stage]) if stage < len(phase_of_stage) else 0
-        return f"mode(Phased), ipu({ipu}), phase({phase})"
-    mode = "Sharded" if isinstance(strategy, ShardedExecution) else "Pipelined"
-    return f"mode({mode}), ipu({ipu}), stage({stage})"
+    def note(self, name: str, made: str = "", text: Callable[[], str] | None = None) -> None:
+        """Take note of a step that has just ended; the next one begins now.
+
+        Args:
+            name: Of the step.
+            made: What it made, in a few words.
+            text: Returns that in full; asked for only where texts are dumped.
+        """
+        self._steps.append(CompileStep(name, time.perf_counter() - self._last, made))
+        if text is not None and self._dump.on:
+            self._dump.write(name, text())
+        self._last = time.perf_counter()
+
+    def close(self) -> None:
+        """Dump the table: there will be no more steps."""
+        if self._dump.on:
+            self._dump.write("compile_log", f"{self}\n")
+
+    @property
+    def seconds(self) -> float:
+        """How long all steps took (s)."""
+        return sum(step.seconds for step in self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[CompileStep]:
+        return iter(self._steps)
+
+    def __str__(self) -> str:
+        width = max([len(step.name) for step in self._steps], default=4)
+        lines = [f"{'step':{width}} {'ms':>9}  made"]
+        lines += [
+            f"{step.name:{width}} {step.seconds * 1e3:9.2f}  {step.made}".rstrip()
+            for step in self._steps
+        ]
+        return "\n".join([*lines, f"{'all':{width}} {self.seconds * 1e3:9.2f}"])

@@ -10,7 +10,7 @@ from torch import nn
 from popsim_torch import _native, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
 from popsim_torch.ir import names
 from popsim_torch.optim.plan import OptimizerPlan, State

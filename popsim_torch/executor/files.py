@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from typing import Any
 
 from popsim_torch.errors import Error
 from popsim_torch.executor import saving
-from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.life_cycle import LifeCycle
+from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.random_state import RandomState
-from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.files.executable import (
     ExecutableFile,
     StoredModel,
@@ -23,24 +23,23 @@ from popsim_torch.files.module import LoadedModule
 __all__ = ["Files"]
 
 
-class Files(WeightCopies, RandomState):
-    """The part of an executor that saves and loads."""
+class Files:
+    """The part of an executor that saves and loads.
 
-    _rng_start: list[int]
-    _warned: set[str]
+    Args:
+        device: The executor's program.
+        life: Compiles it, and takes it to the device.
+        use: The executor's optimizer.
+        random: Its random numbers.
+    """
 
-    @abstractmethod
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the model."""
-
-    @abstractmethod
-    def _check_before_compilation(self) -> None: ...
-
-    @abstractmethod
-    def _compile_model(self, args: Any, kwargs: Any) -> CompiledModel: ...
-
-    @abstractmethod
-    def _take(self, compiled: CompiledModel) -> CompiledModel: ...
+    def __init__(
+        self, device: DeviceProgram, life: LifeCycle, use: OptimizerUse, random: RandomState
+    ) -> None:
+        self._device = device
+        self._life = life
+        self._use = use
+        self._random = random
 
     def save(
         self,
@@ -68,12 +67,13 @@ class Files(WeightCopies, RandomState):
             Error: The model is not compiled, or the file cannot be written, or options or
                 optimizer hold more than data.
         """
-        compiled = self._require_compiled("save")
+        device = self._device
+        compiled = device.require_compiled("save")
         path = saving.target_file(filename)
-        self._weights.let_trainers_catch_up()
-        self.copyWeightsToHostIfNeeded()
-        self._log_random_state(leaving=True)
-        state = self._state
+        device.weights.let_trainers_catch_up()
+        device.weights.fetch()
+        self._random.log(leaving=True)
+        state = device.state
         assert state is not None
         sections = pack_executable(
             compiled.program,
@@ -81,19 +81,20 @@ class Files(WeightCopies, RandomState):
             state.plan,
             compiled.arguments,
             compiled.outputs,
-            self._options,
-            self.rng_state if save_rng_state else None,
+            device.options,
+            self._random.rng_state if save_rng_state else None,
         )
         if export_model:
             saving.warn_of_operators(compiled.program)
             states = state.read_all_states()
-            model, optimizer, settings = self._traced_model, self._optimizer, self._settings
-            sections |= saving.pack_model(model, optimizer, settings, states)
-        with self._channel.tracepoint("saveExecutableToFile"):
+            optimizer, settings = self._use.optimizer, self._use.settings
+            sections |= saving.pack_model(device.module, optimizer, settings, states)
+        with device.channel.tracepoint("saveExecutableToFile"):
             write_executable(path, sections)
 
     def compileAndExport(
         self,
+        /,
         filename: str | os.PathLike[str],
         *args: Any,
         export_model: bool = True,
@@ -110,8 +111,8 @@ class Files(WeightCopies, RandomState):
         Raises:
             Error: As for ``compile`` and ``save``.
         """
-        with self._channel.tracepoint("compileAndExport"):
-            self.compile(*args, **kwargs)
+        with self._device.channel.tracepoint("compileAndExport"):
+            self._life.compile(*args, **kwargs)
             self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
@@ -129,38 +130,41 @@ class Files(WeightCopies, RandomState):
             Error: The model is compiled already; or the file is damaged, of another version of the
                 package, or of a model that does something else. The executor can be called.
         """
-        if self._compiled is not None:
+        if self._device.compiled is not None:
             raise Error(
                 "loadExecutable: the model is compiled already. Call destroy() on the executor "
                 "first, or load the file instead of compiling."
             )
-        with self._channel.tracepoint("loadExecutable"):
+        with self._device.channel.tracepoint("loadExecutable"):
             self._load(ExecutableFile(filename))
 
     def _load(self, file: ExecutableFile) -> None:
-        model, settings = self._traced_model, self._settings
-        if isinstance(model, LoadedModule):
-            if self._captures:
+        device, settings = self._device, self._use.settings
+        if isinstance(device.module, LoadedModule):
+            if self._use.captures:
                 raise Error(
                     "loadExecutable: the program of a file enqueues no gradients, and this model "
                     "has no code to make another one of. Pass the optimizer without its "
                     "OutfeedOptimizer."
                 )
-            self._check_before_compilation()
-            self._take(saving.program_of_file(file, model, self._options, settings, self._warned))
+            self._life.check_before_compilation()
+            self._life.take(
+                saving.program_of_file(file, device.module, device.options, settings, device.warned)
+            )
             return
         call = file.call()
-        compiled = self._compile_model(call.args, call.kwargs)
+        compiled = self._life.compile_model(call.args, call.kwargs)
         saving.check_same_program(file, compiled.program)
-        self._take(compiled)
+        self._life.take(compiled)
 
-    def _restore(
+    def restore(
         self, path: str | os.PathLike[str], program: StoredProgram, model: StoredModel
     ) -> None:
         """Go on where the executor that wrote a file was."""
-        self._settings = model.settings
+        self._use.settings = model.settings
         if model.rng_state is not None:
-            self._rng_start = model.rng_state
-        self._take(saving.build_stored(path, program, self._warned))
-        if self._state is not None and self._state.plan is not None:
-            self._state.write_state(model.states)
+            self._random.start = model.rng_state
+        self._life.take(saving.build_stored(path, program, self._device.warned))
+        state = self._device.state
+        if state is not None and state.plan is not None:
+            state.write_state(model.states)

@@ -22,30 +22,36 @@ __all__ = ["capture_gradients", "loop_captures"]
 
 def capture_gradients(
     captures: Iterable[GradientCapture],
-    plan: OptimizerPlan,
+    plan: OptimizerPlan | None,
     traced: TraceResult,
     options: Options,
-) -> list[GradientEnqueue]:
-    """Ask queues which gradients they take, and note them with what the program enqueues.
+) -> tuple[list[GradientEnqueue], dict[int, Enqueue]]:
+    """Ask queues which gradients they take.
 
     Args:
         captures: What the optimizer is to capture.
-        plan: Its updates.
-        traced: What the program enqueues is noted here.
+        plan: Its updates; None if there are none, and nothing is captured.
+        traced: Says what the program enqueues by itself.
         options: Gradient accumulation and reduction are taken from here.
+
+    Returns:
+        The gradients that updates are to enqueue, and what that puts into queues, by numbers that
+        follow those of the trace.
 
     Raises:
         Error: The program feeds a queue already.
     """
-    found = []
-    for capture in captures:
-        _check_unused(capture, traced.enqueues.values())
-        number = len(traced.enqueues)
+    found: list[GradientEnqueue] = []
+    enqueues: dict[int, Enqueue] = {}
+    for capture in () if plan is None else captures:
+        assert plan is not None
+        _check_unused(capture, [*traced.enqueues.values(), *enqueues.values()])
+        number = len(traced.enqueues) + len(enqueues)
         enqueue = _enqueue_of(capture, plan, traced.parameters, options, number)
         if enqueue is not None:
-            gradients, traced.enqueues[number] = enqueue
+            gradients, enqueues[number] = enqueue
             found.append(gradients)
-    return found
+    return found, enqueues
 
 
 def loop_captures(optimizers: Iterable[torch.optim.Optimizer]) -> list[GradientCapture]:

@@ -6,28 +6,31 @@ import torch
 
 from popsim_torch import _native
 from popsim_torch.errors import UsageAssertionError, closest_names
-from popsim_torch.executor.base import ExecutorBase
-from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.executor.compile_log import CompileLog
+from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.ir import program_text
 
 __all__ = ["Inspection"]
 
 
-class Inspection(ExecutorBase):
-    """The part of an executor that looks at it and changes nothing."""
+class Inspection:
+    """The part of an executor, or of a loop, that looks at its program and changes nothing.
 
-    @property
-    def training_mode(self) -> bool:
-        """Whether this executor trains."""
-        return self._optimizer is not None
+    Args:
+        device: The program.
+    """
+
+    def __init__(self, device: DeviceProgram) -> None:
+        self._device = device
 
     def isCompiled(self) -> bool:
         """Return whether there is a program for the model."""
-        return self._compiled is not None
+        return self._device.compiled is not None
 
     def isAttachedToDevice(self) -> bool:
         """Return whether the model is on its device."""
-        return self._connection.attached
+        return self._device.connection.attached
 
     def getTensorNames(self) -> list[str]:
         """Return the names of all tensors of the compiled graph.
@@ -35,11 +38,12 @@ class Inspection(ExecutorBase):
         Raises:
             UsageAssertionError: The model is not compiled.
         """
-        if self._compiled is None:
+        compiled = self._device.compiled
+        if compiled is None:
             raise UsageAssertionError(
                 "getTensorNames: the model is not compiled. Call it once, or model.compile(...)."
             )
-        return self._compiled.program.tensor_names()
+        return compiled.program.tensor_names()
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return what an anchor recorded in the last call.
@@ -55,12 +59,12 @@ class Inspection(ExecutorBase):
             UsageAssertionError: There is no such anchor, or the model has not run, or its last call
                 was not completed.
         """
-        compiled = self._compiled
+        compiled = self._device.compiled
         if compiled is None or compiled.executable.num_runs == 0:
             raise UsageAssertionError(
                 f"getAnchoredTensor: No tensor with name '{short_name}' yet: the model has not run."
             )
-        if compiled.executable.num_runs != self._last_complete_run:
+        if compiled.executable.num_runs != self._device.last_complete_run:
             raise UsageAssertionError(
                 f"getAnchoredTensor: '{short_name}' is not complete: the last call was interrupted "
                 "or failed, or another thread is in it. Call the model again."
@@ -81,6 +85,17 @@ class Inspection(ExecutorBase):
                 return anchor.of(executable.read(anchor.tensor))
             return anchor.of(executable.read_kept(anchor.kept))
 
+    def compile_log(self) -> CompileLog:
+        """Return the steps that compiled the model, in order, with the time that each took.
+
+        It prints as a table; iterating over it gives a name, seconds, and what was made for each
+        step. ``POPSIM_DUMP=folder`` writes what each step made.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        return self._device.require_compiled("compile_log").log
+
     @property
     def compiled(self) -> CompiledModel:
         """The compiled model, for tools that look inside: its programs and the executable.
@@ -90,7 +105,7 @@ class Inspection(ExecutorBase):
         Raises:
             Error: The model is not compiled.
         """
-        return self._require_compiled("compiled")
+        return self._device.require_compiled("compiled")
 
     def program(self, *, host: bool = False) -> str:
         """Return the program of the compiled model as text.
@@ -106,5 +121,5 @@ class Inspection(ExecutorBase):
         Raises:
             Error: The model is not compiled.
         """
-        compiled = self._require_compiled("program")
+        compiled = self._device.require_compiled("program")
         return program_text(compiled.host_program if host else compiled.program)

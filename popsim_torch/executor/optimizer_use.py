@@ -7,7 +7,8 @@ import torch
 from popsim_torch import optim
 from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageValueError
-from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.numerics import scales_automatically
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.optim.captures import GradientCapture, unwrapped
@@ -16,8 +17,56 @@ from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 __all__ = ["OptimizerUse"]
 
 
-class OptimizerUse(ExecutorBase):
-    """The part of an executor that deals with its optimizer."""
+class OptimizerUse:
+    """The part of an executor that deals with its optimizer.
+
+    Args:
+        device: The executor's program. It gets other options where the optimizer needs them.
+        optimizer: As the user passes it; None for inference.
+        copied: Settings and captures of the executor that this one is a copy of; its optimizer may
+            have other values by now.
+
+    Attributes:
+        optimizer: Without what captures its gradients; None for inference.
+        settings: Its values in use.
+        captures: Gradients that go into queues.
+    """
+
+    def __init__(
+        self,
+        device: DeviceProgram,
+        optimizer: torch.optim.Optimizer | None,
+        copied: tuple[OptimizerSettings | None, tuple[GradientCapture, ...]] | None = None,
+    ) -> None:
+        self._device = device
+        self.optimizer = optimizer
+        self.settings: OptimizerSettings | None = None
+        self.captures: tuple[GradientCapture, ...] = ()
+        if copied is not None:
+            self.settings, self.captures = copied
+        elif optimizer is not None:
+            self.optimizer, self.captures = unwrapped(optimizer)
+            self.settings = self._read(self.optimizer)
+
+    @property
+    def _synced(self) -> optim.Optimizer | None:
+        """The optimizer, if it shows what the device keeps of it."""
+        return self.optimizer if isinstance(self.optimizer, optim.Optimizer) else None
+
+    def link(self, state: DeviceState) -> None:
+        """Connect the optimizer with what a program keeps on the device."""
+        if self._synced is not None:
+            self._synced._link(state)
+
+    def unlink(self) -> None:
+        """Bring the optimizer's state to the host; it has no device any more."""
+        if self._synced is not None:
+            self._synced._unlink()
+
+    def read_back(self) -> None:
+        """Bring the optimizer's state to the host."""
+        if self._synced is not None:
+            self._synced._read_back()
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or new values of the same one, from the next call on.
@@ -32,65 +81,65 @@ class OptimizerUse(ExecutorBase):
                 an inference model.
             UsageAssertionError: Its type is not supported.
         """
-        if self._optimizer is None:
+        if self.optimizer is None:
             raise Error("setOptimizer: an inference model has no optimizer.")
         optimizer, captures = unwrapped(optimizer)
-        settings = self._read_optimizer(optimizer)
-        if self._state is None or self._state.plan is None:
-            self._optimizer, self._settings, self._captures = optimizer, settings, captures
+        settings, state = self._read(optimizer), self._device.state
+        if state is None or state.plan is None:
+            self.optimizer, self.settings, self.captures = optimizer, settings, captures
             return
-        if captures != self._captures:
+        if captures != self.captures:
             raise Error(
                 "setOptimizer: the model was compiled with "
-                f"{_capture_text(self._captures)}, the new optimizer has {_capture_text(captures)}."
+                f"{_capture_text(self.captures)}, the new optimizer has {_capture_text(captures)}."
                 " Pass an OutfeedOptimizer with the same queue and mode, or compile a new model."
             )
-        trained = [update.parameter for update in self._state.plan.updates]
-        self._state.check_weights(trained)
-        scale = self._state.plan.loss_scaling.name
-        plan = make_plan(settings, self._options, self._traced_model, trained, scale)
-        self._state.plan.check_replaceable(plan)
-        previous = self._optimizer
+        trained = [update.parameter for update in state.plan.updates]
+        state.check_weights(trained)
+        scale = state.plan.loss_scaling.name
+        plan = make_plan(settings, self._device.options, self._device.module, trained, scale)
+        state.plan.check_replaceable(plan)
+        previous = self.optimizer
         if isinstance(optimizer, optim.Optimizer):
             optimizer._hand_over()
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
             previous._unlink()
-        self._state.replace_plan(plan)
-        self._optimizer, self._settings = optimizer, settings
+        state.replace_plan(plan)
+        self.optimizer, self.settings = optimizer, settings
         if optimizer is not previous and isinstance(optimizer, optim.Optimizer):
-            optimizer._link(self._state)
+            optimizer._link(state)
 
-    def _read_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+    def _read(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         """Copy an optimizer's values; half accumulators make the mean a running one.
 
         Automatic loss scaling makes the loss scale a variable.
         """
-        automatic = scales_automatically(self._options)
+        automatic = scales_automatically(self._device.options)
         if automatic and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
         settings = read_optimizer(
             optimizer,
             automatic_loss_scaling=automatic,
-            relax_checks=bool(self._options.relax_optimizer_checks),
-            known_attributes=None if self._settings is None else self._settings.attributes,
+            relax_checks=bool(self._device.options.relax_optimizer_checks),
+            known_attributes=None if self.settings is None else self.settings.attributes,
         )
-        training = self._options.Training
+        training = self._device.options.Training
         if (
             settings.forces_running_mean
             and training.accumulation_and_replication_reduction_type == ReductionType.Mean
             and training.meanAccumulationAndReplicationReductionStrategy
             != MeanReductionStrategy.Running
         ):
-            if self._compiled is not None:
+            if self._device.compiled is not None:
                 raise UsageValueError(
                     "setOptimizer: this optimizer's float16 accumulators would require changing "
                     "the mean reduction strategy to Running, but the model is already compiled."
                 )
-            options = self._options.clone()
+            options = self._device.options.clone()
             options.Training.setMeanAccumulationAndReplicationReductionStrategy(
                 MeanReductionStrategy.Running
             )
-            self._options = options.freeze()
+            self._device.options = options.freeze()
         return settings
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from popsim_torch.enums import CommGroupType, VariableRetrievalMode
 from popsim_torch.errors import Error, UsageAssertionError, not_supported_yet
-
-if TYPE_CHECKING:
-    from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.device_program import DeviceProgram
 
 __all__ = ["ParameterProxy"]
 
@@ -20,12 +20,14 @@ class ParameterProxy:
     ``executor.model.<name>``.
 
     Args:
-        executor: The executor.
+        device: The executor's program.
+        model: Has the parameter.
         name: The parameter's name.
     """
 
-    def __init__(self, executor: ExecutorBase, name: str) -> None:
-        self._executor = executor
+    def __init__(self, device: DeviceProgram, model: nn.Module, name: str) -> None:
+        self._device = device
+        self._model = model
         self._name = name
 
     def replicaGrouping(
@@ -60,8 +62,8 @@ class ParameterProxy:
             )
         if not isinstance(shards, int):
             raise UsageAssertionError(f"{call}: the number of replicas must be an int.")
-        executor, parameter = self._executor, self._parameter()
-        if executor._compiled is not None:
+        parameter = self._parameter()
+        if self._device.compiled is not None:
             raise Error(f"{call}: the model is compiled already. Call it before, or destroy().")
         if parameter.dim() == 0:
             raise Error(
@@ -69,7 +71,7 @@ class ParameterProxy:
             )
         if not parameter.is_contiguous():
             raise Error(f"{call}: the parameter must be contiguous in memory.")
-        replicas = executor._options.replication_factor
+        replicas = self._device.options.replication_factor
         if comm_group_type in (CommGroupType.Consecutive, CommGroupType.Orthogonal) and (
             shards < 1 or replicas % shards
         ):
@@ -91,4 +93,4 @@ class ParameterProxy:
         return f"{type(self).__name__}({self._name}: {self._parameter()!r})"
 
     def _parameter(self) -> Any:
-        return getattr(self._executor._user_model, self._name)
+        return getattr(self._model, self._name)

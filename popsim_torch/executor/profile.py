@@ -8,7 +8,7 @@ from typing import overload
 
 import torch
 
-from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.executor.compiled_model import CompiledModel
 
 _MAX_ROWS = 30
 

@@ -6,7 +6,7 @@ import operator
 
 from popsim_torch import _native, logs
 from popsim_torch.errors import Error
-from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.device_program import DeviceProgram
 
 __all__ = ["MAX_SEED", "RandomState"]
 
@@ -14,8 +14,20 @@ MAX_SEED = 2**64 - 1
 _MAX_STEP = 2**63 - 1
 
 
-class RandomState(ExecutorBase):
-    """The part of an executor that knows where its random numbers are."""
+class RandomState:
+    """The part of an executor that knows where its random numbers are.
+
+    Args:
+        device: The executor's program.
+        start: Where the next program's random numbers begin, in the form of ``rng_state``.
+
+    Attributes:
+        start: The same.
+    """
+
+    def __init__(self, device: DeviceProgram, start: list[int]) -> None:
+        self._device = device
+        self.start = start
 
     @property
     def rng_state(self) -> list[int]:
@@ -25,13 +37,13 @@ class RandomState(ExecutorBase):
             Error: On reading and writing, when the model is not compiled, or runs in another
                 thread.
         """
-        executable = self._require_compiled("rng_state").executable
+        executable = self._device.require_compiled("rng_state").executable
         with _native.translated_errors():
             return [executable.seed, executable.step]
 
     @rng_state.setter
     def rng_state(self, state: list[int]) -> None:
-        executable = self._require_compiled("rng_state").executable
+        executable = self._device.require_compiled("rng_state").executable
         try:
             numbers = [operator.index(number) for number in state]
         except (TypeError, ValueError):
@@ -47,17 +59,19 @@ class RandomState(ExecutorBase):
         with _native.translated_errors():
             executable.seed, executable.step = numbers
 
-    def _log_random_state(self, *, leaving: bool) -> None:
+    def log(self, *, leaving: bool) -> None:
         """Say in the log what of it goes to the device, or comes from it."""
-        assert self._compiled is not None
+        compiled = self._device.compiled
+        assert compiled is not None
         with _native.translated_errors():  # refuses as well while another thread is in a call
-            has_run = self._compiled.executable.step > 0
+            has_run = compiled.executable.step > 0
         if leaving:
             if has_run:
                 logs.backend.debug("Reading random seed")
                 logs.backend.debug("Reading RNG state")
             return
-        if self._options.exists("random_seed"):
-            logs.backend.debug("Setting random seed to: %d", self._options.random_seed)
+        options = self._device.options
+        if options.exists("random_seed"):
+            logs.backend.debug("Setting random seed to: %d", options.random_seed)
         if has_run:
             logs.backend.debug("Setting RNG state")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.base import HasModel
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 
 _MAX_DEPTH = 5
@@ -132,7 +132,7 @@ def _visit(
         return
     seen.add(id(value))
     kept.append(value)
-    if isinstance(value, ExecutorBase):
+    if isinstance(value, HasModel):
         value = value._user_model
     if isinstance(value, (nn.Parameter, torch.optim.Optimizer, OutfeedQueue, nn.Module)):
         found.add(value, name)

@@ -15,7 +15,7 @@ from typing import Any
 
 from popsim_torch import environment, logs
 from popsim_torch.errors import closest_names
-from popsim_torch.executor.compile import CompiledModel
+from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.ir import Graph, Op, Program
 from popsim_torch.options import Options
 from popsim_torch.version import __version__

@@ -14,7 +14,9 @@ from popsim_torch import logs
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.compile import CompiledModel, fit_to_host
+from popsim_torch.executor.compile import fit_to_host
+from popsim_torch.executor.compile_log import CompileLog
+from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.dump import Dump
 from popsim_torch.executor.host_tensors import named_tensors
 from popsim_torch.executor.updates import make_plan
@@ -125,7 +127,7 @@ def build_stored(
                 stored.call.spec(warned),
                 stored.outputs,
                 stored.plan,
-                Dump.from_environment("loaded"),
+                CompileLog(Dump.from_environment("loaded")),
             )
     except Exception as error:  # passes and kernels may rely on what no check looks at
         if isinstance(error, Error) and not isinstance(error, InternalError):

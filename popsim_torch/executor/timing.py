@@ -7,7 +7,6 @@ import datetime
 from popsim_torch import _native, logs
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
-from popsim_torch.executor.base import ExecutorBase
 from popsim_torch.executor.counters import (
     Latency,
     PerfCounters,
@@ -15,13 +14,23 @@ from popsim_torch.executor.counters import (
     latency,
     perf_counters,
 )
+from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.interface import loop_counts
 
 __all__ = ["Timing"]
 
 
-class Timing(ExecutorBase):
-    """The part of an executor that knows how long things took."""
+class Timing:
+    """The part of an executor that knows how long things took.
+
+    Args:
+        device: The executor's program.
+        training: Whether it trains.
+    """
+
+    def __init__(self, device: DeviceProgram, *, training: bool) -> None:
+        self._device = device
+        self._training = training
 
     def compilationTime(self) -> datetime.timedelta:
         """Return how long compilation took.
@@ -29,16 +38,17 @@ class Timing(ExecutorBase):
         Raises:
             Error: The model is not compiled, or the progress bar is off.
         """
-        if self._compiled is None:
+        compiled = self._device.compiled
+        if compiled is None:
             raise Error(
                 "compilationTime: compile the model first, by a call or with model.compile(...)."
             )
-        if not self._options.show_compilation_progress_bar:
+        if not self._device.options.show_compilation_progress_bar:
             raise Error(
                 "compilationTime: not measured while the progress bar is off. Remove "
                 "Options.showCompilationProgressBar(False)."
             )
-        return self._compiled.duration
+        return compiled.duration
 
     def cycleCount(self) -> int:
         """Return how many cycles of the IPU's clock the last call took.
@@ -47,20 +57,23 @@ class Timing(ExecutorBase):
             Error: ``Options.logCycleCount`` is off, or the model has not run, or nothing counts:
                 the model of the machine that does is not part of this version.
         """
-        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+        if not self._device.options._Popart.options.get(
+            "instrumentWithHardwareCycleCounter", False
+        ):
             raise Error(
                 "cycleCount: cycles are not counted. Call Options.logCycleCount(True) before the "
                 "model is wrapped."
             )
-        if self._compiled is None or self._last_complete_run == 0:
+        if self._device.compiled is None or self._device.last_complete_run == 0:
             raise Error("cycleCount: run the model at least once before asking for its cycles.")
         raise Error(
             "cycleCount: this version of popsim_torch has no model of the machine's time yet. "
             "getLatency() has the time that calls take on this computer."
         )
 
-    def _warn_of_missing_cycles(self) -> None:
-        if self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+    def warn_of_missing_cycles(self) -> None:
+        """Say that no cycles are counted, where options ask for them."""
+        if self._device.options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             logs.python.warning(
                 "Options.logCycleCount: no cycles are counted or logged: this version of "
                 "popsim_torch has no model of the machine's time yet."
@@ -83,18 +96,18 @@ class Timing(ExecutorBase):
         Raises:
             Error: Another thread is in a call.
         """
-        compiled = self._compiled
+        compiled = self._device.compiled
         if compiled is None:
             return {key: [[]] for key in ("input", "input_complete", "output", "output_complete")}
-        run = None
-        if self._last_complete_run and not self._options._Popart.options.get("syntheticDataMode"):
+        run, options = None, self._device.options
+        if self._device.last_complete_run and not options._Popart.options.get("syntheticDataMode"):
             with _native.translated_errors():
                 run = compiled.executable.last_run
         shape = RunShape(
-            loop=loop_counts(self._options, training=self._optimizer is not None),
-            replicas=self._options.replication_factor,
-            mode=OutputMode(self._options.output_mode),
-            period=self._options.output_return_period,
+            loop=loop_counts(options, training=self._training),
+            replicas=options.replication_factor,
+            mode=OutputMode(options.output_mode),
+            period=options.output_return_period,
             num_inputs=len(compiled.arguments.names),
             num_outputs=len(compiled.program.outputs),
         )

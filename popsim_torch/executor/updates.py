@@ -78,16 +78,13 @@ def loop_plan(
         settings: Their values; each has the parameters that it updates.
         options: As for ``make_plan``.
         module: The body.
-        traced: Its trace. Where no gradients are computed in it, it loses the loss scale.
+        traced: Its trace.
         loss_scale: Name of the loss scale's tensor.
 
     Returns:
         The plan of all updates; None where no gradients are computed.
     """
     if not traced.has_backward:
-        graph = traced.graph_module.graph
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        graph.erase_node(placeholders[-1])
         return None
     plans = []
     for one in settings:

@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from popsim_torch import optim
+from torch import nn
+
 from popsim_torch.errors import Error
-from popsim_torch.executor.base import ExecutorBase
+from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.trace.cumulative_norm import lasting_counters
 
 __all__ = ["WeightCopies"]
 
 
-class WeightCopies(ExecutorBase):
+class WeightCopies:
     """The part of an executor that copies weights.
 
     While the executor is detached there is nothing to copy: the host got what the device had, and
     attaching uploads what the host has by then. The calls then do nothing.
+
+    Args:
+        device: The executor's program.
+        optimizer: The executor's.
+        model: The user's.
     """
+
+    def __init__(self, device: DeviceProgram, optimizer: OptimizerUse, model: nn.Module) -> None:
+        self._device = device
+        self._optimizer = optimizer
+        self._model = model
 
     def copyWeightsToHost(self) -> None:
         """Copy the parameters and buffers that the device changes into the host's tensors.
@@ -26,13 +38,13 @@ class WeightCopies(ExecutorBase):
         Raises:
             Error: The model is not compiled.
         """
-        self._require_compiled("copyWeightsToHost")
-        if self._connection.attached:
-            self._weights.download()
+        self._device.require_compiled("copyWeightsToHost")
+        if self._device.connection.attached:
+            self._device.weights.download()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy the weights to the host if the device has newer ones; return whether it did."""
-        return self._weights.fetch()
+        return self._device.weights.fetch()
 
     def copyWeightsToDevice(self) -> None:
         """Copy the host's parameters and floating-point buffers to the device.
@@ -43,12 +55,11 @@ class WeightCopies(ExecutorBase):
         Raises:
             Error: The model is not compiled.
         """
-        self._require_compiled("copyWeightsToDevice")
-        if not self._connection.attached:
+        self._device.require_compiled("copyWeightsToDevice")
+        if not self._device.connection.attached:
             return
-        if isinstance(self._optimizer, optim.Optimizer):
-            self._optimizer._read_back()
-        self._weights.upload()
+        self._optimizer.read_back()
+        self._device.weights.upload()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers of ``Options.updatableNamedBuffers`` to the device, and nothing else.
@@ -56,16 +67,16 @@ class WeightCopies(ExecutorBase):
         Raises:
             Error: The model is not compiled, or the option does not name any.
         """
-        self._require_compiled("copyNamedBuffersToDevice")
+        self._device.require_compiled("copyNamedBuffersToDevice")
         names = self._updatable_buffers()
         if not names:
             raise Error(
                 "copyNamedBuffersToDevice: no buffers are named. Call "
                 "Options.updatableNamedBuffers([...]) with their names before the model is wrapped."
             )
-        if self._connection.attached:
-            assert self._state is not None
-            self._state.upload_buffers(names)
+        if self._device.connection.attached:
+            assert self._device.state is not None
+            self._device.state.upload_buffers(names)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state dictionary into the user's model, and upload it if the model is attached.
@@ -73,23 +84,24 @@ class WeightCopies(ExecutorBase):
         Returns:
             Torch's tuple of missing and unexpected keys.
         """
-        result = self._user_model.load_state_dict(state_dict, strict=strict)
-        if self._compiled is not None:
+        result = self._model.load_state_dict(state_dict, strict=strict)
+        if self._device.compiled is not None:
             self.copyWeightsToDevice()
         return result
 
     def _updatable_buffers(self) -> list[str]:
-        names: list[str] = self._options._Popart.options.get("updatableNamedBuffers") or []
-        return names
+        named = self._device.options._Popart.options.get("updatableNamedBuffers")
+        return list(named or [])
 
-    def _check_updatable_buffers(self) -> None:
+    def check_updatable_buffers(self) -> None:
         """Refuse names of ``Options.updatableNamedBuffers`` that cannot be uploaded.
 
         Raises:
             Error: The model has no such buffer, or it is a constant of the program.
         """
-        buffers = dict(self._traced_model.named_buffers(remove_duplicate=False))
-        counters = lasting_counters(self._traced_model, buffers)
+        module = self._device.module
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        counters = lasting_counters(module, buffers)
         for name in self._updatable_buffers():
             if name not in buffers:
                 raise Error(

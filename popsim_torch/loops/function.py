@@ -204,8 +204,7 @@ class Function:
 
     def stop(self) -> bool:
         """End the loop that is running, from another thread; return whether there is one."""
-        executables = [program._compiled for program in self.programs]
-        return any(one.executable.stop() for one in executables if one is not None)
+        return any(program.stop() for program in self.programs)
 
     def destroy(self) -> None:
         """Bring all weights to the host and let go of all programs; the next call records anew.

@@ -14,22 +14,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from popsim_torch import _native, optim
 from popsim_torch.errors import Error
-from popsim_torch.executor import host_weights
-from popsim_torch.executor.compile import CompiledModel, compile_model
-from popsim_torch.executor.connection import Connection
+from popsim_torch.executor.compile_request import LoopRequest
+from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.exposed import Exposed
 from popsim_torch.executor.inspection import Inspection
-from popsim_torch.executor.interface import LoopRequest
 from popsim_torch.executor.random_state import MAX_SEED
-from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
 from popsim_torch.loops.optimizer_states import OptimizerStates
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
-from popsim_torch.options import Options
-from popsim_torch.profiling import Channel
 from popsim_torch.trace.loop_body import LoopBody
 from popsim_torch.trace.optimizer_groups import values_of
 
@@ -39,64 +36,44 @@ _programs = itertools.count()
 _STREAM = 0x9E3779B97F4A7C15
 
 
-class LoopProgram(Inspection):
+class LoopProgram:
     """A loop that runs on the device, as often as it is asked to.
 
     Args:
         body: What it repeats.
-        options: Frozen; of the function.
-        request: How often, and where inputs come from.
+        request: The same, how often, and where inputs come from.
 
     Raises:
         Error: The body cannot be compiled.
         UnknownObject: It uses something that ``body`` does not have.
     """
 
-    def __init__(self, body: LoopBody, options: Options, request: LoopRequest) -> None:
-        self._user_model = self._traced_model = self._body = body
-        self._options = options
-        self._optimizer, self._settings = None, None
-        self._channel = Channel("poptorch.function")
-        self._last_complete_run = 0
-        self._connection = Connection(options)
-        self._weights = WeightSync(body, fixed=True)
-        self._wrapping: host_weights.Wrapping | None = None
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._states: OptimizerStates | None = None
+    def __init__(self, body: LoopBody, request: LoopRequest) -> None:
+        self._body = body
+        self._device = DeviceProgram(body, request.options, request.channel, fixed=True)
+        self._inspection = Inspection(self._device)
         self._starvation = Starvation(request.infeeds)
-        with host_weights.without_sync(), self._channel.tracepoint("modelCompilation"):
-            compiled = compile_model(
-                body,
-                options,
-                (),
-                {},
-                optimizer=None,
-                warned=set(),
-                channel=self._channel,
-                loop_request=request,
-            )
-        self._take(compiled, request)
+        self._take(self._device.compile(request))
 
-    def _take(self, compiled: CompiledModel, request: LoopRequest) -> None:
+    getTensorNames = Exposed("_inspection", Inspection.getTensorNames)
+    getAnchoredTensor = Exposed("_inspection", Inspection.getAnchoredTensor)
+    program = Exposed("_inspection", Inspection.program)
+    compile_log = Exposed("_inspection", Inspection.compile_log)
+
+    @property
+    def compiled(self) -> CompiledModel:
+        """The compiled loop, for tools that look inside: its programs and the executable."""
+        return self._inspection.compiled
+
+    def _take(self, compiled: CompiledModel) -> None:
         """Bring the program to the device, with weights, optimizers and random numbers."""
+        options = self._device.options
         # As torch.manual_seed says; another stream of numbers for each program.
         seed = torch.initial_seed() + _STREAM * next(_programs)
-        if self._options.exists("random_seed"):
-            seed = int(self._options.random_seed)
-        compiled.executable.seed = seed & MAX_SEED
-        state = DeviceState(self._traced_model, compiled, fixed=True)
-        self._connection.attach_compiled(compiled.run.num_ipus)
-        self._weights.let_trainers_catch_up()
-        state.upload_weights()
-        state.initialise_optimizer()
-        self._compiled, self._state = compiled, state
-        self._report = promise_report(self, compiled, self._options)
-        self._weights.attach(state)
-        self._values: list[Any] = []
+        if options.exists("random_seed"):
+            seed = int(options.random_seed)
         self._optimizers = compiled.optimizers
-        parameters = dict(self._traced_model.named_parameters())
-        self._states = OptimizerStates(state, parameters, self._optimizers)
-        self._states.take()
+        self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
         self._values = [values_of(one) for one in self._optimizers]
         changed = compiled.program.changed_state
         if (
@@ -104,10 +81,7 @@ class LoopProgram(Inspection):
             or any(name in compiled.program.parameters for name in changed)
             or (set(changed) - set(self._body.carried_names))
         ):
-            self._wrapping = host_weights.wrap(
-                self._traced_model, _fetcher(self._weights), lambda: None
-            )
-            self._weights.announce(loop=True)
+            self._device.wrap(self._body, _fetcher(self._device.weights), lambda: None, loop=True)
         carried = set(self._body.carried_names)
         buffers = self._body.named_buffers()
         self._host_tensors = [
@@ -117,6 +91,12 @@ class LoopProgram(Inspection):
         self._versions = self._host_versions()
         # What was traced need not outlive the trace.
         self._body.forget_step()
+
+    def _link(self, state: DeviceState) -> None:
+        """Connect the optimizers with what the program keeps on the device."""
+        parameters = dict(self._body.named_parameters())
+        self._states = OptimizerStates(state, parameters, self._optimizers)
+        self._states.take()
 
     def run(self, carried: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> list[Any]:
         """Run the loop.
@@ -132,12 +112,11 @@ class LoopProgram(Inspection):
             Error: A trip fails, or the data ends.
             KeyboardInterrupt: Ctrl-C ends the loop within moments.
         """
-        compiled, state = self._compiled, self._state
-        assert compiled is not None and state is not None
-        self._weights.pull()
+        compiled = self._device.compiled
+        assert compiled is not None
+        self._device.weights.pull()
         if self._host_versions() != self._versions:
             self._upload()
-        assert self._states is not None
         self._states.take()
         self._take_new_values()
         buffers = compiled.program.buffers
@@ -160,7 +139,7 @@ class LoopProgram(Inspection):
         with (
             compiled.queues.running(),
             self._starvation.watched(),
-            self._channel.tracepoint("modelExecution"),
+            self._device.channel.tracepoint("modelExecution"),
         ):
             self._execute(compiled, places, inputs)
         for optimizer in self._optimizers:
@@ -195,13 +174,18 @@ class LoopProgram(Inspection):
             if trip >= executable.num_micro_batches - trips:
                 where = f"trip {trip} of the loop, counted from 0, did not begin"
             raise _native.translated(type(error)(f"{error} ({where})")) from error
-        self._last_complete_run = executable.num_runs
+        self._device.last_complete_run = executable.num_runs
+
+    def stop(self) -> bool:
+        """End the run that goes on, from another thread; return whether there is one."""
+        compiled = self._device.compiled
+        return compiled is not None and compiled.executable.stop()
 
     @property
     def num_trips(self) -> int:
         """Trips begun so far, over all runs; from any thread."""
-        assert self._compiled is not None
-        return self._compiled.executable.num_micro_batches
+        assert self._device.compiled is not None
+        return self._device.compiled.executable.num_micro_batches
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -210,8 +194,8 @@ class LoopProgram(Inspection):
 
     def _upload(self) -> None:
         """Take the host's weights over, which the user has changed."""
-        self._weights.fetch()
-        self._weights.upload()
+        self._device.weights.fetch()
+        self._device.weights.upload()
         self._versions = self._host_versions()
 
     def _host_versions(self) -> list[tuple[int, int]]:
@@ -227,38 +211,31 @@ class LoopProgram(Inspection):
                 optimizer._hand_over()
         if values == self._values:
             return
-        state = self._state
+        state = self._device.state
         assert state is not None and state.plan is not None
         plans = []
         scale = state.plan.loss_scaling.name
         names = [update.parameter for update in state.plan.updates]
-        parameters = dict(self._traced_model.named_parameters())
+        parameters = dict(self._body.named_parameters())
         for optimizer in self._optimizers:
             settings = read_optimizer(optimizer)
             own = {id(p) for group in settings.groups for p in group.parameters}
             trained = [name for name in names if id(parameters[name]) in own]
-            plans.append(make_plan(settings, self._options, self._traced_model, trained, scale))
+            plans.append(make_plan(settings, self._device.options, self._body, trained, scale))
         state.replace_plan(join_plans(plans, scale))
         self._values = values
 
     def release(self) -> None:
         """Bring the weights to the host and let go of the device; the program ends."""
-        if self._compiled is None:
+        if self._device.compiled is None:
             return
-        self._weights.fetch(what_fits=True)
-        if self._report is not None:
-            self._report()
-        if self._states is not None:
-            self._states.leave()
-        self._compiled = self._state = None
-        self._weights.detach()
-        self._connection.detach()
-        if self._wrapping is not None:
-            self._wrapping.undo()
-            self._wrapping = None
+        self._device.weights.fetch(what_fits=True)
+        self._states.leave()
+        self._device.release()
 
     def __del__(self) -> None:
-        if self.__dict__.get("_compiled") is not None and not sys.is_finalizing():
+        device = self.__dict__.get("_device")
+        if device is not None and device.compiled is not None and not sys.is_finalizing():
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self.release()
 

@@ -14,7 +14,7 @@ from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
-from popsim_torch.executor.interface import LoopRequest
+from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
@@ -26,6 +26,7 @@ from popsim_torch.loops.progress import progress_bar
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
+from popsim_torch.profiling import Channel
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
 from popsim_torch.trace.origin import user_line
 
@@ -276,7 +277,7 @@ def _compile(
         found.tidy()
         body, request = _request(call, owner, found, counts, condition, options)
         try:
-            return LoopProgram(body, options, request)
+            return LoopProgram(body, request)
         except UnknownObject as unknown:
             before = found.size
             found.add(unknown.found)
@@ -340,13 +341,16 @@ def _request(
     initial = [value.detach().clone() for value in call.carried]
     body = LoopBody(found.modules, found.parameters, initial, step)
     request = LoopRequest(
+        body,
+        options,
+        Channel("poptorch.function"),
         counts,
         inputs,
         tuple(names),
         elements.infeeds,
         places,
-        BodyRequest(tuple(found.optimizers)),
         _settings_reader(options),
+        body=BodyRequest(tuple(found.optimizers)),
     )
     return body, request
 

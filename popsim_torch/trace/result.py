@@ -68,7 +68,8 @@ class TraceResult:
     """A traced module.
 
     Attributes:
-        graph_module: Placeholders: parameters, buffers, inputs and, for training, the loss scale.
+        graph_module: Placeholders: parameters, buffers, inputs, and the loss scale where gradients
+            are computed.
             Results: the outputs, then the gradients.
         parameters: Host tensor of each parameter placeholder, by name.
         buffers: The same of each buffer placeholder.

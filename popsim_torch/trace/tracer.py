@@ -92,11 +92,18 @@ class _Tracer:
                 self._result.graph_module = make_fx(
                     self._joint, tracing_mode="real", _disable_torch_fn_metadata_mode=True
                 )(*flat)
+            self._drop_unused_loss_scale()
             self._check_overlaps()
         finally:
             self._mode.is_over = True
             self._recorder.close()
         return self._result
+
+    def _drop_unused_loss_scale(self) -> None:
+        """Take the loss scale out of the body of a loop that computes no gradients."""
+        if self._loop is not None and not self._result.has_backward:
+            graph = self._result.graph_module.graph
+            graph.erase_node([node for node in graph.nodes if node.op == "placeholder"][-1])
 
     def _check_overlaps(self) -> None:
         marks, request = self._recorder.overlaps, self._request

@@ -350,7 +350,7 @@ def _unwrapped(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
         )
     if isinstance(model, PoplarExecutor):
-        optimizer = model._optimizer if optimizer is None else optimizer
+        optimizer = model._use.optimizer if optimizer is None else optimizer
         return model.model, model.options if options is None else options, optimizer
     if not isinstance(model, nn.Module):
         raise UsageTypeError(

@@ -92,7 +92,7 @@ def test_training_goes_on_to_the_last_bit(tmp_path, name):
     assert_same_state(model, loaded)
     assert_goes_on_alike(model, loaded)
     if isinstance(optimizer, poptorch.optim.Optimizer):
-        mine, theirs = optimizer.state_dict(), loaded._optimizer.state_dict()
+        mine, theirs = optimizer.state_dict(), loaded._use.optimizer.state_dict()
         for part in ("ipu_state", "ipu_param"):
             assert list(mine[part]) == list(theirs[part])
             assert all(torch.equal(mine[part][key], theirs[part][key]) for key in mine[part])
@@ -135,7 +135,7 @@ def test_groups_and_later_values(tmp_path):
     optimizer.param_groups[1]["lr"] = 99.0  # not in use before setOptimizer
     loaded = poptorch.load(saved(model, tmp_path))
     assert_goes_on_alike(model, loaded)
-    for one, its_optimizer in ((model, optimizer), (loaded, loaded._optimizer)):
+    for one, its_optimizer in ((model, optimizer), (loaded, loaded._use.optimizer)):
         assert its_optimizer.param_groups[1]["lr"] == 99.0
         its_optimizer.param_groups[1]["lr"] = 0.001
         one.setOptimizer(its_optimizer)
@@ -163,7 +163,7 @@ def test_schedulers_go_on(tmp_path):
     scheduler.step()
     model.setOptimizer(optimizer)
     loaded = poptorch.load(saved(model, tmp_path))
-    restored = torch.optim.lr_scheduler.StepLR(loaded._optimizer, 1)
+    restored = torch.optim.lr_scheduler.StepLR(loaded._use.optimizer, 1)
     restored.load_state_dict(scheduler.state_dict())
     for one, its_scheduler in ((model, scheduler), (loaded, restored)):
         one(*batch(16))

@@ -40,11 +40,12 @@ def test_every_step_is_written_in_its_order(tmp_path, monkeypatch):
     (folder,) = (tmp_path / "new").iterdir()
     assert folder.name == "001_Net_training"
     host = [run.__name__ for run in pipeline.HOST_PASSES]
-    assert steps(folder) == [*FIRST, *host, "build"]
+    assert steps(folder) == [*FIRST, *host, "build", "compile_log"]
     last_stated = (folder / f"{len(FIRST) - 1:02}_bring_back.txt").read_text()
     assert last_stated == model.program()
-    fitted = sorted(folder.iterdir())[-2]
+    fitted = sorted(folder.iterdir())[-3]
     assert fitted.read_text() == model.program(host=True)
+    assert sorted(folder.iterdir())[-1].read_text() == f"{model.compile_log()}\n"
 
 
 def test_texts_have_names_stages_and_lines(tmp_path, monkeypatch):
@@ -60,7 +61,8 @@ def test_texts_have_names_stages_and_lines(tmp_path, monkeypatch):
     (line,) = (line for line in lowered.splitlines() if ": fc/Gemm:0: " in line)
     assert line.startswith("forward 0: ")
     assert "# fc, " in line and "test_dump.py:" in line
-    assert "0F0 0B0 U" in (folder / f"{len(list(folder.iterdir())) - 1:02}_build.txt").read_text()
+    (build,) = folder.glob("*_build.txt")
+    assert "0F0 0B0 U" in build.read_text()
 
 
 def test_compilations_have_folders_of_their_own(tmp_path, monkeypatch):

@@ -169,7 +169,7 @@ def test_a_file_for_other_options_is_refused(tmp_path):
 
 def test_a_program_that_is_longer_is_told_as_such(tmp_path):
     path, model = exported(tmp_path)
-    longer = model._compiled.program
+    longer = model.compiled.program
     for count in (1, 2):
         shorter = longer.copy()
         del shorter.graph.ops[-count:]

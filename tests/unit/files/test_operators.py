@@ -296,7 +296,7 @@ def test_training_with_the_long_tail_goes_on(tmp_path):
     model = poptorch.trainingModel(net, make_options(), optimizer)
     batch = torch.randn(2, 2, 8, 8), torch.randint(0, 3, (2, 3, 5))
     model(*batch)
-    graph = model._compiled.program.graph
+    graph = model.compiled.program.graph
     assert {"aten::nll_loss2d_backward", "aten::adaptive_max_pool2d_backward"} <= {
         op.attributes["operator"] for op in graph.ops if op.kind == "aten"
     }

@@ -1,0 +1,215 @@
+"""A compiled program on its device: what executors and loops of functions have in common."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch import _native
+from popsim_torch.errors import Error
+from popsim_torch.executor import host_weights
+from popsim_torch.executor.compile import compile_model
+from popsim_torch.executor.compile_request import CompileRequest
+from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.connection import Connection
+from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.report import promise_report
+from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.options import Options
+from popsim_torch.profiling import Channel
+
+__all__ = ["DeviceProgram"]
+
+
+class DeviceProgram:
+    """A program, the device that it is on, and who has its newer weights.
+
+    It begins without a program: ``compile`` makes one, ``take`` brings it to the device, and
+    ``release`` brings everything back and lets go of both.
+
+    Args:
+        module: What is traced; its weights are the host's side.
+        options: Frozen before the first program.
+        channel: Shows what the program does in PopVision's trace.
+        fixed: The program keeps the weights that it was compiled with, whatever the module has by
+            their names later.
+
+    Attributes:
+        options: In use; a new optimizer can need others.
+        connection: To the device.
+        weights: Which side has the newer ones.
+        compiled: The program; None before it is taken and after it is released.
+        state: What the program keeps on the device; None without one.
+        ready: The program, if it is on its device, too.
+        last_complete_run: Number of the executable's last run that ended well, counted from 1; 0
+            if there was none.
+        warned: Warnings already given for this program and those before it.
+    """
+
+    def __init__(
+        self, module: nn.Module, options: Options, channel: Channel, *, fixed: bool = False
+    ) -> None:
+        self.module = module
+        self.options = options
+        self.channel = channel
+        self.connection = Connection(options)
+        self.weights = WeightSync(module, fixed=fixed)
+        self.compiled: CompiledModel | None = None
+        self.state: DeviceState | None = None
+        self.ready: CompiledModel | None = None
+        self.last_complete_run = 0
+        self.warned: set[str] = set()
+        self._fixed = fixed
+        self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
+        self._wrapping: host_weights.Wrapping | None = None  # of the host's model
+
+    def require_compiled(self, what: str) -> CompiledModel:
+        """Return the program.
+
+        Args:
+            what: The method that needs it, for the message.
+
+        Raises:
+            Error: There is none.
+        """
+        if self.compiled is None:
+            raise Error(
+                f"{what}: the model has not been compiled or has been destroyed. Call it, or "
+                "model.compile(...), first."
+            )
+        return self.compiled
+
+    def compile(self, request: CompileRequest) -> CompiledModel:
+        """Return a program of the module; nothing of it is on the device yet.
+
+        Args:
+            request: Of the module, with these options.
+
+        Raises:
+            Error: The module cannot be compiled; nothing has changed.
+        """
+        with host_weights.without_sync(), self.channel.tracepoint("modelCompilation"):
+            return compile_model(request)
+
+    def take(
+        self,
+        compiled: CompiledModel,
+        random_state: tuple[int, int],
+        link: Callable[[DeviceState], object],
+    ) -> DeviceState:
+        """Bring a program to the device, with weights, optimizer state and random numbers.
+
+        Args:
+            compiled: The program.
+            random_state: Seed and step that random numbers begin with.
+            link: Connects optimizers with the program's state, before anything depends on it.
+
+        Returns:
+            What the program keeps on the device.
+
+        Raises:
+            Error: No device is free, or the weights are others than those that were compiled. There
+                is no program then, and no device is held.
+        """
+        compiled.executable.seed, compiled.executable.step = random_state
+        state = DeviceState(self.module, compiled, fixed=self._fixed)
+        self.connection.attach_compiled(compiled.run.num_ipus)
+        try:
+            if self.connection.attached:
+                self.weights.let_trainers_catch_up()
+                state.upload_weights()
+            state.initialise_optimizer()
+            link(state)
+        except BaseException:
+            self.connection.detach()
+            raise
+        # Nothing before this line leaves a trace if it fails.
+        self.compiled, self.state = compiled, state
+        self._report = promise_report(self, compiled, self.options)
+        self.weights.attach(state)
+        self.ready = compiled if self.connection.attached else None
+        return state
+
+    def attach(self) -> CompiledModel:
+        """Take a device again, and go on with the host's weights.
+
+        Raises:
+            Error: No device is free, or the weights are others than those that were compiled.
+        """
+        compiled, state = self.compiled, self.state
+        assert compiled is not None and state is not None
+        self.connection.attach(compiled.run.num_ipus)
+        try:
+            self.weights.let_trainers_catch_up()
+            state.upload_weights()
+        except BaseException:
+            self.connection.detach()
+            raise
+        self.ready = compiled
+        return compiled
+
+    def detach(self) -> None:
+        """Let go of the device; the program stays, with all that it keeps but the weights."""
+        self.ready = None
+        self.connection.detach()
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the program once.
+
+        Args:
+            inputs: One for each input of the program, of its element types.
+
+        Returns:
+            What comes back: outputs, then changed inputs.
+
+        Raises:
+            Error: The device failed, or another thread is using it.
+            KeyboardInterrupt: Ctrl-C ended the run.
+        """
+        compiled = self.compiled
+        assert compiled is not None
+        try:
+            results = compiled.executable.run(inputs, compiled.host_code)
+        except _native.ERRORS as error:
+            raise _native.translated(error) from error
+        self.last_complete_run = compiled.executable.num_runs
+        return results
+
+    def wrap(
+        self,
+        model: nn.Module,
+        fetch: Callable[[], bool],
+        destroy: Callable[[], None],
+        *,
+        loop: bool = False,
+    ) -> None:
+        """Let reads of a model see the weights that this program trains; once, until ``release``.
+
+        Args:
+            model: Has the host's weights.
+            fetch: Copies them to the host if the device has newer ones.
+            destroy: What ``model.destroy()`` calls.
+            loop: The program is a loop of a function.
+
+        Raises:
+            UsageRuntimeError: Another executor trains the model.
+        """
+        if self._wrapping is None:
+            self._wrapping = host_weights.wrap(model, fetch, destroy)
+            self.weights.announce(loop=loop)
+
+    def release(self) -> None:
+        """Let go of program and device; the caller has fetched what it needs."""
+        if self._report is not None:
+            self._report()
+        self.compiled = self.state = self.ready = self._report = None
+        self.last_complete_run = 0
+        self.weights.detach()
+        self.connection.detach()
+        if self._wrapping is not None:
+            self._wrapping.undo()
+            self._wrapping = None

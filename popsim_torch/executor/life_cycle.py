@@ -1,0 +1,207 @@
+"""The life of an executor's program: compiled, attached, detached, destroyed, compiled anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch import logs
+from popsim_torch.errors import Error
+from popsim_torch.executor.compile_request import ModelRequest
+from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.optimizer_use import OptimizerUse
+from popsim_torch.executor.random_state import RandomState
+from popsim_torch.executor.reach import failures_told
+from popsim_torch.executor.timing import Timing
+from popsim_torch.executor.weight_copies import WeightCopies
+from popsim_torch.optim.planning import OptimizerSettings
+from popsim_torch.stages import assigned_stages, num_assignments
+
+__all__ = ["LifeCycle"]
+
+
+class LifeCycle:
+    """The part of an executor that makes its program, and takes it to the device and away.
+
+    Args:
+        device: Holds the program.
+        model: The user's, which is wrapped while an executor trains it.
+        use: The executor's optimizer.
+        random: Its random numbers.
+        copies: Its copies of weights.
+        timing: What it tells of time.
+    """
+
+    def __init__(
+        self,
+        device: DeviceProgram,
+        model: nn.Module,
+        use: OptimizerUse,
+        random: RandomState,
+        copies: WeightCopies,
+        timing: Timing,
+    ) -> None:
+        self._device = device
+        self._model = model
+        self._use = use
+        self._random = random
+        self._copies = copies
+        self._timing = timing
+        self._num_assignments = num_assignments()
+        self._assigned_stages: list[tuple[str, int]] = []
+        # The optimizer's states of the program before, and whose they are.
+        self._carried: tuple[OptimizerSettings | None, dict[str, torch.Tensor]] | None = None
+
+    def wrap(self) -> None:
+        """Let reads of the user's model see trained weights, if this executor trains it.
+
+        Raises:
+            UsageRuntimeError: Another executor trains it now.
+        """
+        if self._use.optimizer is not None:
+            self._device.wrap(self._model, self._copies.copyWeightsToHostIfNeeded, self.destroy)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the model for arguments like these, attach, and upload weights, without a run.
+
+        Raises:
+            Error: The model cannot be compiled, or no device is free. The executor can be called
+                again.
+        """
+        if self._device.compiled is not None:
+            logs.python.warning("compile: the model is compiled already; the call is ignored.")
+            return
+        self.take(self.compile_model(args, kwargs))
+
+    def compile_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
+        """Return the compiled model; nothing of it is on the device yet."""
+        self.check_before_compilation()
+        device = self._device
+        request = ModelRequest(
+            device.module,
+            device.options,
+            device.channel,
+            args,
+            kwargs,
+            self._use.settings,
+            self._use.captures,
+            warned=device.warned,
+        )
+        with failures_told(device.module):
+            return device.compile(request)
+
+    def check_before_compilation(self) -> None:
+        """Check what does not depend on the program, and wrap the user's model if it is not."""
+        self._device.connection.check_settings(self._device.options)
+        self._timing.warn_of_missing_cycles()
+        self._copies.check_updatable_buffers()
+        self.wrap()
+
+    def take(self, compiled: CompiledModel) -> None:
+        """Bring a compiled model to the device, with weights, optimizer and random numbers."""
+        seed, step = self._random.start
+        state = self._device.take(compiled, (seed, step), self._use.link)
+        self._note_assignment(state)
+        if self._device.ready is not None:
+            self._random.log(leaving=False)
+
+    def become_ready(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
+        """Compile or attach what a call is about to run."""
+        self._device.connection.check_online("run a model")
+        if self._device.compiled is None:
+            self.take(self.compile_model(args, kwargs))
+        else:
+            self._attach()
+        assert self._device.ready is not None
+        return self._device.ready
+
+    def attachToDevice(self) -> None:
+        """Take a device again, and upload weights, optimizer state and random numbers.
+
+        Raises:
+            Error: The model is not compiled, or already attached, or no device is free.
+            UsageAssertionError: The model never attaches.
+        """
+        self._device.require_compiled("attachToDevice")
+        connection = self._device.connection
+        connection.check_online("attach a model")
+        if connection.attached:
+            raise Error(
+                "attachToDevice: the model is already attached to a device. It is from compilation "
+                "on, until detachFromDevice()."
+            )
+        self._attach()
+
+    def detachFromDevice(self) -> None:
+        """Bring weights and optimizer state to the host, and let others have the device.
+
+        The next call, or ``attachToDevice()``, goes on where this one stopped, with the weights
+        that the host has then.
+
+        Raises:
+            Error: The model is not compiled or not attached, or another thread is in a call.
+        """
+        self._device.require_compiled("detachFromDevice")
+        if not self._device.connection.attached:
+            raise Error(
+                "detachFromDevice: the model is not attached to a device. isAttachedToDevice() "
+                "tells whether it is."
+            )
+        if self._device.weights.ahead:
+            self._device.weights.download()
+        self._use.read_back()
+        self._random.log(leaving=True)
+        self._device.detach()
+
+    def destroy(self) -> None:
+        """Bring weights and optimizer state to the host, free the device, unwrap the model.
+
+        The executor can be called again and then compiles anew. Does nothing when the model is not
+        compiled.
+        """
+        if self._device.compiled is not None:
+            self.release()
+
+    def release(self) -> None:
+        """Bring everything to the host and let go of device and model."""
+        self._device.weights.fetch(what_fits=True)
+        if self._device.compiled is not None:
+            self._use.unlink()
+        self._device.release()
+
+    def follow_assignment(self) -> None:
+        """Let go of a program whose stages are others now; the next call makes another.
+
+        Weights come to the host; the optimizer's states and random numbers are kept for the next.
+        """
+        if self._num_assignments == num_assignments():
+            return
+        self._num_assignments = num_assignments()
+        state = self._device.state
+        if state is None or assigned_stages(self._device.module) == self._assigned_stages:
+            return
+        random_state = self._random.rng_state
+        carried = None if state.plan is None else (self._use.settings, state.read_all_states())
+        self.destroy()
+        self._random.start, self._carried = random_state, carried
+
+    def _attach(self) -> None:
+        self._device.attach()
+        assert self._device.state is not None
+        self._device.state.log_optimizer_upload()
+        self._random.log(leaving=False)
+
+    def _note_assignment(self, state: DeviceState) -> None:
+        """Take note of the stages that the compiled program has, and go on where another was."""
+        self._num_assignments = num_assignments()
+        self._assigned_stages = assigned_stages(self._device.module)
+        if self._carried is None:
+            return
+        (settings, states), self._carried = self._carried, None
+        if settings is self._use.settings:
+            state.write_state(states)

@@ -1,0 +1,61 @@
+"""Where and in which order a traced program runs: its schedule and its IPUs."""
+
+from __future__ import annotations
+
+from popsim_torch.ir import LoopCounts
+from popsim_torch.options import Options
+from popsim_torch.options.back_end import log_computed
+from popsim_torch.stages import (
+    PipelineSchedule,
+    StageAssigner,
+    check_pipeline,
+    check_schedule,
+    count_stages,
+    schedule_name,
+)
+
+__all__ = ["place"]
+
+
+def place(
+    options: Options, stages: StageAssigner, loop: LoopCounts, *, training: bool
+) -> tuple[str, int]:
+    """Check the stages that the trace met.
+
+    Args:
+        options: The execution strategy and the schedule are taken from here.
+        stages: What the trace met.
+        loop: How often a call runs the program.
+        training: Whether it trains.
+
+    Returns:
+        The name of the schedule, and how many IPUs the model takes (count).
+
+    Raises:
+        Error: Stages, schedule and counts do not go together.
+    """
+    strategy = options.execution_strategy
+    strategy.check_num_stages(stages.num_stages)
+    num_stages = count_stages(stages.ipu_ids)
+    asked_for = PipelineSchedule(options.pipeline_schedule)
+    schedule = schedule_name(
+        asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
+    )
+    log_computed(options, pipelined=schedule != "sequential")
+    check_schedule(
+        asked_for,
+        stages.ipu_of_stage,
+        num_stages=stages.num_stages,
+        training=training,
+        count=loop.gradient_accumulation if training else loop.device_iterations,
+    )
+    num_ipus = check_pipeline(
+        num_stages if schedule == "pipelined" else 1,
+        stages.ipu_ids,
+        strategy,
+        training,
+        loop.gradient_accumulation,
+        loop.device_iterations,
+        options.auto_round_num_ipus,
+    )
+    return schedule, num_ipus

@@ -1,0 +1,66 @@
+"""What the log says of a model that is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from popsim_torch import logs
+from popsim_torch.anchors import AnchorRequest
+from popsim_torch.dtypes import dtype_name
+from popsim_torch.enums import OutputMode
+from popsim_torch.ir import Program, program_text
+from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.options import Options
+from popsim_torch.stages import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution
+
+_MODES = {
+    OutputMode.All: "ALL",
+    OutputMode.Final: "FINAL",
+    OutputMode.EveryN: "EVERYN",
+    OutputMode.Sum: "Sum",
+}
+
+
+def log_program(
+    program: Program,
+    options: Options,
+    anchors: Sequence[AnchorRequest],
+    ipu_of_stage: Mapping[int, int],
+) -> None:
+    """Write a line for each anchor and each op of a lowered program, and its text at DEBUG_IR.
+
+    Args:
+        program: The model's.
+        options: Those that it is compiled with.
+        anchors: What is recorded, each with a mode of its own.
+        ipu_of_stage: The IPU on which each stage runs.
+    """
+    if not logs.backend.isEnabledFor(logs.DEBUG):
+        return
+    for anchor in anchors:
+        mode = _MODES[anchor.output_mode]
+        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, mode, anchor.period)
+    for op in program.graph.ops:
+        outputs = [tensor_id for tensor_id in op.outputs if tensor_id != NO_TENSOR]
+        if not outputs:
+            continue
+        tensor = program.graph.tensors[outputs[0]]
+        logs.backend.debug(
+            "%s [%s(%s), %s]",
+            tensor.name or op.name,
+            dtype_name(tensor.dtype),
+            ", ".join(map(str, tensor.shape)),
+            _place(options, op.stage, ipu_of_stage),
+        )
+    if logs.backend.isEnabledFor(logs.DEBUG_IR):
+        logs.backend.log(logs.DEBUG_IR, "%s", program_text(program))
+
+
+def _place(options: Options, stage: int, ipu_of_stage: Mapping[int, int]) -> str:
+    strategy, ipu = options.execution_strategy, ipu_of_stage.get(stage, 0)
+    if isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
+        phase_of_stage = [n for n, phase in enumerate(strategy.phases) for _ in phase.stages]
+        phase = strategy.phase_id(phase_of_stage[stage]) if stage < len(phase_of_stage) else 0
+        return f"mode(Phased), ipu({ipu}), phase({phase})"
+    mode = "Sharded" if isinstance(strategy, ShardedExecution) else "Pipelined"
+    return f"mode({mode}), ipu({ipu}), stage({stage})"

@@ -1,0 +1,80 @@
+"""What the options ask of a program."""
+
+from __future__ import annotations
+
+from popsim_torch.anchors import AnchorRequest, resolve
+from popsim_torch.enums import OutputMode
+from popsim_torch.errors import Error
+from popsim_torch.executor.numerics import Numerics
+from popsim_torch.ir import LoopCounts
+from popsim_torch.lowering import HalfPartials
+from popsim_torch.options import Options
+from popsim_torch.passes.pipeline import ProgramRequest
+from popsim_torch.passes.recompute_choice import Recomputation
+from popsim_torch.passes.returns import ReturnRequest
+from popsim_torch.stages import StageAssigner
+
+__all__ = ["anchor_requests", "half_partials", "program_request"]
+
+
+def anchor_requests(options: Options) -> list[AnchorRequest]:
+    """Return the calls of ``Options.anchorTensor``."""
+    requests = []
+    for short_name, entry in options.anchored_tensors.items():
+        try:
+            long_name, uses_default, mode, period = entry
+            mode = OutputMode(mode)
+        except (TypeError, ValueError):
+            raise Error(
+                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
+                "name, whether to use the model's mode, the mode and the period: call "
+                "Options.anchorTensor."
+            ) from None
+        requests.append(AnchorRequest(short_name, long_name, mode, period, uses_default))
+    return requests
+
+
+def half_partials(options: Options) -> HalfPartials:
+    """Return which products of float16 operands add up in float16."""
+    popart = options._Popart
+    return HalfPartials(
+        matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
+    )
+
+
+def program_request(
+    options: Options,
+    loop: LoopCounts,
+    stages: StageAssigner,
+    numerics: Numerics,
+    *,
+    training: bool,
+    pipelined: bool,
+) -> ProgramRequest:
+    """Return what the options ask of a program.
+
+    Args:
+        options: With a resolved output mode.
+        loop: How often a call runs the program.
+        stages: Those that the trace met.
+        numerics: What the options say about numbers.
+        training: Whether it trains.
+        pipelined: Whether several micro-batches are in flight.
+    """
+    mode, period = OutputMode(options.output_mode), options.output_return_period
+    anchors = [resolve(request, mode, period) for request in anchor_requests(options)]
+    return ProgramRequest(
+        _recomputation(options, training=training, pipelined=pipelined),
+        ReturnRequest(loop, mode, period, anchors, pipelined),
+        stages.ipu_of_stage,
+        stochastic_rounding=numerics.stochastic_rounding,
+        synthetic_data=numerics.synthetic_data,
+    )
+
+
+def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Recomputation:
+    """Return which forward values are rebuilt: as the options say, else those of a pipeline."""
+    if not training:
+        return Recomputation.NONE
+    default = Recomputation.PIPELINE if pipelined else Recomputation.NONE
+    return Recomputation(options._Popart.options.get("autoRecomputation", default))
