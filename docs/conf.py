@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
+    "rewrites",
     "surface",
 ]
 myst_enable_extensions = ["colon_fence", "deflist"]

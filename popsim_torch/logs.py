@@ -35,6 +35,7 @@ __all__ = [
     "python",
     "setLogLevel",
     "trace",
+    "warn_once",
 ]
 
 TRACE_ALL = 3
@@ -72,6 +73,17 @@ python = logging.getLogger("poptorch::python")
 """The logger of the Python side."""
 backend = logging.getLogger("poptorch:cpp")
 """The logger of the back end."""
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str, *args: Any) -> None:
+    """Warn on the Python side, unless this process has said the very same before."""
+    line = text % args
+    if line not in _warned:
+        _warned.add(line)
+        python.warning("%s", line)
 
 
 def trace(text: str, *args: Any) -> None:

@@ -12,7 +12,7 @@ from popsim_torch.executor import host_weights
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
-from popsim_torch.options.pipelining import add_model_settings
+from popsim_torch.options.model_settings import add_settings
 
 __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
 
@@ -43,7 +43,7 @@ def _checked_options(
     check_limits(options)
     options.freeze()
     own = options.clone()
-    add_model_settings(model, own, training=function == "trainingModel")
+    add_settings(own, model, training=function == "trainingModel")
     if own.defaultOutputMode():
         own.outputMode(default_mode)
     return own

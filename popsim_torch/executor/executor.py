@@ -16,7 +16,7 @@ from popsim_torch import _native, optim, profiling
 from popsim_torch.executor.base import HasModel
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
-from popsim_torch.executor.exposed import Exposed
+from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.files import Files
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.life_cycle import LifeCycle
@@ -81,32 +81,32 @@ class PoplarExecutor(HasModel):
 
     # What the parts do
 
-    compile = Exposed("_life", LifeCycle.compile)
-    attachToDevice = Exposed("_life", LifeCycle.attachToDevice)
-    detachFromDevice = Exposed("_life", LifeCycle.detachFromDevice)
-    destroy = Exposed("_life", LifeCycle.destroy)
-    setOptimizer = Exposed("_use", OptimizerUse.setOptimizer)
-    copyWeightsToHost = Exposed("_copies", WeightCopies.copyWeightsToHost)
-    copyWeightsToHostIfNeeded = Exposed("_copies", WeightCopies.copyWeightsToHostIfNeeded)
-    copyWeightsToDevice = Exposed("_copies", WeightCopies.copyWeightsToDevice)
-    copyNamedBuffersToDevice = Exposed("_copies", WeightCopies.copyNamedBuffersToDevice)
-    load_state_dict = Exposed("_copies", WeightCopies.load_state_dict)
-    isCompiled = Exposed("_inspection", Inspection.isCompiled)
-    isAttachedToDevice = Exposed("_inspection", Inspection.isAttachedToDevice)
-    getTensorNames = Exposed("_inspection", Inspection.getTensorNames)
-    getAnchoredTensor = Exposed("_inspection", Inspection.getAnchoredTensor)
-    program = Exposed("_inspection", Inspection.program)
-    compile_log = Exposed("_inspection", Inspection.compile_log)
-    compilationTime = Exposed("_timing", Timing.compilationTime)
-    cycleCount = Exposed("_timing", Timing.cycleCount)
-    getPerfCounters = Exposed("_timing", Timing.getPerfCounters)
-    getLatency = Exposed("_timing", Timing.getLatency)
-    getHostIpuLatency = Exposed("_timing", Timing.getHostIpuLatency)
-    getComputeLatency = Exposed("_timing", Timing.getComputeLatency)
-    getIpuHostLatency = Exposed("_timing", Timing.getIpuHostLatency)
-    save = Exposed("_files", Files.save)
-    compileAndExport = Exposed("_files", Files.compileAndExport)
-    loadExecutable = Exposed("_files", Files.loadExecutable)
+    compile = exposed("_life", LifeCycle.compile)
+    attachToDevice = exposed("_life", LifeCycle.attachToDevice)
+    detachFromDevice = exposed("_life", LifeCycle.detachFromDevice)
+    destroy = exposed("_life", LifeCycle.destroy)
+    setOptimizer = exposed("_use", OptimizerUse.setOptimizer)
+    copyWeightsToHost = exposed("_copies", WeightCopies.copyWeightsToHost)
+    copyWeightsToHostIfNeeded = exposed("_copies", WeightCopies.copyWeightsToHostIfNeeded)
+    copyWeightsToDevice = exposed("_copies", WeightCopies.copyWeightsToDevice)
+    copyNamedBuffersToDevice = exposed("_copies", WeightCopies.copyNamedBuffersToDevice)
+    load_state_dict = exposed("_copies", WeightCopies.load_state_dict)
+    isCompiled = exposed("_inspection", Inspection.isCompiled)
+    isAttachedToDevice = exposed("_inspection", Inspection.isAttachedToDevice)
+    getTensorNames = exposed("_inspection", Inspection.getTensorNames)
+    getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
+    program = exposed("_inspection", Inspection.program)
+    compile_log = exposed("_inspection", Inspection.compile_log)
+    compilationTime = exposed("_timing", Timing.compilationTime)
+    cycleCount = exposed("_timing", Timing.cycleCount)
+    getPerfCounters = exposed("_timing", Timing.getPerfCounters)
+    getLatency = exposed("_timing", Timing.getLatency)
+    getHostIpuLatency = exposed("_timing", Timing.getHostIpuLatency)
+    getComputeLatency = exposed("_timing", Timing.getComputeLatency)
+    getIpuHostLatency = exposed("_timing", Timing.getIpuHostLatency)
+    save = exposed("_files", Files.save)
+    compileAndExport = exposed("_files", Files.compileAndExport)
+    loadExecutable = exposed("_files", Files.loadExecutable)
 
     # Properties
 

@@ -1,18 +1,21 @@
-"""``Exposed``: methods that an object has from its parts."""
+"""``exposed``: methods that an object has from its parts."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-__all__ = ["Exposed"]
+__all__ = ["exposed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Exposed(Generic[P, R]):
-    """A method of a part, as a method of the whole.
+def exposed(
+    part: str, method: Callable[Concatenate[Any, P], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """Return a part's method as a method of the whole, which lives for as long as it runs.
 
     Signature and docstring are those of the part's method.
 
@@ -21,16 +24,8 @@ class Exposed(Generic[P, R]):
         method: The method, as the part's class has it.
     """
 
-    def __init__(self, part: str, method: Callable[Concatenate[Any, P], R]) -> None:
-        self._part = part
-        self._method = method
-        self.__doc__ = method.__doc__
+    @functools.wraps(method)
+    def call(whole: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(getattr(whole, part), *args, **kwargs)
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R]: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> Callable[P, R]: ...
-    def __get__(self, instance: object | None, owner: type) -> Any:
-        if instance is None:
-            return self._method
-        return getattr(getattr(instance, self._part), self._method.__name__)
+    return call

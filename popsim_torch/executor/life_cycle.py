@@ -20,6 +20,7 @@ from popsim_torch.executor.reach import failures_told
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.optim.planning import OptimizerSettings
+from popsim_torch.options.model_settings import check_settings_kept, settings_of
 from popsim_torch.stages import assigned_stages, num_assignments
 
 __all__ = ["LifeCycle"]
@@ -52,6 +53,8 @@ class LifeCycle:
         self._random = random
         self._copies = copies
         self._timing = timing
+        # What ``set_pipelining_options`` had set on the model when its options were made.
+        self._settings_then = [one for _, one in settings_of([model])]
         self._num_assignments = num_assignments()
         self._assigned_stages: list[tuple[str, int]] = []
         # The optimizer's states of the program before, and whose they are.
@@ -98,6 +101,8 @@ class LifeCycle:
     def check_before_compilation(self) -> None:
         """Check what does not depend on the program, and wrap the user's model if it is not."""
         self._device.connection.check_settings(self._device.options)
+        if self._use.optimizer is not None:
+            check_settings_kept(self._model, self._settings_then)
         self._timing.warn_of_missing_cycles()
         self._copies.check_updatable_buffers()
         self.wrap()

@@ -7,6 +7,7 @@ code it comes from and the tensors that it writes. Tools for reports of real IPU
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
 from collections.abc import Mapping
@@ -24,9 +25,10 @@ __all__ = ["promise_report"]
 
 _REPORTS = ("autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile")
 """Engine options that ask for a report."""
+_ACTING = (*_REPORTS, "autoReport.directory", "debug.allowOutOfMemory")
+"""Engine options that act, and one that ``Options.enableProfiling`` sets."""
 _KNOWN = (
-    *_REPORTS,
-    "autoReport.directory",
+    *_ACTING,
     "autoReport.executionProfileProgramRunCount",
     "autoReport.outputArchive",
     "autoReport.outputDebugInfo",
@@ -34,7 +36,8 @@ _KNOWN = (
     "autoReport.outputSerializedGraph",
     "autoReport.streamAtEachRun",
 )
-_told: set[str] = set()
+_taken: set[Path] = set()
+"""Where reports of this process go, or have gone."""
 
 
 def promise_report(
@@ -60,25 +63,34 @@ def _target(options: Options, *, training: bool) -> Path | None:
         **environment.json_object("POPLAR_ENGINE_OPTIONS"),
         **options._Popart.options.get("engineOptions", {}),
     }
-    _tell_misspelt(settings)
+    _tell_ineffective(settings)
     if not any(str(settings.get(name)).lower() == "true" for name in _REPORTS):
         return None
     name = options.model_name if options.exists("model_name") else None
     directory = Path(str(settings.get("autoReport.directory", ".")))
     # Where it is now: programs change their directory.
-    return (
-        directory.absolute() / (name or ("training" if training else "inference")) / "profile.pop"
-    )
+    return _free(directory.absolute() / (name or ("training" if training else "inference")))
 
 
-def _tell_misspelt(settings: Mapping[str, object]) -> None:
-    """Warn of engine options about reports that there are not, once of each."""
-    for name in settings:
-        if not name.lower().startswith("autoreport.") or name in _KNOWN or name in _told:
+def _free(directory: Path) -> Path:
+    """Return where a report goes: each program of a process has a directory of its own."""
+    names = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
+    found = (directory.with_name(directory.name + name) / "profile.pop" for name in names)
+    target = next(one for one in found if one not in _taken)
+    _taken.add(target)
+    return target
+
+
+def _tell_ineffective(settings: Mapping[str, object]) -> None:
+    """Warn of engine options that ask for something and have no effect, once of each."""
+    for name, value in settings.items():
+        if name in _ACTING or str(value).lower() == "false":
             continue
-        _told.add(name)
+        if name in _KNOWN or not name.lower().startswith("autoreport."):
+            logs.warn_once("The engine option '%s' has no effect.", name)
+            continue
         near = closest_names(name, _KNOWN, 1)
-        logs.python.warning(
+        logs.warn_once(
             "There is no engine option '%s'; it has no effect.%s",
             name,
             f" The nearest one is '{near[0]}'." if near else "",

@@ -11,7 +11,7 @@ from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
-from popsim_torch.options import Options, check_accumulation_dtype
+from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.trace import TraceResult
 
 __all__ = ["loop_plan", "make_plan"]
@@ -43,19 +43,23 @@ def make_plan(
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
-        accumulator_dtype=_accumulator_dtype(options),
+        accumulator_dtype=_accumulator_dtype(options, optimizer),
         loss_scale_rule=Numerics.of(options).loss_scale_rule,
         loss_scale=loss_scale,
     )
 
 
 def _accumulator_dtype(
-    options: Options,
+    options: Options, optimizer: OptimizerSettings
 ) -> Callable[[nn.Parameter], torch.dtype | None] | None:
     """Return what options say of the element type of a parameter's accumulator."""
     chosen = options.Training.gradient_accumulation_dtype
     if chosen is None:
         return None
+    if chosen is own_dtype and (
+        optimizer.rule.combined or optimizer.rule.accum_type is torch.float16
+    ):
+        return None  # (that is what the optimizer was made with)
     where = "Options.Training.gradientAccumulationDtype"
 
     def dtype_of(parameter: nn.Parameter) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -39,7 +40,8 @@ class Uses:
     What counts is the memory: a tensor has the readers and writers of all its views.
 
     Args:
-        graph: Passes that change its ops while they ask have to know which answers still hold.
+        graph: Passes that change its ops while they ask have to know which answers still hold, or
+            say so (``replace``).
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -47,6 +49,7 @@ class Uses:
         self._position: dict[int, int] = {}  # by identity
         self._readers: dict[int, list[Op]] = defaultdict(list)
         self._writers: dict[int, list[Op]] = defaultdict(list)
+        self._gone: list[Op] = []  # so that no other op gets the identity of one
         for position, op in walk(graph):
             self._position[id(op)] = position
             for root in graph.roots(op.inputs):
@@ -70,6 +73,20 @@ class Uses:
     def position(self, op: Op) -> int:
         """Return the place of an op among those of the program."""
         return self._position[id(op)]
+
+    def replace(self, old: Op, new: Op | None) -> None:
+        """Take note that another op stands in the place of one; None: it is gone."""
+        position = self._position.pop(id(old))
+        self._gone.append(old)
+        for users, tensor_ids in ((self._readers, old.inputs), (self._writers, old.outputs)):
+            for root in self._graph.roots(tensor_ids):
+                users[root.id] = [op for op in users[root.id] if op is not old]
+        if new is None:
+            return
+        self._position[id(new)] = position
+        for users, tensor_ids in ((self._readers, new.inputs), (self._writers, new.outputs)):
+            for root in self._graph.roots(tensor_ids):
+                bisect.insort(users[root.id], new, key=self.position)
 
     def reads_changed(self, op: Op) -> bool:
         """Whether an op reads a variable that its phase changes: it has to stay where it is."""

@@ -22,6 +22,7 @@ from popsim_torch.feeds import OutfeedQueue
 from popsim_torch.loops.outside import OutsideOfLoops
 from popsim_torch.loops.program import LoopProgram
 from popsim_torch.options import Options
+from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 
 __all__ = ["Function", "Recording", "Step", "Value", "function", "recording"]
 
@@ -84,6 +85,8 @@ class Recording:
         structure: How the result is put together.
         modules: All modules that its loops can use.
         kinds: What each of them was like.
+        settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
+        settings_then: The settings on the modules when they were recorded.
     """
 
     options: Options
@@ -95,9 +98,16 @@ class Recording:
     structure: TreeSpec | None = None
     modules: list[nn.Module] = field(default_factory=list)
     kinds: list[Any] = field(default_factory=list)
+    settings: tuple[Owned, ...] = ()
+    settings_then: list[Any] = field(default_factory=list)
+    _num_calls: int = 0
 
     def holds(self) -> bool:
         """Return whether all modules are still like those that were recorded."""
+        if self._num_calls != num_calls():
+            if [one for _, one in settings_of(self.modules)] != self.settings_then:
+                return False
+            self._num_calls = num_calls()
         with torch._C.DisableTorchFunction():
             return [_kind_of_module(module) for module in self.modules] == self.kinds
 
@@ -129,6 +139,8 @@ class Recording:
         parts = {id(part): part for module in modules for part in module.modules()}
         self.modules = list(parts.values())
         self.kinds = [_kind_of_module(module) for module in self.modules]
+        self.settings_then = [one for _, one in settings_of(self.modules)]
+        self._num_calls = num_calls()
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops once more, with other arguments; return the result."""

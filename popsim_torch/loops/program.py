@@ -18,7 +18,7 @@ from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
-from popsim_torch.executor.exposed import Exposed
+from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.updates import make_plan
@@ -55,10 +55,10 @@ class LoopProgram:
         self._starvation = Starvation(request.infeeds)
         self._take(self._device.compile(request))
 
-    getTensorNames = Exposed("_inspection", Inspection.getTensorNames)
-    getAnchoredTensor = Exposed("_inspection", Inspection.getAnchoredTensor)
-    program = Exposed("_inspection", Inspection.program)
-    compile_log = Exposed("_inspection", Inspection.compile_log)
+    getTensorNames = exposed("_inspection", Inspection.getTensorNames)
+    getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
+    program = exposed("_inspection", Inspection.program)
+    compile_log = exposed("_inspection", Inspection.compile_log)
 
     @property
     def compiled(self) -> CompiledModel:

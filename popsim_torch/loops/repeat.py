@@ -12,20 +12,21 @@ from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
-from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds import InfeedQueue
-from popsim_torch.ir import LoopCounts
 from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
 from popsim_torch.loops.function import Recording, Step, recording
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
+from popsim_torch.loops.settings import LoopPlan, LoopSettings, OtherUse
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
+from popsim_torch.options.limits import check_limits
 from popsim_torch.profiling import Channel
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
 from popsim_torch.trace.origin import user_line
@@ -33,8 +34,8 @@ from popsim_torch.trace.origin import user_line
 __all__ = ["repeat", "while_loop"]
 
 _MAX_TRIPS = 2**31 - 1
-_MAX_TRACES = 20
-"""Of one body, each of which finds one more object; what is made in the body is new in each."""
+_MAX_FOUND = 20
+"""Objects that traces of one body find, one each; what is made in the body is new in each."""
 Body = Callable[..., Any]
 
 
@@ -44,7 +45,7 @@ def repeat(
     inputs: Any = (),
     infeed: InfeedQueue | None = None,
     *,
-    gradient_accumulation: int = 1,
+    gradient_accumulation: int | None = None,
     progress: bool = False,
 ) -> Any:
     """Run a function ``n`` times on the device.
@@ -57,7 +58,9 @@ def repeat(
         inputs: The carried values of the first trip: a tensor or number, or a tuple of these.
         infeed: Gives each trip an element.
         gradient_accumulation: ``optimizer.step()`` updates weights behind each so many trips, with
-            their gradients together (mean or sum: ``Options.Training``). Divides ``n``.
+            their gradients together (mean or sum: ``Options.Training``). Divides ``n``. None for
+            what is set on the models of the body (``set_gradient_accumulation_options``) or on the
+            options of the function, else 1. Something else there is an error.
         progress: Show a progress bar.
 
     Returns:
@@ -70,16 +73,11 @@ def repeat(
         UsageTypeError: The body takes or returns something else.
     """
     check_count("repeat", "n", n, 0)
-    check_count("repeat", "gradient_accumulation", gradient_accumulation, 1)
-    if n % gradient_accumulation:
-        lower = n - n % gradient_accumulation
-        raise Error(
-            f"repeat: n = {n} is not a multiple of gradient_accumulation = "
-            f"{gradient_accumulation}. The nearest multiples are "
-            f"{lower} and {lower + gradient_accumulation}."
-        )
-    call = _Call("repeat", body, _carried(inputs, "repeat"), infeed, progress)
-    return call.run(LoopCounts(n // gradient_accumulation, gradient_accumulation), None)
+    if gradient_accumulation is not None:
+        check_count("repeat", "gradient_accumulation", gradient_accumulation, 1)
+    return _Call("repeat", body, _carried(inputs, "repeat"), infeed, progress).run(
+        n, gradient_accumulation, None
+    )
 
 
 def while_loop(
@@ -116,7 +114,7 @@ def while_loop(
             "while_loop: inputs is empty, so that the condition could never change. Carry what it "
             "depends on, or use poptorch.repeat."
         )
-    return call.run(LoopCounts(most, 1), condition)
+    return call.run(most, 1, condition)
 
 
 def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
@@ -163,7 +161,7 @@ class _Call:
             return None
         return values[0] if len(values) == 1 else tuple(values)
 
-    def run(self, counts: LoopCounts, condition: Body | None) -> Any:
+    def run(self, trips: int, accumulation: int | None, condition: Body | None) -> Any:
         """Compile and run the loop; let later calls of the function run it."""
         owner = recording.get()
         if op_listener.get() is not None:
@@ -181,14 +179,18 @@ class _Call:
                 f"{self.function}: infeed is a {type(self.infeed).__name__}. Give it "
                 "poptorch.InfeedQueue(dataset)."
             )
-        if counts.device_iterations == 0:
+        if trips == 0:
             unchanged = Step(_without_a_trip, [owner.value(value) for value in self.carried], [])
             return self.results(owner.run(unchanged))
+        check_limits(owner.options)
         with _without_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:
                 found.add(module)
-            program = _compile(self, owner, found, counts, condition)
+            settings = LoopSettings(
+                self.function, owner.options, owner.settings, trips, accumulation, takes_models=True
+            )
+            program = _compile(self, owner, found, settings, condition)
             asks = (
                 None
                 if condition is None
@@ -196,13 +198,11 @@ class _Call:
                     _Call(self.function, _asking(condition), [*self.carried, _FALSE], None, False),
                     owner,
                     replace(found, infeeds=[]),
-                    LoopCounts(1, 1),
+                    _settings_of_question(settings),
                     None,
-                    anchors=False,
                 )
             )
             owner.programs += [program] if asks is None else [program, asks]
-            trips = counts.device_iterations * counts.gradient_accumulation
             run = _Run(program, asks, trips if self.progress else 0, self.function)
             carried = [owner.value(value) for value in self.carried]
             captured = [owner.value(tensor) for tensor in owner.tensors]
@@ -260,52 +260,45 @@ def _without_modes() -> Iterator[None]:
             _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
+def _settings_of_question(settings: LoopSettings) -> LoopSettings:
+    """Return the settings of a program that computes the condition of a loop once."""
+    options = settings.options.clone()
+    options.anchored_tensors.clear()
+    return replace(settings, options=options, owned=(), trips=1, takes_models=False)
+
+
 def _compile(
-    call: _Call,
-    owner: Recording,
-    found: Reach,
-    counts: LoopCounts,
-    condition: Body | None,
-    *,
-    anchors: bool = True,
+    call: _Call, owner: Recording, found: Reach, settings: LoopSettings, condition: Body | None
 ) -> LoopProgram:
     """Compile a loop; what turns up while it is traced is added to what was found."""
-    options = _options_of(owner.options, counts, anchors=anchors)
-    num_traces = 0
+    plan: LoopPlan | None = None
+    num_found = 0
     while True:
-        num_traces += 1
         found.tidy()
-        body, request = _request(call, owner, found, counts, condition, options)
+        plan = plan or settings.guess(found)
+        body, request = _request(call, owner, found, settings, plan, condition)
         try:
             return LoopProgram(body, request)
+        except OtherUse as other:
+            plan = settings.plan(other.use)
         except UnknownObject as unknown:
-            before = found.size
+            plan, before, num_found = None, found.size, num_found + 1
             found.add(unknown.found)
             found.tidy()
-            if found.size == before or num_traces == _MAX_TRACES:
+            if found.size == before or num_found == _MAX_FOUND:
                 raise Error(
                     f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
                     "made while it was traced. Make it outside of the body."
                 ) from unknown
 
 
-def _options_of(options: Options, counts: LoopCounts, *, anchors: bool) -> Options:
-    own = options.clone()
-    if not anchors:
-        own.anchored_tensors.clear()
-    own.deviceIterations(counts.device_iterations)
-    own.Training.gradientAccumulation(counts.gradient_accumulation)
-    own.outputMode(OutputMode.Final)
-    return own.freeze()
-
-
 def _request(
     call: _Call,
     owner: Recording,
     found: Reach,
-    counts: LoopCounts,
+    settings: LoopSettings,
+    plan: LoopPlan,
     condition: Body | None,
-    options: Options,
 ) -> tuple[LoopBody, LoopRequest]:
     inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
     places: list[Any] = []
@@ -334,7 +327,11 @@ def _request(
             [*carried, *args],
             kwargs,
         )
-        with _standing_for(captured, tensors[num_fed:]), elements.at_hand(tensors[:num_fed]):
+        with (
+            settings.watched(plan, found),
+            _standing_for(captured, tensors[num_fed:]),
+            elements.at_hand(tensors[:num_fed]),
+        ):
             values = new_values(call.function, call.body(*carried, *args, **kwargs), carried)
             return values, None if condition is None else asked(condition, values)
 
@@ -342,14 +339,14 @@ def _request(
     body = LoopBody(found.modules, found.parameters, initial, step)
     request = LoopRequest(
         body,
-        options,
+        plan.options,
         Channel("poptorch.function"),
-        counts,
+        plan.counts,
         inputs,
         tuple(names),
         elements.infeeds,
         places,
-        _settings_reader(options),
+        _settings_reader(plan.options),
         body=BodyRequest(tuple(found.optimizers)),
     )
     return body, request

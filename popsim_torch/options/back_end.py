@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
+from popsim_torch import logs
 from popsim_torch.errors import Error, closest_names, not_supported_yet
-from popsim_torch.options.back_end_keys import KEYS, LIMITS, NUM_MEMBERS, PARTIALS, TEXT_DICTS
+from popsim_torch.options.back_end_keys import (
+    KEYS,
+    LIMITS,
+    NUM_MEMBERS,
+    OVERRULED,
+    PARTIALS,
+    TEXT_DICTS,
+)
 
 if TYPE_CHECKING:
     from popsim_torch.options import Options
@@ -44,6 +52,7 @@ def check_back_end(options: Options) -> None:
     settings = options.toDict()
     validate_options(settings)
     _check_limits(options._Popart.options, settings)
+    _warn_of_overruled(options._Popart.options, settings)
     if options.exists("use_model"):
         _logger.info(
             "From the user configuration: Ipu model: %s",
@@ -166,4 +175,17 @@ def _check_limits(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None
             call = f"Options._Popart.set({key!r}, {saferepr(value)})"
             raise not_supported_yet(
                 call, "this back-end setting", f"Only {saferepr(ours)} is: {limit.reason}"
+            )
+
+
+def _warn_of_overruled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Warn, once in a process, of settings that say something else than what is computed."""
+    for key, limit in OVERRULED.items():
+        ours = settings[limit.value] > 1 if isinstance(limit.value, str) else limit.value
+        if given.get(key, ours) != ours:
+            logs.warn_once(
+                "Options._Popart.set(%r, %s) has no effect: %s.",
+                key,
+                saferepr(given[key]),
+                limit.reason,
             )

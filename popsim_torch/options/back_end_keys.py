@@ -18,13 +18,17 @@ _BOOL = """
     batchSerializationSettings.concatOnVirtualGraphChange
     compileEngine constantWeights
     createImplicitPipeliningFwdOnlyProgram
-    decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams dotOpNames
-    enableConstantFoldingOfMultipleConsumers enableEngineCaching enableExplicitIR
+    decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+    disableOptimizerStateTensorStreams dotOpNames
+    enableConstantFoldingOfMultipleConsumers enableDistributedReplicatedGraphs enableEngineCaching
+    enableExplicitIR
     enableExplicitMainLoops enableFloatingPointChecks enableFullyConnectedPass
-    enableInplaceAmbiguityCheck enableLoadAndOffloadRNGState enableMergeExchange
+    enableGradientAccumulation enableInplaceAmbiguityCheck enableInplaceAmbiguityChecking
+    enableLoadAndOffloadRNGState enableMergeExchange
     enableNonStableSoftmax enableOutlining enableOutliningCopyCostPruning enablePipelining
-    enablePrefetchDatastreams enableSerializedMatmuls enableStableNorm enableStochasticRounding
-    enableSupportedDataTypeCasting enableVariablesCaching ensureFp32LossScaleTensor
+    enablePrefetchDatastreams enableReplicatedGraphs enableSerializedMatmuls enableStableNorm
+    enableStochasticRounding enableSupportedDataTypeCasting enableVariablesCaching
+    ensureFp32LossScaleTensor
     explicitRecomputation exportPoplarComputationGraph exportPoplarVertexGraph
     groupHostSync groupNormStridedChannelGrouping
     instrumentWithHardwareCycleCounter
@@ -47,6 +51,8 @@ _INT = """
 
     accumulateOuterFragmentSettings.schedule
     accumulationAndReplicationReductionType accumulationFactor autoRecomputation
+    autodiffSettings.stitchStrategy
+    automaticLossScalingSettings.gradientTensorTrackingMethod
     automaticLossScalingSettings.updatePeriod
     batchSerializationSettings.batchSchedule batchSerializationSettings.factor
     batchSerializationSettings.method batchSerializationSettings.transformContext
@@ -54,6 +60,7 @@ _INT = """
     defaultBufferingDepth defaultPrefetchBufferingDepth
     executionPhaseSettings.phases executionPhaseSettings.stages
     finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor
+    looseThresholdAtPeak
     mergeVarUpdate mergeVarUpdateMemThreshold numIOTiles
     subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
     transitiveClosureOptimizationThreshold virtualGraphMode
@@ -70,6 +77,7 @@ _STR = """
 
     cachePath customCodeletCompileFlags exportPoplarComputationGraph exportPoplarVertexGraph
     kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
+    serializedPoprithmsShiftGraphsDir
 """
 
 _LIST = """
@@ -112,6 +120,8 @@ NUM_MEMBERS: dict[str, int] = {
     "accumulateOuterFragmentSettings.schedule": 4,
     "accumulationAndReplicationReductionType": 3,
     "autoRecomputation": 5,
+    "autodiffSettings.stitchStrategy": 5,
+    "automaticLossScalingSettings.gradientTensorTrackingMethod": 3,
     "batchSerializationSettings.batchSchedule": 5,
     "batchSerializationSettings.method": 3,
     "batchSerializationSettings.transformContext": 3,
@@ -151,7 +161,7 @@ LIMITS: dict[str, Limit] = {
         False, "the scale of a float16 loss is float16. Compute the loss in float32 instead."
     ),
 }
-"""The settings that are refused with another value.
+"""The settings that are refused with another value. See ``OVERRULED`` for those that are warned of.
 
 Those that act: ``autoRecomputation``, ``automaticLossScalingSettings`` (``enabled``,
 ``binEdgeLocation``, ``thresholdUpperCountProportion``, ``updatePeriod``), ``convolutionOptions``
@@ -165,4 +175,23 @@ and ``matmulOptions`` (``partialsType``), ``cachePath``, ``enableEngineCaching``
 Two change rounding on a machine and nothing here: ``enableStableNorm`` (variances always come from
 deviations from the mean) and ``decomposeGradSum`` (gradients of a tensor are always added one by
 one). No value depends on any other: they are about time, memory, dumps and reports.
+"""
+
+_ONE_REPLICA = "this version runs one replica in one process"
+
+OVERRULED: dict[str, Limit] = {
+    "automaticLossScalingSettings.gradientTensorTrackingMethod": Limit(
+        0, "automatic loss scaling looks at the gradients of all parameters"
+    ),
+    "enableDistributedReplicatedGraphs": Limit(False, _ONE_REPLICA),
+    "enableGradientAccumulation": Limit(
+        "gradient_accumulation", "Options.Training.gradientAccumulation says so"
+    ),
+    "enableReplicatedGraphs": Limit(False, _ONE_REPLICA),
+    "globalReplicaOffset": Limit(0, _ONE_REPLICA),
+    "globalReplicationFactor": Limit(1, _ONE_REPLICA),
+}
+"""Settings whose other values would change what is computed, and have no effect: a warning, once.
+
+Programs set them along with the option that acts, or without any need.
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.options.base import (
@@ -22,6 +23,7 @@ from popsim_torch.options.base import (
     require_bool,
     require_enum,
 )
+from popsim_torch.options.launchers import MPI, launched
 from popsim_torch.options.popart import _PopartOptions
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ def check_accumulation_dtype(where: str, dtype: object) -> torch.dtype:
     raise UsageTypeError(
         f"{where}: gradients are accumulated in torch.float32 or torch.float16, got {dtype!r}."
     )
+
+
+def own_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
+    """Return the type of a parameter on the device; optimizers with a type of their own keep it."""
+    return held_dtype(parameter.dtype)
 
 
 class _GroupWithBackEnd(OptionsGroup):
@@ -409,9 +416,14 @@ class _JitOptions(OptionsGroup):
 class _DistributedOptions(OptionsGroup):
     """``Options.Distributed``: which of several host processes this one is.
 
-    The process id and count come from the environment variables of an MPI launcher if they are set
-    when the options are made, else they are 0 and 1. This version runs one process: several are an
-    error when a model is wrapped.
+    The process id and count come from the environment if a launcher has started several processes
+    when the options are made, else they are 0 and 1. Looked at are ``OMPI_COMM_WORLD_RANK`` and
+    ``_SIZE``, ``RANK`` and ``WORLD_SIZE`` (``torchrun``), ``PMI_RANK`` and ``PMI_SIZE``, and, in a
+    step of SLURM, ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS``, in this order.
+
+    This version runs one process. Several are an error when a model is wrapped or a loop compiled,
+    since each would train by itself, with a part of the data. Processes that are meant to work by
+    themselves call ``disable()``; those that run no model, such as workers of a loader, need not.
     """
 
     _path = "Options.Distributed"
@@ -422,7 +434,11 @@ class _DistributedOptions(OptionsGroup):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        rank, size = MPI
+        self.setEnvVarNames(size, rank)
+        found = launched()
+        if found is not None:
+            self.configureProcessId(found.rank, found.size)
 
     @property
     def processId(self) -> int:

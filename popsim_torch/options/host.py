@@ -252,7 +252,9 @@ class HostOptions(OptionsGroup):
         ``<profile_dir>/<model name>/profile.pop``, and is JSON: the ops of the program with their
         tensors and lines of code, its memory, the number of calls. ``executor.profile()`` measures
         how long each op takes. A setting ``autoReport.all`` of the variable
-        ``POPLAR_ENGINE_OPTIONS`` asks for it as well. PopVision does not read such reports.
+        ``POPLAR_ENGINE_OPTIONS`` asks for it as well. PopVision does not read such reports. Where
+        several programs of a process have the same name, the second writes to
+        ``<model name>_2``, and so on. Other engine options have no effect, which a warning says.
 
         Args:
             profile_dir: The directory to write to, ``"."`` if None; made if it does not exist.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popsim_torch.errors import not_supported_yet
+from popsim_torch.options.launchers import launched
 
 if TYPE_CHECKING:
     from popsim_torch.options import Options
@@ -14,7 +15,7 @@ def check_limits(options: Options) -> None:
     """Check that models can be run with some options.
 
     Args:
-        options: Those that a model is about to be wrapped with.
+        options: Those that a model is about to be wrapped with, or a loop compiled.
 
     Raises:
         Error: They ask for several replicas or several processes.
@@ -27,11 +28,21 @@ def check_limits(options: Options) -> None:
             "Remove the call or set it to 1.",
             "it runs one replica",
         )
-    processes = options.Distributed.numProcesses
-    if processes > 1:
-        raise not_supported_yet(
-            f"Options.Distributed.configureProcessId({options.Distributed.processId}, {processes})",
-            "a program of several processes",
-            "Start one process: leave out the call, or the MPI launcher.",
-            "it runs one process",
-        )
+    rank, size = options.Distributed.processId, options.Distributed.numProcesses
+    if size <= 1:
+        return
+    found = launched()
+    if found is not None and (found.rank, found.size) == (rank, size):
+        names = zip(found.variables, (rank, size), strict=True)
+        call = f"Options.Distributed ({', '.join(f'{name}={value}' for name, value in names)})"
+        without = "the launcher"
+    else:
+        call = f"Options.Distributed.configureProcessId({rank}, {size})"
+        without = "the call"
+    raise not_supported_yet(
+        call,
+        "a program of several processes",
+        f"Start one process, without {without}; or call options.Distributed.disable() if each "
+        "process is to work by itself, with weights of its own and all data.",
+        "it runs one process",
+    )

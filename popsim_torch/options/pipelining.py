@@ -15,6 +15,7 @@ from torch import nn
 
 from popsim_torch.errors import UsageTypeError, closest_names
 from popsim_torch.options.groups import AccumulationDType
+from popsim_torch.options.model_settings import set_on_model
 from popsim_torch.options.options import Options
 from popsim_torch.options.pipelining_checks import checked
 from popsim_torch.options.pipelining_settings import (
@@ -28,13 +29,11 @@ __all__ = [
     "GradientAccumulationReductionMethod",
     "PipeliningOptions",
     "RecomputationMode",
-    "add_model_settings",
     "pipeline_settings",
     "set_gradient_accumulation_options",
     "set_pipelining_options",
 ]
 
-_ATTRIBUTE = "_popsim_pipelining"
 SUM = GradientAccumulationReductionMethod.SUM
 
 
@@ -68,8 +67,10 @@ def set_pipelining_options(
     or of ``set_gradient_accumulation_options`` has set.
 
     Args:
-        target: A model that ``trainingModel`` or ``inferenceModel`` will wrap, or ``Options``. What
-            is set on a model are additions: options that say something else are an error then.
+        target: ``Options``, or a model that ``trainingModel``, ``inferenceModel``, ``fit`` or a
+            loop is going to use, by itself, as a copy, or in another module. What is set on a model
+            are additions: options, or other models of the same program, that say something else
+            are an error then.
         gradient_accumulation_steps_per_replica: Micro-batches per weight update (count), a multiple
             of ``2 n`` (``Grouped``), ``n`` (``Interleaved``) or 1 for ``n`` stages. It is needed
             but for ``Sequential`` and where options have a count already.
@@ -175,22 +176,6 @@ def pipeline_settings(
     )
 
 
-def add_model_settings(model: nn.Module, options: Options, *, training: bool) -> None:
-    """Add what was set on a model to the options that it is wrapped with.
-
-    Args:
-        model: The model.
-        options: Changed in place.
-        training: Whether it is wrapped for training; else counts and reductions are left out.
-
-    Raises:
-        UsageValueError: The options say something else.
-    """
-    settings = getattr(model, _ATTRIBUTE, None)
-    if isinstance(settings, PipeliningOptions):
-        settings.apply(options, training=training, is_addition=True)
-
-
 def _known_count(target: object) -> int | None:
     """Return the count that the options have, if they have more than the default."""
     if not isinstance(target, Options):
@@ -201,10 +186,12 @@ def _known_count(target: object) -> int | None:
 
 def _set(function: str, target: object, settings: PipeliningOptions) -> PipeliningOptions:
     if isinstance(target, Options):
-        settings.apply(target, training=True, is_addition=False)
+        settings.apply(target)
         return settings
     model = target if isinstance(target, nn.Module) else getattr(target, "model", None)
-    if model is not target and isinstance(model, nn.Module):
+    # A model that is being trained has a class of ours (``executor.host_weights``).
+    is_wrapped = model is not target or hasattr(type(model), "_popsim_class")
+    if isinstance(model, nn.Module) and is_wrapped:
         raise UsageTypeError(
             f"{function}: the model is wrapped already, and its options are frozen. Call this on "
             "the model before trainingModel or inferenceModel, or on their options."
@@ -214,5 +201,5 @@ def _set(function: str, target: object, settings: PipeliningOptions) -> Pipelini
             f"{function}: got a {type(target).__name__}. Pass a torch.nn.Module or a "
             "poptorch.Options."
         )
-    setattr(model, _ATTRIBUTE, settings)
+    set_on_model(model, settings)
     return settings

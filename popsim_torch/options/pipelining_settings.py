@@ -68,7 +68,7 @@ COMPUTE_HINTS = (
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """One setting of ``Options``: what it is to be, and how to set it."""
 
     setter: str
@@ -92,7 +92,7 @@ class PipeliningOptions:
     def explain(self) -> str:
         """Return a text with a line for each option: its value, and what becomes of it."""
         rows = [
-            (name, _shown(self.values[name]), effect)
+            (name, shown(self.values[name]), effect)
             for name, effect in self._effects()
             if name in self.values
         ]
@@ -101,43 +101,39 @@ class PipeliningOptions:
             f"{name:<{widths[0]}}  {value:<{widths[1]}}  {effect}" for name, value, effect in rows
         )
 
-    def apply(
-        self, options: Options, *, training: bool, is_addition: bool, with_count: bool = True
-    ) -> None:
-        """Set what follows on options.
+    def apply(self, options: Options) -> None:
+        """Set what follows on options that a user has given; they may say something else.
 
         Args:
             options: Changed in place.
-            training: Whether a count and a reduction are set as well.
-            is_addition: Whether options that were set to something else are an error.
-            with_count: Whether the count of micro-batches is one of the settings.
 
         Raises:
-            UsageValueError: They are; or an output mode was set that does not add up.
+            UsageValueError: An output mode was set that does not add up.
         """
-        fresh = Options()
-        changes = list(self._changes(training, with_count))
+        changes = list(self.changes(training=True))
         for change in changes:
             now = change.read(options)
-            if now in (change.value, change.read(fresh)):
-                continue
-            if is_addition or change.setter == "outputMode":
+            if change.setter == "outputMode" and now not in (change.value, OutputMode.Default):
                 raise UsageValueError(
-                    f"Options.{change.setter} has set {_shown(now)}, and the pipelining options "
-                    f"{_shown(change.value)}. Leave one of the two out."
+                    f"Options.{change.setter} has set {shown(now)}, and the pipelining options "
+                    f"{shown(change.value)}. Leave one of the two out."
                 )
         for change in changes:
             change.write(options)
 
-    def _changes(self, training: bool, with_count: bool) -> Iterator[_Change]:
+    def changes(self, training: bool) -> Iterator[Change]:
+        """Yield what is to be set on options.
+
+        Args:
+            training: Whether the program trains; else counts and reductions are left out.
+        """
         values = self.values
-        if training and with_count:
-            yield from self._count()
         if training:
+            yield from self._count()
             yield from self._reduction()
         if self.schedule is not None:
             schedule = self.schedule
-            yield _Change(
+            yield Change(
                 "pipelineSchedule",
                 lambda o: o.pipeline_schedule,
                 schedule,
@@ -145,7 +141,7 @@ class PipeliningOptions:
             )
         if training and values.get("gradient_accumulation_dtype") is not None:
             dtype = values["gradient_accumulation_dtype"]
-            yield _Change(
+            yield Change(
                 "Training.gradientAccumulationDtype",
                 lambda o: o.Training.gradient_accumulation_dtype,
                 dtype,
@@ -153,21 +149,21 @@ class PipeliningOptions:
             )
         if values.get("device_mapping") is not None:
             strategy = PipelinedExecution(*(Stage().ipu(ipu) for ipu in values["device_mapping"]))
-            yield _Change(
+            yield Change(
                 "setExecutionStrategy",
                 lambda o: repr(o.execution_strategy),
                 repr(strategy),
                 lambda o: o.setExecutionStrategy(strategy),
             )
         if values.get("accumulate_outfeed"):
-            yield _Change(
+            yield Change(
                 "outputMode",
                 lambda o: OutputMode(o.output_mode),
                 OutputMode.Sum,
                 lambda o: o.outputMode(OutputMode.Sum),
             )
         if values.get("recomputation_mode") and training:
-            yield _Change(
+            yield Change(
                 '_Popart.set("autoRecomputation")',
                 lambda o: o._Popart.options.get("autoRecomputation"),
                 _REBUILD_STAGE,
@@ -175,33 +171,36 @@ class PipeliningOptions:
             )
         yield from self._locations()
 
-    def _count(self) -> Iterator[_Change]:
+    def _count(self) -> Iterator[Change]:
         count = self.values["gradient_accumulation_steps_per_replica"]
         if count is not None:
-            yield _Change(
+            yield Change(
                 "Training.gradientAccumulation",
                 lambda o: o.Training.gradient_accumulation,
                 count,
                 lambda o: o.Training.gradientAccumulation(count),
             )
 
-    def _reduction(self) -> Iterator[_Change]:
-        kind, mean = _REDUCTIONS[self.values["gradient_accumulation_reduction_method"]]
-        yield _Change(
+    def _reduction(self) -> Iterator[Change]:
+        method = self.values.get("gradient_accumulation_reduction_method")
+        if method is None:
+            return
+        kind, mean = _REDUCTIONS[method]
+        yield Change(
             "Training.accumulationAndReplicationReductionType",
             lambda o: o.Training.accumulation_and_replication_reduction_type,
             kind,
             lambda o: o.Training.accumulationAndReplicationReductionType(kind),
         )
         if kind == ReductionType.Mean:
-            yield _Change(
+            yield Change(
                 "Training.setMeanAccumulationAndReplicationReductionStrategy",
                 lambda o: o.Training.meanAccumulationAndReplicationReductionStrategy,
                 mean,
                 lambda o: o.Training.setMeanAccumulationAndReplicationReductionStrategy(mean),
             )
 
-    def _locations(self) -> Iterator[_Change]:
+    def _locations(self) -> Iterator[Change]:
         places: dict[str, TensorLocationSettings] = {}
         for name, (setter, what) in LOCATIONS.items():
             value = self.values.get(name)
@@ -214,7 +213,7 @@ class PipeliningOptions:
                 place.useOnChipStorage(not value)
         for setter, place in places.items():
             key = f"location_{setter.removeprefix('set').removesuffix('Location').lower()}"
-            yield _Change(
+            yield Change(
                 f"TensorLocations.{setter}",
                 lambda o, key=key: o.TensorLocations.toDict().get(key),  # type: ignore[misc]
                 place.toDict(),
@@ -270,7 +269,7 @@ def _placed(mapping: tuple[int, ...]) -> str:
     return ", ".join(f"stage {stage} on IPU {ipu}" for stage, ipu in enumerate(mapping))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value as a user writes it."""
     if isinstance(value, IntEnum):
         return f"{type(value).__name__}.{value.name}"

@@ -57,7 +57,9 @@ class _PopartOptions(FreezableOptions):
     softmax from overflowing, except inside of losses and of ``scaled_dot_product_attention``.
 
     Settings that would change values in a way that popsim_torch cannot are an error when a model is
-    compiled.
+    compiled, or a warning, once in a process, where programs set them beside the option that acts:
+    ``enableGradientAccumulation``, those of several replicas, and
+    ``automaticLossScalingSettings.gradientTensorTrackingMethod``.
     """
 
     _path = "Options._Popart"
@@ -116,7 +118,7 @@ class _PopartOptions(FreezableOptions):
 
         Those that ask for reports act, as ``Options.enableProfiling`` does: ``autoReport.all``,
         ``autoReport.outputGraphProfile``, ``autoReport.outputExecutionProfile`` (``"true"``) and
-        ``autoReport.directory``. Others have no effect.
+        ``autoReport.directory``. Others have no effect; of each a warning says so, once.
 
         Args:
             engine_options: Values by option name, replacing those stored before.

@@ -13,16 +13,27 @@ Names of tensors that are no longer computed stay in the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from popsim_torch._native import min_cut_work
-from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, Uses
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.map_code import MapCode
+from popsim_torch.passes.patterns import (
+    Match,
+    Operand,
+    OpPattern,
+    Pattern,
+    Rewrite,
+    operand,
+    rewrite,
+)
+
+__all__ = ["REWRITES", "fuse_attention"]
 
 _MAX_KEPT = 1 << 20
 """Most probabilities, of all heads, that are kept for the gradient. Computing them again costs up
@@ -31,27 +42,16 @@ ops are 5 to 10% faster than the separate ones even so, and the arena is a fifth
 theirs. Measured with 8 to 64 heads of width 64."""
 
 _DTYPES = (torch.float16, torch.float32)
+_FORWARD = ("scores", "map", "softmax", "product")
+_BACKWARD = ("for_weights", "softmax_grad", "map_grad", "for_q", "for_k", "for_v")
 
 
 def fuse_attention(graph: Graph) -> int:
-    """Fuse the ops of attention, in place.
-
-    Args:
-        graph: Complete, returns included: a tensor that is copied to the host has a reader more.
-
-    Returns:
-        The number of ops that are gone.
-    """
-    return _AttentionFusion(graph).run()
+    """Fuse the ops of attention, in place; see ``rewrite``."""
+    return rewrite(graph, REWRITES)
 
 
-class _NoMatch(Exception):
-    """The ops around a softmax are not those of attention."""
-
-
-def _require(condition: bool) -> None:
-    if not condition:
-        raise _NoMatch
+# --- How the ops see the matrices between the products ---
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,147 @@ class _Scores:
     columns: int
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, match: Match) -> _Scores:
+        """Return those of the probabilities."""
+        tensor = match.tensor(match.ops["softmax"].outputs[0])
+        *batch, rows, columns = tensor.shape
+        return cls(math.prod(batch), rows, columns, tensor.dtype)
+
+    @property
+    def numel(self) -> int:
+        """How many elements there are."""
+        return self.batch * self.rows * self.columns
+
+
+def _is_whole(match: Match, seen: Tensor) -> bool:
+    """Whether a tensor is all matrices, one behind the other."""
+    scores = _Scores.of(match)
+    matrices = (scores.batch, scores.rows, scores.columns)
+    whole = (math.prod(seen.shape[:-2]), *seen.shape[-2:]) == matrices
+    return whole and seen.covers(match.graph.root(seen))
+
+
+def _is_transposed(match: Match, seen: Tensor) -> bool:
+    scores = _Scores.of(match)
+    size = scores.rows * scores.columns
+    return (
+        seen.shape == (scores.batch, scores.columns, scores.rows)
+        and seen.strides == (size, 1, scores.columns)
+        and seen.offset == 0
+    )
+
+
+def _matrices(name: str) -> Operand:
+    return Operand(name, _is_whole)
+
+
+def _transposed(name: str) -> Operand:
+    return Operand(name, _is_transposed)
+
+
+# --- Conditions of single ops ---
+
+
+def _is_softmax(match: Match, op: Op) -> bool:
+    shape, dtype = match.tensor(op.outputs[0]).shape, match.tensor(op.outputs[0]).dtype
+    return (
+        not op.attributes["log"]
+        and len(shape) >= 3
+        and op.attributes["axis"] == len(shape) - 1
+        and math.prod(shape[:-2]) > 1
+        and dtype in _DTYPES
+        and _is_whole(match, match.tensor(op.inputs[0]))
+    )
+
+
+def _is_softmax_grad(match: Match, op: Op) -> bool:
+    axis = len(match.tensor(op.inputs[1]).shape) - 1
+    return not op.attributes["log"] and op.attributes["axis"] == axis
+
+
+def _maps_scores(match: Match, op: Op) -> bool:
+    """Whether a ``map`` has one result, and reads one product or gradient of a softmax."""
+    made = [
+        tensor_id
+        for tensor_id in op.inputs
+        if (writers := match.uses.writers(tensor_id))
+        and writers[0].kind in ("matmul", "softmax_grad")
+        and _is_whole(match, match.tensor(tensor_id))
+    ]
+    return (
+        made == [op.inputs[match.positions[_name_of(match, op)]]]
+        and len(op.outputs) == 1
+        and _is_whole(match, match.tensor(op.outputs[0]))
+    )
+
+
+def _name_of(match: Match, op: Op) -> str:
+    return next(name for name, found in match.ops.items() if found is op)
+
+
+def _is_product(match: Match, op: Op) -> bool:
+    """Whether an op multiplies batches of matrices, and nothing else."""
+    return len(op.inputs) <= 2 and _is_product_on_top(match, op)
+
+
+def _is_product_on_top(match: Match, op: Op) -> bool:
+    """Whether an op multiplies batches of matrices, perhaps on top of something."""
+    tensors = [match.tensor(tensor_id) for tensor_id in op.inputs[:2]]
+    return (
+        len(op.inputs) <= 3
+        and "activation" not in op.attributes
+        and "partials" not in op.attributes
+        and all(op.attributes.get(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        and all(len(t.shape) == 3 and t.shape[0] > 1 and t.strides[0] != 0 for t in tensors)
+    )
+
+
+# --- Conditions of all of them ---
+
+
+def _fits(match: Match) -> bool:
+    ops, scores = match.ops, _Scores.of(match)
+    inner = {match.tensors[name] for name in _INNER if name in match.tensors}
+    backward = [name for name in _BACKWARD if name in ops]
+    depth = match.tensor(ops["scores"].inputs[0]).shape[-1]
+    width = match.tensor(ops["product"].inputs[1]).shape[-1]
+    return (
+        all(match.tensor(root).dtype == scores.dtype for root in inner)
+        # Smaller ones, in batches, have other sums.
+        and scores.rows * scores.columns * min(depth, width) >= min_cut_work()
+        and ("softmax_grad" not in ops or "for_q" in ops or "for_k" in ops)
+        # In the backward pass are those that are computed again (passes/recompute.py).
+        and _run_together(match, _FORWARD, ops["softmax"].phase)
+        and _run_together(match, _BACKWARD, Phase.BACKWARD)
+        and (
+            not backward
+            or ops["product"].phase != Phase.BACKWARD
+            or match.uses.position(ops["product"]) < match.uses.position(match.first(*backward))
+        )
+    )
+
+
+def _run_together(match: Match, names: tuple[str, ...], phase: Phase) -> bool:
+    """Whether ops run in one place, and what they read does not change meanwhile or later."""
+    ops = [match.ops[name] for name in names if name in match.ops]
+    return all(
+        op.phase == phase
+        and op.stage == ops[0].stage
+        and all(_is_fixed(match, root) for root in match.graph.roots(op.inputs))
+        for op in ops
+    )
+
+
+def _is_fixed(match: Match, root: Tensor) -> bool:
+    writers = match.uses.writers(root.id)
+    if root.kind == TensorKind.VARIABLE:
+        return all(op.phase in (Phase.SETUP, Phase.UPDATE) for op in writers)
+    return len(writers) <= 1
+
+
+# --- The new ops ---
+
 
 @dataclass(frozen=True)
 class _Map:
@@ -72,303 +213,174 @@ class _Map:
     attributes: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Forward:
-    """``product`` is the one with the values."""
-
-    scores: Op
-    map: Op | None
-    softmax: Op
-    product: Op
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """The gradient of the probabilities, then those of q, k and v; None for what nobody reads."""
-
-    weights: Op | None
-    softmax: Op | None
-    map: Op | None
-    q: Op | None
-    k: Op | None
-    v: Op | None
-
-    @property
-    def ops(self) -> list[Op]:
-        found = (self.weights, self.softmax, self.map, self.q, self.k, self.v)
-        return [op for op in found if op is not None]
+def _map_of(match: Match, name: str) -> _Map:
+    scores, op = _Scores.of(match), match.ops.get(name)
+    code, shape = MapCode(), [scores.batch, scores.rows, scores.columns]
+    if op is None:
+        code.results = [code.input(NO_TENSOR)]  # the scores, as they are
+    else:
+        code, shape = MapCode.of(op), list(match.tensor(op.outputs[0]).shape)
+        code.put_first(op.inputs[match.positions[name]])
+    attributes: Any = code.attributes()
+    (result,) = attributes.pop("results")
+    return _Map(code.inputs[1:], {**attributes, "result": result, "shape": shape})
 
 
-class _AttentionFusion:
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._uses = Uses(graph)
+def _fused(match: Match) -> Mapping[str, Op] | None:
+    ops, has_backward = match.ops, any(name in match.ops for name in _BACKWARD)
+    forward = _forward_op(match, keep=has_backward and _Scores.of(match).numel <= _MAX_KEPT)
+    if not has_backward:
+        return {"product": forward}
+    first = match.first(*_BACKWARD)
+    backward = _backward_op(match, forward, first)
+    if not _is_written_before(match, backward, first):
+        return None
+    name = next(name for name in _BACKWARD if ops.get(name) is first)
+    return {"product": forward, name: backward}
 
-    def run(self) -> int:
-        before = len(self._graph.ops)
-        replaced: dict[int, Op | None] = {}  # by identity; None: gone
-        for op in self._graph.ops:
-            if op.kind != "softmax":
-                continue
-            try:
-                replaced |= self._fuse(op)
-            except _NoMatch:
-                continue
-        kept = (replaced.get(id(op), op) for op in self._graph.ops)
-        self._graph.ops = [op for op in kept if op is not None]
-        return before - len(self._graph.ops)
 
-    def _fuse(self, softmax: Op) -> dict[int, Op | None]:
-        """Return what becomes of the ops around a softmax."""
-        _require(not softmax.attributes["log"])
-        shape = self._tensor(softmax.outputs[0]).shape
-        _require(len(shape) >= 3 and softmax.attributes["axis"] == len(shape) - 1)
-        dtype = self._tensor(softmax.outputs[0]).dtype
-        scores = _Scores(math.prod(shape[:-2]), shape[-2], shape[-1], dtype)
-        _require(scores.batch > 1 and dtype in _DTYPES)
-        forward = self._match_forward(softmax, scores)
-        backward = self._match_backward(forward, scores)
-        size = scores.batch * scores.rows * scores.columns
-        kept = bool(backward.ops) and size <= _MAX_KEPT
-        fused = self._forward_op(forward, scores, keep=kept)
-        of_forward = [forward.scores, forward.map, forward.softmax, forward.product]
-        gone: dict[int, Op | None] = {id(op): None for op in of_forward if op is not None}
-        gone[id(forward.product)] = fused
-        if backward.ops:
-            gradient = self._backward_op(fused, backward, scores)
-            gone |= {id(op): None for op in backward.ops}
-            gone[id(self._first(backward.ops))] = gradient
-        return gone
+def _forward_op(match: Match, *, keep: bool) -> Op:
+    product, mapped = match.ops["product"], _map_of(match, "map")
+    q, k, *initial = match.ops["scores"].inputs
+    safe = bool(match.ops["softmax"].attributes.get("safe", False))
+    return Op(
+        "attention",
+        [q, k, product.inputs[1], *(initial or [NO_TENSOR]), *mapped.others],
+        [*product.outputs, product.inputs[0] if keep else NO_TENSOR],
+        {**mapped.attributes, "safe": safe},
+        product.phase,
+        product.stage,
+        product.name,
+        product.origin,
+    )
 
-    # --- Finding the ops ---
 
-    def _match_forward(self, softmax: Op, scores: _Scores) -> _Forward:
-        logits = softmax.inputs[0]
-        maker = self._maker_of(logits, softmax, scores)
-        scaling = None
-        if maker.kind == "map":
-            scaling = maker
-            maker = self._scores_of_map(scaling, scores)
-        self._require_product(maker, plus=True)
-        product = None
-        for reader in self._uses.readers(softmax.outputs[0]):
-            if reader.kind == "matmul" and self._is_matrix(reader.inputs[0], softmax, scores):
-                _require(product is None)
-                product = reader
-        _require(product is not None)
-        assert product is not None
-        self._require_product(product)
-        # In the backward pass are those that are computed again (passes/recompute.py).
-        self._require_together([maker, scaling, softmax, product], softmax.phase)
-        depth = self._tensor(maker.inputs[0]).shape[-1]
-        width = self._tensor(product.inputs[1]).shape[-1]
-        # Smaller ones, in batches, have other sums.
-        _require(scores.rows * scores.columns * min(depth, width) >= min_cut_work())
-        return _Forward(maker, scaling, softmax, product)
+def _backward_op(match: Match, forward: Op, first: Op) -> Op:
+    """Return the gradient; what nobody reads of q, k and v is left out.
 
-    def _match_backward(self, forward: _Forward, scores: _Scores) -> _Backward:
-        """Find all other readers of the probabilities, and what computes and reads theirs."""
-        softmax_grad = for_v = None
-        for reader in self._uses.readers(forward.softmax.outputs[0]):
-            if reader is forward.product:
-                continue
-            if reader.kind == "softmax_grad" and softmax_grad is None:
-                softmax_grad = reader
-            else:
-                _require(reader.kind == "matmul" and for_v is None)
-                self._require_product(reader)
-                weights = self._tensor(reader.inputs[0])
-                _require(self._is_transposed(weights, scores))
-                for_v = reader
-        if softmax_grad is None:
-            backward = _Backward(None, None, None, None, None, for_v)
-        else:
-            backward = self._match_gradient(softmax_grad, for_v, scores)
-        if backward.ops:
-            self._require_together(backward.ops, Phase.BACKWARD)
-            if forward.product.phase == Phase.BACKWARD:
-                first = self._uses.position(self._first(backward.ops))
-                _require(self._uses.position(forward.product) < first)
-        return backward
+    Args:
+        match: Has ops of the backward pass.
+        forward: The fused op of the forward pass.
+        first: The op in whose place this one stands.
+    """
+    q, k, _v, initial, *others = forward.inputs
+    kept = forward.outputs[1]
+    attributes = dict(forward.attributes)
+    if kept != NO_TENSOR:
+        q = k = initial = NO_TENSOR
+        others = []
+        attributes |= _map_of(match, "").attributes
+    mapped = _map_of(match, "map_grad")
+    weights = match.ops.get("for_weights")
+    of_q, of_k, of_v = (match.ops.get(name) for name in ("for_q", "for_k", "for_v"))
+    products = [op for op in (of_q, of_k, of_v) if op is not None]
+    return Op(
+        "attention_grad",
+        [
+            *(kept, q, k, initial),
+            *(weights.inputs if weights else [NO_TENSOR, NO_TENSOR]),
+            of_q.inputs[1] if of_q else NO_TENSOR,
+            of_k.inputs[0] if of_k else NO_TENSOR,
+            of_v.inputs[1] if of_v else NO_TENSOR,
+            *others,
+            *mapped.others,
+        ],
+        [NO_TENSOR if op is None else op.outputs[0] for op in (of_q, of_k, of_v)],
+        {
+            **attributes,
+            "num_others": len(others),
+            **{f"grad_{name}": value for name, value in mapped.attributes.items()},
+        },
+        first.phase,
+        first.stage,
+        products[0].name,
+        first.origin,
+    )
 
-    def _match_gradient(self, softmax: Op, for_v: Op | None, scores: _Scores) -> _Backward:
-        gradient, weights = softmax.inputs
-        _require(not softmax.attributes["log"] and self._is_whole(weights, scores))
-        _require(softmax.attributes["axis"] == len(self._tensor(weights).shape) - 1)
-        above = self._maker_of(gradient, softmax, scores)
-        self._require_product(above)
-        last, scaling = softmax, None
-        readers = self._uses.readers(softmax.outputs[0])
-        if len(readers) == 1 and readers[0].kind == "map":
-            scaling = last = readers[0]
-            _require(self._scores_of_map(scaling, scores) is softmax)
-            readers = self._uses.readers(scaling.outputs[0])
-        for_q = for_k = None
-        self._require_inner(last.outputs[0], scores)
-        for reader in readers:
-            self._require_product(reader)
-            if self._is_matrix(reader.inputs[0], last, scores):
-                _require(for_q is None)
-                for_q = reader
-            else:
-                _require(for_k is None and self._is_matrix(reader.inputs[1], last, scores))
-                for_k = reader
-        _require(for_q is not None or for_k is not None)
-        return _Backward(above, softmax, scaling, for_q, for_k, for_v)
 
-    def _maker_of(self, tensor_id: int, reader: Op, scores: _Scores) -> Op:
-        """Return the op that writes what ``reader`` alone reads, all of it."""
-        self._require_inner(tensor_id, scores)
-        alone = self._uses.only_reader(tensor_id) is reader
-        _require(alone and self._is_whole(tensor_id, scores))
-        return self._uses.writers(tensor_id)[0]
+def _is_written_before(match: Match, op: Op, first: Op) -> bool:
+    """Whether all that a new op reads is there when the first of the old ones runs."""
+    position = match.uses.position
+    return all(
+        writer.phase != first.phase or position(writer) < position(first)
+        for root in match.graph.roots(op.inputs)
+        for writer in match.uses.writers(root.id)
+    )
 
-    def _scores_of_map(self, op: Op, scores: _Scores) -> Op:
-        """Return the op whose result a ``map`` of scores alone reads."""
-        _require(op.kind == "map" and len(op.outputs) == 1)
-        self._require_inner(op.outputs[0], scores)
-        _require(self._is_whole(op.outputs[0], scores))
-        return self._maker_of(op.inputs[self._scores_position(op, scores)], op, scores)
 
-    def _scores_position(self, op: Op, scores: _Scores) -> int:
-        """Return which input of a ``map`` are the scores, a product or a softmax's gradient."""
-        found = [
-            position
-            for position, tensor_id in enumerate(op.inputs)
-            if self._kind_of_maker(tensor_id) in ("matmul", "softmax_grad")
-            and self._is_whole(tensor_id, scores)
-        ]
-        _require(len(found) == 1)
-        return found[0]
+_INNER = ("logits", "scores", "weights", "for_weights", "for_logits", "for_scores")
 
-    # --- Conditions ---
+_ATTENTION = Pattern(
+    seed=OpPattern(
+        "softmax",
+        "softmax",
+        {0: operand("logits")},
+        output="weights",
+        where=_is_softmax,
+    ),
+    others=[
+        OpPattern(
+            "map",
+            "map",
+            among=_matrices("scores"),
+            output="logits",
+            where=_maps_scores,
+            optional=True,
+        ),
+        OpPattern("scores", "matmul", output="scores", where=_is_product_on_top),
+        OpPattern("product", "matmul", {0: _matrices("weights")}, where=_is_product),
+        OpPattern("for_v", "matmul", {0: _transposed("weights")}, where=_is_product, optional=True),
+        OpPattern(
+            "softmax_grad",
+            "softmax_grad",
+            {0: _matrices("for_weights"), 1: _matrices("weights")},
+            output="for_logits",
+            where=_is_softmax_grad,
+            optional=True,
+        ),
+        OpPattern(
+            "for_weights",
+            "matmul",
+            output="for_weights",
+            where=_is_product,
+            given="softmax_grad",
+        ),
+        OpPattern(
+            "map_grad",
+            "map",
+            among=_matrices("for_logits"),
+            output="for_scores",
+            where=_maps_scores,
+            optional=True,
+            given="softmax_grad",
+        ),
+        OpPattern(
+            "for_q",
+            "matmul",
+            {0: _matrices("for_scores")},
+            where=_is_product,
+            optional=True,
+            given="softmax_grad",
+        ),
+        OpPattern(
+            "for_k",
+            "matmul",
+            {1: _matrices("for_scores")},
+            where=_is_product,
+            optional=True,
+            given="softmax_grad",
+        ),
+    ],
+    inner=_INNER,
+    where=_fits,
+)
 
-    def _require_inner(self, tensor_id: int, scores: _Scores) -> None:
-        """The tensor belongs to its one writer and its readers."""
-        root = self._graph.root_of(tensor_id)
-        _require(root.kind == TensorKind.VALUE and len(self._uses.writers(root.id)) == 1)
-        _require(root.dtype == scores.dtype)
-
-    def _require_product(self, op: Op, *, plus: bool = False) -> None:
-        """The op multiplies batches of matrices, perhaps on top of something."""
-        _require(op.kind == "matmul" and len(op.inputs) <= (3 if plus else 2))
-        _require("activation" not in op.attributes and "partials" not in op.attributes)
-        _require(all(op.attributes.get(name, 1.0) == 1.0 for name in ("alpha", "beta")))
-        for tensor_id in op.inputs[:2]:
-            tensor = self._tensor(tensor_id)
-            _require(len(tensor.shape) == 3 and tensor.shape[0] > 1 and tensor.strides[0] != 0)
-
-    def _require_together(self, ops: Sequence[Op | None], phase: Phase) -> None:
-        """All ops run in one place, and what they read does not change meanwhile or later."""
-        present = [op for op in ops if op is not None]
-        _require(all(op.phase == phase and op.stage == present[0].stage for op in present))
-        for op in present:
-            _require(all(map(self._is_fixed, self._graph.roots(op.inputs))))
-
-    def _is_fixed(self, root: Tensor) -> bool:
-        writers = self._uses.writers(root.id)
-        if root.kind == TensorKind.VARIABLE:
-            return all(op.phase in (Phase.SETUP, Phase.UPDATE) for op in writers)
-        return len(writers) <= 1
-
-    def _is_whole(self, tensor_id: int, scores: _Scores) -> bool:
-        tensor = self._tensor(tensor_id)
-        matrices = (scores.batch, scores.rows, scores.columns)
-        whole = (math.prod(tensor.shape[:-2]), *tensor.shape[-2:]) == matrices
-        return whole and tensor.covers(self._graph.root_of(tensor_id))
-
-    def _is_matrix(self, tensor_id: int, writer: Op, scores: _Scores) -> bool:
-        """Whether an operand of a product is what ``writer`` writes."""
-        same = self._graph.root_of(tensor_id) is self._graph.root_of(writer.outputs[0])
-        return same and self._is_whole(tensor_id, scores)
-
-    def _is_transposed(self, tensor: Tensor, scores: _Scores) -> bool:
-        size = scores.rows * scores.columns
-        return (
-            tensor.shape == (scores.batch, scores.columns, scores.rows)
-            and tensor.strides == (size, 1, scores.columns)
-            and tensor.offset == 0
-        )
-
-    # --- Writing the new ones ---
-
-    def _forward_op(self, forward: _Forward, scores: _Scores, *, keep: bool) -> Op:
-        product = forward.product
-        mapped = self._map_of(forward.map, scores)
-        q, k, *initial = forward.scores.inputs
-        return Op(
-            "attention",
-            [q, k, product.inputs[1], *(initial or [NO_TENSOR]), *mapped.others],
-            [*product.outputs, product.inputs[0] if keep else NO_TENSOR],
-            {**mapped.attributes, "safe": bool(forward.softmax.attributes.get("safe", False))},
-            product.phase,
-            product.stage,
-            product.name,
-            product.origin,
-        )
-
-    def _backward_op(self, forward: Op, backward: _Backward, scores: _Scores) -> Op:
-        q, k, _v, initial, *others = forward.inputs
-        kept = forward.outputs[1]
-        attributes = dict(forward.attributes)
-        if kept != NO_TENSOR:
-            q = k = initial = NO_TENSOR
-            others = []
-            attributes |= self._map_of(None, scores).attributes
-        mapped = self._map_of(backward.map, scores)
-        first = self._first(backward.ops)
-        results = (backward.q, backward.k, backward.v)
-        op = Op(
-            "attention_grad",
-            [
-                *(kept, q, k, initial),
-                *(backward.weights.inputs if backward.weights else [NO_TENSOR, NO_TENSOR]),
-                backward.q.inputs[1] if backward.q else NO_TENSOR,
-                backward.k.inputs[0] if backward.k else NO_TENSOR,
-                backward.v.inputs[1] if backward.v else NO_TENSOR,
-                *others,
-                *mapped.others,
-            ],
-            [NO_TENSOR if product is None else product.outputs[0] for product in results],
-            {
-                **attributes,
-                "num_others": len(others),
-                **{f"grad_{name}": value for name, value in mapped.attributes.items()},
-            },
-            first.phase,
-            first.stage,
-            next(product.name for product in results if product is not None),
-            first.origin,
-        )
-        self._require_written_before(first, op)
-        return op
-
-    def _require_written_before(self, first: Op, op: Op) -> None:
-        """All that the new op reads is there when the first of the old ones runs."""
-        position = self._uses.position
-        for root in self._graph.roots(op.inputs):
-            for writer in self._uses.writers(root.id):
-                _require(writer.phase != first.phase or position(writer) < position(first))
-
-    def _map_of(self, op: Op | None, scores: _Scores) -> _Map:
-        code, shape = MapCode(), [scores.batch, scores.rows, scores.columns]
-        if op is None:
-            code.results = [code.input(NO_TENSOR)]  # the scores, as they are
-        else:
-            code, shape = MapCode.of(op), list(self._tensor(op.outputs[0]).shape)
-            code.put_first(op.inputs[self._scores_position(op, scores)])
-        attributes: Any = code.attributes()
-        (result,) = attributes.pop("results")
-        return _Map(code.inputs[1:], {**attributes, "result": result, "shape": shape})
-
-    # --- The graph ---
-
-    def _tensor(self, tensor_id: int) -> Tensor:
-        return self._graph.tensors[tensor_id]
-
-    def _kind_of_maker(self, tensor_id: int) -> str:
-        writers = self._uses.writers(tensor_id)
-        return writers[0].kind if writers else ""
-
-    def _first(self, ops: list[Op]) -> Op:
-        return min(ops, key=self._uses.position)
+REWRITES = (
+    Rewrite(
+        "attention",
+        "A product, a ``map``, a softmax and another product are one ``attention``; their "
+        "gradients are one ``attention_grad``. Scores and probabilities stay in the caches.",
+        _ATTENTION,
+        _fused,
+    ),
+)

@@ -7,45 +7,59 @@ Values stay the same to the last bit: the op rounds in between as the two do.
 
 from __future__ import annotations
 
-from popsim_torch.ir import Graph, Op, TensorKind, Uses
+from collections.abc import Mapping
+from dataclasses import replace
+
+from popsim_torch.ir import Graph, Op
+from popsim_torch.passes.patterns import Match, OpPattern, Pattern, Rewrite, rewrite, whole
+
+__all__ = ["REWRITES", "fuse_loss_gradient"]
 
 
 def fuse_loss_gradient(graph: Graph) -> int:
-    """Fuse ``nll_loss_grad`` ops into ``softmax_grad`` ops, in place.
-
-    Args:
-        graph: Complete, returns included: a tensor that is copied to the host has a reader more.
-            Names of tensors that are no longer computed stay in the graph.
-
-    Returns:
-        The number of ops that became part of another one.
-    """
-    uses = Uses(graph)
-    losses = {op.outputs[0]: op for op in graph.ops if op.kind == "nll_loss_grad"}
-    fused: set[int] = set()
-    for op in graph.ops:
-        if op.kind != "softmax_grad" or not op.attributes["log"] or op.attributes["axis"] != 1:
-            continue
-        tensor = graph.tensors[op.inputs[0]]
-        root = graph.root(tensor)
-        loss = losses.get(root.id)
-        if (
-            loss is not None
-            and uses.only_reader(root.id) is op
-            and root.kind == TensorKind.VALUE
-            and tensor.shape == root.shape
-            and tensor.covers(root)
-            and (loss.phase, loss.stage) == (op.phase, op.stage)
-            and loss.attributes["dtype"] == op.attributes["dtype"]
-        ):
-            _absorb(op, loss)
-            fused.add(id(loss))
-    graph.ops = [op for op in graph.ops if id(op) not in fused]
-    return len(fused)
+    """Fuse ``nll_loss_grad`` ops into ``softmax_grad`` ops, in place; see ``rewrite``."""
+    return rewrite(graph, REWRITES)
 
 
-def _absorb(op: Op, loss: Op) -> None:
+def _is_over_classes(_match: Match, op: Op) -> bool:
+    return bool(op.attributes["log"]) and op.attributes["axis"] == 1
+
+
+def _fits(match: Match) -> bool:
+    softmax, loss = match.ops["softmax"], match.ops["loss"]
+    seen = match.tensor(softmax.inputs[0])
+    return (
+        seen.shape == match.root(seen.id).shape
+        and match.run_together("softmax", "loss")
+        and loss.attributes["dtype"] == softmax.attributes["dtype"]
+    )
+
+
+def _joined(match: Match) -> Mapping[str, Op]:
+    softmax, loss = match.ops["softmax"], match.ops["loss"]
     attributes = {name: loss.attributes[name] for name in ("reduction", "ignore_index", "classes")}
-    op.kind = "cross_entropy_grad"
-    op.inputs = [*loss.inputs, op.inputs[1]]
-    op.attributes = {**attributes, "dtype": op.attributes["dtype"]}
+    joined = replace(
+        softmax,
+        kind="cross_entropy_grad",
+        inputs=[*loss.inputs, softmax.inputs[1]],
+        attributes={**attributes, "dtype": softmax.attributes["dtype"]},
+    )
+    return {"softmax": joined}
+
+
+_GRADIENTS = Pattern(
+    seed=OpPattern("softmax", "softmax_grad", {0: whole("gradient")}, where=_is_over_classes),
+    others=[OpPattern("loss", "nll_loss_grad", output="gradient")],
+    inner=["gradient"],
+    where=_fits,
+)
+
+REWRITES = (
+    Rewrite(
+        "cross_entropy_grad",
+        "The gradients of ``nll_loss`` and of the log-softmax below it are one op, and the zeros "
+        "between them are never written.",
+        _GRADIENTS,
+        _joined,
+    ),
+)

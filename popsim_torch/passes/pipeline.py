@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from popsim_torch.ir import Graph, Program, TensorKind, graphs, names, verify, walk
-from popsim_torch.passes.fuse_attention import fuse_attention
-from popsim_torch.passes.fuse_elementwise import fuse_elementwise
-from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
-from popsim_torch.passes.fuse_products import fuse_products
+from popsim_torch.passes import (
+    fuse_attention,
+    fuse_elementwise,
+    fuse_loss_gradient,
+    fuse_products,
+)
 from popsim_torch.passes.group_updates import group_updates
 from popsim_torch.passes.op_table import op_table
+from popsim_torch.passes.patterns import Rewrite
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest, add_returns
@@ -88,13 +91,21 @@ Recomputation comes before the returns, so that no anchor has a say in what is r
 """
 
 HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
-    fuse_loss_gradient,
-    fuse_elementwise,
-    fuse_attention,
-    fuse_products,
+    fuse_loss_gradient.fuse_loss_gradient,
+    fuse_elementwise.fuse_elementwise,
+    fuse_attention.fuse_attention,
+    fuse_products.fuse_products,
     group_updates,
 )
 """Fit a complete program to the machine that runs it, changing no value."""
+
+REWRITES: tuple[Rewrite, ...] = (
+    *fuse_loss_gradient.REWRITES,
+    *fuse_elementwise.REWRITES,
+    *fuse_attention.REWRITES,
+    *fuse_products.REWRITES,
+)
+"""All patterns of the host passes and what takes their place, in the order in which they run."""
 
 
 def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:

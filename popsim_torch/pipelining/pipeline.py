@@ -15,6 +15,7 @@ from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
 from popsim_torch.loops.function import Recording, recording
 from popsim_torch.loops.repeat import repeat
 from popsim_torch.ops import op_listener
+from popsim_torch.options.model_settings import Owned
 from popsim_torch.options.pipelining import (
     GradientAccumulationReductionMethod,
     PipeliningOptions,
@@ -79,7 +80,9 @@ def pipeline(
             that of the values.
         reduction_method: How the gradients of an update are combined.
         progress: Show a progress bar.
-        **options: Other arguments of ``set_pipelining_options``.
+        **options: Other arguments of ``set_pipelining_options``. Without a
+            ``gradient_accumulation_dtype``, here or in options, accumulators have the types of
+            their weights, or float16 if the optimizer was made with that ``accum_type``.
 
     Raises:
         UsageTypeError: An argument is of another type.
@@ -123,7 +126,7 @@ def pipeline(
         outputs.enqueue(result, loss)
 
     count = gradient_accumulation_count or 1
-    with _options_of(owner, settings, training=training):
+    with _settings_of(owner, settings):
         repeat(
             runs * count,
             trip,
@@ -134,16 +137,13 @@ def pipeline(
 
 
 @contextmanager
-def _options_of(owner: Recording, settings: PipeliningOptions, *, training: bool) -> Iterator[None]:
+def _settings_of(owner: Recording, settings: PipeliningOptions) -> Iterator[None]:
     """Let the loops that are recorded in this scope have the options of a pipeline."""
-    before = owner.options
-    own = before.clone()
-    settings.apply(own, training=training, is_addition=True, with_count=False)
-    owner.options = own
+    owner.settings = (Owned("the pipelining options of poptorch.pipeline", settings),)
     try:
         yield
     finally:
-        owner.options = before
+        owner.settings = ()
 
 
 def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from popsim_torch.stages.blocks import (
     module_repr,
     removeBlocks,
 )
-from popsim_torch.stages.checks import PipelineTooShort, check_pipeline
+from popsim_torch.stages.checks import check_pipeline
 from popsim_torch.stages.layers import PipelineStageRecord
 from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
 from popsim_torch.stages.pipeline_stage import PipelineStage
@@ -26,6 +26,7 @@ from popsim_torch.stages.planning import pipeline_use, smallest_gradient_accumul
 from popsim_torch.stages.printing import print
 from popsim_torch.stages.schedules import (
     PipelineSchedule,
+    WrongNumberOfMicroBatches,
     check_schedule,
     count_rule,
     schedule_name,
@@ -50,12 +51,12 @@ __all__ = [
     "PipelineSchedule",
     "PipelineStage",
     "PipelineStageRecord",
-    "PipelineTooShort",
     "PipelinedExecution",
     "SerialPhasedExecution",
     "ShardedExecution",
     "Stage",
     "StageAssigner",
+    "WrongNumberOfMicroBatches",
     "assigned_stages",
     "balanced_pipeline_stages",
     "block_listener",

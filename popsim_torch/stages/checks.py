@@ -6,24 +6,13 @@ import logging
 from collections.abc import Sequence
 
 from popsim_torch.errors import Error
+from popsim_torch.stages.schedules import WrongNumberOfMicroBatches
 from popsim_torch.stages.strategies import ExecutionStrategy
 
 _logger = logging.getLogger("poptorch::python")
 
 MAX_IPUS = 64
 """The most IPUs one process may use."""
-
-
-class PipelineTooShort(Error):
-    """A pipeline has fewer micro-batches than stages.
-
-    Attributes:
-        needed: The least number of micro-batches.
-    """
-
-    def __init__(self, needed: int, message: str) -> None:
-        super().__init__(message)
-        self.needed = needed
 
 
 def check_pipeline(
@@ -97,7 +86,8 @@ def _check_fills(
         setter = "poptorch.Options().deviceIterations"
         stages = "those of the model"
     if given < needed:
-        raise PipelineTooShort(
+        raise WrongNumberOfMicroBatches(
+            f"at least {needed}",
             needed,
             f"{setter}({given}) must be greater than or equal to the number of pipeline stages "
             f"({needed}): {stages}. Call {setter}({needed}) or more, use fewer stages, or choose "

@@ -13,7 +13,26 @@ from enum import IntEnum
 from popsim_torch.errors import Error
 from popsim_torch.stages.strategies import ExecutionStrategy
 
-__all__ = ["PipelineSchedule", "check_schedule", "count_rule", "schedule_name"]
+__all__ = [
+    "PipelineSchedule",
+    "WrongNumberOfMicroBatches",
+    "check_schedule",
+    "count_rule",
+    "schedule_name",
+]
+
+
+class WrongNumberOfMicroBatches(Error):
+    """A pipeline cannot run with the micro-batches that it is given.
+
+    Attributes:
+        rule: What it needs, such as "at least 3".
+        near: A count that does.
+    """
+
+    def __init__(self, rule: str, near: int, message: str) -> None:
+        super().__init__(message)
+        self.rule, self.near = rule, near
 
 
 class PipelineSchedule(IntEnum):
@@ -115,10 +134,12 @@ def check_schedule(
         )
     else:
         what, where = "the number of device iterations", "Options.deviceIterations"
-    raise Error(
+    raise WrongNumberOfMicroBatches(
+        f"a multiple of {step}",
+        below + step,
         f"PipelineSchedule.{schedule.name} with {num_stages} stages: {what} must be a positive "
         f"multiple of {step}, the micro-batches in flight, and is {count}. Set it to {near}: it is "
-        f"{where}."
+        f"{where}.",
     )
 
 

@@ -141,6 +141,7 @@ class LoopTrace:
         loss_dtype: Element type of the last loss.
         gradients: The gradient that each update uses, by the parameter's name.
         steps: The optimizers that the body steps.
+        called: The modules that the body calls, by identity.
     """
 
     request: BodyRequest
@@ -152,6 +153,7 @@ class LoopTrace:
     loss_dtype: torch.dtype = torch.float32
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
+    called: dict[int, nn.Module] = field(default_factory=dict)
     _updated: dict[int, str] = field(default_factory=dict)
     _cleared: set[int] = field(default_factory=set)
     _unread: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -325,7 +327,10 @@ class LoopTrace:
                 raise UnknownObject(optimizer)
 
         def look(child: nn.Module, _args: object) -> None:
-            if id(child) in known or threading.get_ident() != thread:
+            if threading.get_ident() != thread:
+                return
+            self.called[id(child)] = child
+            if id(child) in known:
                 return
             # What only holds known modules, such as a slice of a Sequential, is nothing new.
             if any(id(part) not in known and _has_own_state(part) for part in child.modules()):

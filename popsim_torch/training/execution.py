@@ -10,7 +10,7 @@ from popsim_torch.errors import UsageTimeoutError, UsageValueError
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 from popsim_torch.loops import Function, repeat
 from popsim_torch.options import Options
-from popsim_torch.stages import PipelineTooShort
+from popsim_torch.stages import WrongNumberOfMicroBatches
 
 __all__ = ["Execution"]
 
@@ -48,7 +48,7 @@ class Execution:
             outfeed.enqueue(body(args, kwargs))
 
         def run() -> None:
-            repeat(steps, step, infeed=infeed, gradient_accumulation=accumulation or 1)
+            repeat(steps, step, infeed=infeed, gradient_accumulation=accumulation)
 
         self._function = Function(run, options)
 
@@ -130,16 +130,17 @@ class Execution:
     def _call(self) -> None:
         try:
             self._function()
-        except PipelineTooShort as error:
-            steps, needed = self._steps, error.needed
+        except WrongNumberOfMicroBatches as error:
             raise UsageValueError(
-                f"{self._caller}: steps_per_execution = {steps} is too small for the pipeline: it "
-                f"needs at least {needed} micro-batches."
+                f"{self._caller}: steps_per_execution = {self._steps} does not go with the "
+                f"pipeline, which needs {error.rule} micro-batches in each run. Pass "
+                f"steps_per_execution={error.near}, or a suitable number of batches."
                 if self._accumulation is None
                 else f"{self._caller}: the {self._accumulation} micro-batches of a weight update "
-                f"are too few for the pipeline: it needs at least {needed}. Call "
-                f"options.Training.gradientAccumulation({needed}), and make steps_per_execution a "
-                "multiple of it."
+                f"do not go with the pipeline, which needs {error.rule}. Call "
+                f"options.Training.gradientAccumulation({error.near}), or pass "
+                f"gradient_accumulation_steps_per_replica={error.near} to set_pipelining_options, "
+                "and make steps_per_execution a multiple of it."
             ) from error
 
     def end(self) -> None:

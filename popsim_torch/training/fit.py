@@ -16,12 +16,13 @@ from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.options import Options
+from popsim_torch.options.model_settings import add_settings
 from popsim_torch.training.batches import Batches
 from popsim_torch.training.callbacks import Callbacks
 from popsim_torch.training.execution import Execution
 from popsim_torch.training.history import EpochRecord, History
 from popsim_torch.training.model_call import Metrics, ModelCall, inputs_of, mode, named_metrics
-from popsim_torch.training.steps import Steps, plan_steps
+from popsim_torch.training.steps import FROM_OPTIONS, Steps, plan_steps
 
 __all__ = ["evaluate", "fit", "predict"]
 
@@ -29,6 +30,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 Values = dict[str, torch.Tensor]
 
 _SILENT, _BAR, _LINE = 0, 1, 2
+_FROM_MODEL = "the pipelining options of the model"
 
 
 def fit(
@@ -93,6 +95,8 @@ def fit(
     told = Callbacks("fit", callbacks)
     call = ModelCall("fit", module, loss, named_metrics("fit", metrics))
     batches = Batches("fit", data)
+    options, given = options.clone(), options.Training.gradient_accumulation
+    add_settings(options, module, training=True)
     accumulation = options.Training.gradient_accumulation
     steps = plan_steps(
         "fit",
@@ -100,6 +104,7 @@ def fit(
         steps_per_epoch,
         steps_per_execution,
         accumulation=accumulation,
+        accumulation_from=FROM_OPTIONS if accumulation == given else _FROM_MODEL,
         device_iterations=options.device_iterations,
     )
     stepped = optimizer

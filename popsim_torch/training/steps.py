@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from popsim_torch.errors import UsageValueError
 
-__all__ = ["Steps", "plan_steps"]
+__all__ = ["FROM_OPTIONS", "Steps", "plan_steps"]
+
+FROM_OPTIONS = "options.Training.gradientAccumulation"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def plan_steps(
     per_execution: int | None,
     *,
     accumulation: int = 1,
+    accumulation_from: str = FROM_OPTIONS,
     device_iterations: int = 1,
     epoch_name: str = "steps_per_epoch",
 ) -> Steps:
@@ -47,6 +50,7 @@ def plan_steps(
         per_execution: As given; None for ``device_iterations`` weight updates if that is not 1,
             else for the whole epoch.
         accumulation: Micro-batches per weight update (count).
+        accumulation_from: Who says so, for messages.
         device_iterations: Of the options (count).
         epoch_name: What the function calls ``per_epoch``.
 
@@ -73,7 +77,7 @@ def plan_steps(
             raise UsageValueError(
                 f"{function}: {epoch_name} = {per_epoch}{origin} is not a multiple of the "
                 f"gradient accumulation of {accumulation} "
-                f"(options.Training.gradientAccumulation). {_nearest(per_epoch, accumulation)}"
+                f"({accumulation_from}). {_nearest(per_epoch, accumulation)}"
             )
     elif per_execution is None:
         per_execution = device_iterations * accumulation
@@ -86,7 +90,7 @@ def plan_steps(
     if per_execution % accumulation:
         raise UsageValueError(
             f"{function}: steps_per_execution = {per_execution} is not a multiple of the gradient "
-            f"accumulation of {accumulation} (options.Training.gradientAccumulation). "
+            f"accumulation of {accumulation} ({accumulation_from}). "
             f"{_nearest(per_execution, accumulation)}"
         )
     if per_epoch % per_execution:

@@ -121,7 +121,7 @@ def test_a_function_that_nobody_destroys():
     for trip in range(4):
         program = make()
         program()
-        gone = weakref.ref(program.programs[0]._compiled.executable)
+        gone = weakref.ref(program.programs[0].compiled.executable)
         del program
         gc.collect()
         assert gone() is None

@@ -141,6 +141,63 @@ def test_loops():
     infeed.close()
 
 
+def piped(choice=None, optimizer=torch.optim.SGD, options=None, dtype=HALF):
+    """Train stages for an update; return the types of accumulators, and the weights."""
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    model.last.float()
+    made = optimizer(model.parameters(), lr=0.5)
+    infeed = poptorch.InfeedQueue(batches()[:COUNT])
+    # (None is as good as nothing)
+    given = {} if choice is None else {"gradient_accumulation_dtype": choice}
+
+    @poptorch.function(options=options)
+    def train():
+        poptorch.pipeline(
+            [lambda x: model.first(x.to(dtype)), lambda x: model.last(x.tanh().float()).sum()],
+            COUNT,
+            infeed_queue=infeed,
+            outfeed_queue=poptorch.OutfeedQueue(),
+            optimizer_function=lambda loss: (made, loss),
+            **given,
+        )
+
+    train()
+    tensors = train.programs[0].compiled.program.graph.tensors
+    found = {
+        tensor.name.removeprefix("Accum___"): str(tensor.dtype)
+        for tensor in tensors
+        if tensor.name.startswith("Accum___")
+    }
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    train.destroy()
+    infeed.close()
+    return weights, found
+
+
+def test_pipelines_accumulate_in_the_type_of_the_weights():
+    weights, found = piped()
+    assert sorted(found.values()) == [str(HALF)] * 2 + [str(FLOAT)] * 2
+    assert_same(piped(lambda v: v.dtype), (weights, found))
+    others = piped(FLOAT)
+    assert set(others[1].values()) == {str(FLOAT)}
+    assert any(not torch.equal(weights[name], others[0][name]) for name in weights)
+    # (the device has float32 in the place of float64)
+    assert set(piped(dtype=torch.float64)[1].values()) == {str(FLOAT)}
+
+
+def test_pipelines_take_the_type_that_options_or_optimizers_choose():
+    def sgd(**chosen):
+        return lambda p, lr: poptorch.optim.SGD(p, lr=lr, **chosen)
+
+    options = make_options()
+    options.Training.gradientAccumulationDtype(FLOAT)
+    assert set(piped(options=options)[1].values()) == {str(FLOAT)}
+    assert set(piped(optimizer=sgd())[1].values()) == {str(HALF), str(FLOAT)}
+    combined = sgd(momentum=0.9, use_combined_accum=True)
+    assert not piped(optimizer=combined)[1]
+
+
 def test_without_accumulation_nothing_changes():
     torch.manual_seed(0)
     model, options = Net(), make_options()

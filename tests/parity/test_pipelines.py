@@ -86,7 +86,7 @@ def piped(schedule, num_stages=3, dtype=torch.float32, **settings):
     for temperature in (0.7, 1.3):
         train(torch.tensor(temperature, dtype=dtype))
         found.append(outfeed.dequeue())
-    actions = train.programs[0]._compiled.executable.actions()
+    actions = train.programs[0].compiled.executable.actions()
     weights = [weight.detach().clone() for weight in model.parameters()]
     train.destroy()
     return found, weights, actions
@@ -124,6 +124,8 @@ def test_all_schedules_have_the_bits_of_a_loop_without_stages(dtype):
     optimizer, outfeed, infeed = sgd(model), OutfeedQueue(), InfeedQueue(elements(dtype) * 2)
     options = OPTIONS.clone()
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    # A pipeline's accumulators have the types of the weights.
+    options.Training.gradientAccumulationDtype(lambda weight: weight.dtype)
 
     @function(options=options)
     def train(temperature):

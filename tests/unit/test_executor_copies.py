@@ -197,3 +197,14 @@ def test_an_executor_is_no_container_of_the_models_kind():
         len(executor)
     with pytest.raises(AttributeError, match="'PoplarExecutor' object has no attribute '__len__'"):
         executor.__len__()
+
+
+def test_an_executor_lives_for_as_long_as_one_of_its_methods_runs():
+    def compiled():
+        model = poptorch.trainingModel(Net(), make_options())
+        model.compile(*batch())
+        return model
+
+    assert "Gradient___fc.weight" in compiled().getTensorNames()
+    assert compiled().compile_log().seconds > 0
+    assert compiled().getLatency.__self__.isCompiled()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch import logs
 from popsim_torch.enums import MeanReductionStrategy, OutputMode
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.options import Options
@@ -69,6 +70,47 @@ def test_what_options_hold_by_themselves_exists(opts):
     opts._Popart.setPatterns({"PadSum": False})
     opts.setExecutionStrategy(poptorch.SerialPhasedExecution("a"))
     assert validate_options(opts.toDict()) is None
+
+
+def test_programs_may_set_every_name_of_the_contract(opts):
+    """Those that were missing once; the table of names is that of ``_Popart.set``."""
+    settings = opts._Popart
+    settings.set("autodiffSettings.stitchStrategy", 1)
+    settings.set("automaticLossScalingSettings.gradientTensorTrackingMethod", 0)
+    settings.set("serializedPoprithmsShiftGraphsDir", "somewhere")
+    settings.set("looseThresholdAtPeak", 1000)
+    for name in ("disableOptimizerStateTensorStreams", "enableInplaceAmbiguityChecking"):
+        settings.set(name, True)
+    for name in ("enableDistributedReplicatedGraphs", "enableReplicatedGraphs"):
+        settings.set(name, False)
+    settings.set("enableGradientAccumulation", False)
+    x = torch.ones(1, 2)
+    model = poptorch.inferenceModel(nn.Linear(2, 2), opts)
+    torch.testing.assert_close(model(x), model.model(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("enableGradientAccumulation", True, "Options.Training.gradientAccumulation says so"),
+        ("enableReplicatedGraphs", True, "this version runs one replica in one process"),
+        ("enableDistributedReplicatedGraphs", True, "this version runs one replica"),
+        ("globalReplicationFactor", 2, "this version runs one replica in one process"),
+        (
+            "automaticLossScalingSettings.gradientTensorTrackingMethod",
+            1,
+            "automatic loss scaling looks at the gradients of all parameters",
+        ),
+    ],
+)
+def test_what_another_option_decides_is_told_once(opts, monkeypatch, caplog, name, value, reason):
+    monkeypatch.setattr(logs, "_warned", set())
+    opts._Popart.set(name, value)
+    for _ in range(2):
+        compile_with(opts)
+    told = [record.message for record in caplog.records if "has no effect" in record.message]
+    (line,) = told
+    assert line.startswith(f"Options._Popart.set('{name}', {value}) has no effect: {reason}")
 
 
 def test_unknown_setting_gets_the_closest_name():

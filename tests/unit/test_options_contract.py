@@ -46,7 +46,7 @@ SETTERS_WITHOUT_RESULT = ("setAvailableMemoryProportion", "anchorTensor")
 def clean_environment(monkeypatch):
     for name in ("POPTORCH_CACHE_DIR", "POPTORCH_DEFAULT_OPTIONS", "POPLAR_ENGINE_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+    for name in ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 
 

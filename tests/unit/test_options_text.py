@@ -25,6 +25,9 @@ def clean_environment(monkeypatch):
         "POPTORCH_DEFAULT_OPTIONS",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
+        "WORLD_SIZE",
+        "PMI_SIZE",
+        "SLURM_STEP_NUM_TASKS",
     ):
         monkeypatch.delenv(name, raising=False)
 

@@ -14,7 +14,9 @@ from tests.options import make_options
 from tests.unit.surface_table import Net, entries
 
 PACKAGE = Path(poptorch.__file__).parent
-VARIABLE = re.compile(r"(POPTORCH|POPLAR|POPART|POPSIM|PVTI|OMPI_COMM)_[A-Z_]*[A-Z]")
+VARIABLE = re.compile(
+    r"(POPTORCH|POPLAR|POPART|POPSIM|PVTI|OMPI_COMM|PMI|SLURM)_[A-Z_]*[A-Z]|RANK|WORLD_SIZE"
+)
 
 
 class Recording(dict):

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import popsim_torch as poptorch
+from popsim_torch.options.back_end_keys import OVERRULED
 from popsim_torch.options.base import OptionsGroup
 from tests.options import make_options
 from tests.unit.surface_table import Net, entries, parts, paths
@@ -114,8 +115,10 @@ def test_settings_of_the_back_end_that_act_are_read(read):
 
 def test_accepted_settings_of_the_back_end_are_not_read(read):
     # What follows from the model is said to be overridden; of the other depends which error of
-    # cycleCount one meets, and it excludes offline targets.
+    # cycleCount one meets, and it excludes offline targets. Of the last ones a warning says that
+    # another option decides.
     assert set(entries(SETTINGS, "accepted")) & read[1] == {
         "enablePipelining",
         "instrumentWithHardwareCycleCounter",
+        *OVERRULED,
     }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import popsim_torch as poptorch
+from popsim_torch import logs
 from tests.options import make_options
 from tests.unit.executor.nets import Net, train
 
@@ -129,6 +130,12 @@ def test_cycles_that_are_not_counted_are_warned_of(caplog, wanted):
     assert caplog.text.count("no cycles are counted") == wanted
 
 
+@pytest.fixture
+def nothing_was_said(monkeypatch):
+    monkeypatch.setattr(logs, "_warned", set())
+
+
+@pytest.mark.usefixtures("nothing_was_said")
 def test_a_misspelt_option_is_told_once_with_the_nearest_name(tmp_path, monkeypatch, caplog):
     settings = {"autoReport.outptGraphProfile": "true", "autoReport.directory": str(tmp_path)}
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps({**settings, "opt.other": "1"}))
@@ -137,6 +144,46 @@ def test_a_misspelt_option_is_told_once_with_the_nearest_name(tmp_path, monkeypa
     told = [record.message for record in caplog.records if "engine option" in record.message]
     assert told == [
         "There is no engine option 'autoReport.outptGraphProfile'; it has no effect. The nearest "
-        "one is 'autoReport.outputGraphProfile'."
+        "one is 'autoReport.outputGraphProfile'.",
+        "The engine option 'opt.other' has no effect.",
     ]
     assert not list(tmp_path.iterdir())
+
+
+def test_each_program_of_a_process_has_a_report_of_its_own(tmp_path):
+    options = make_options().enableProfiling(tmp_path)
+    first, second = train(Net(), options), train(Net(), options)
+    first(X[:1], Y[:1])
+    for _ in range(2):
+        second(X[:1], Y[:1])
+    second.destroy()
+    first.destroy()
+    first.compile(X[:1], Y[:1])
+    del first
+    found = {path.name: report(tmp_path, path.name) for path in tmp_path.iterdir()}
+    assert {name: one["calls"] for name, one in found.items()} == {
+        "training": 1,
+        "training_2": 2,
+        "training_3": 0,
+    }
+    assert all(one["model"] == name for name, one in found.items())
+
+
+@pytest.mark.usefixtures("nothing_was_said")
+def test_engine_options_without_effect_are_told_once(tmp_path, caplog):
+    options = make_options().enableProfiling(tmp_path)
+    engine = {
+        "autoReport.executionProfileProgramRunCount": "3",
+        "autoReport.outputDebugInfo": "true",
+        "autoReport.outputArchive": "false",  # asks for nothing
+        "target.hostSyncTimeout": "300",
+    }
+    options._Popart.setEngineOptions({**options._Popart.options["engineOptions"], **engine})
+    for _ in range(2):
+        train(Net(), options)(X[:1], Y[:1])
+    told = [record.message for record in caplog.records if "engine option" in record.message]
+    assert told == [
+        f"The engine option '{name}' has no effect."
+        for name, value in engine.items()
+        if value != "false"
+    ]

@@ -1,0 +1,188 @@
+"""What options a loop runs with: those of its function, and what is set on the models it uses.
+
+Which models a body uses, and whether it trains, is known when it has been traced, and the trace
+depends on it. So it is guessed from what the body can reach; where the guess was wrong, the body is
+traced once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from popsim_torch.enums import OutputMode
+from popsim_torch.errors import Error, UsageValueError
+from popsim_torch.executor.reach import Reach
+from popsim_torch.ir import LoopCounts
+from popsim_torch.ops import op_listener
+from popsim_torch.options import Options, own_dtype
+from popsim_torch.options.model_settings import Owned, changes_of, settings_of
+from popsim_torch.options.pipelining import PipeliningOptions
+from popsim_torch.trace.loop_body import LoopTrace, UnknownObject
+
+__all__ = ["LoopPlan", "LoopSettings", "OtherUse", "Use"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What of the user's objects matters for the options of a loop.
+
+    Attributes:
+        owned: The settings on models that the body uses.
+        training: Whether it computes gradients.
+        is_guess: Whether nobody has traced the body to its end yet.
+    """
+
+    owned: tuple[Owned, ...] = ()
+    training: bool = False
+    is_guess: bool = True
+
+
+class OtherUse(Exception):
+    """The body uses other models than those that it was traced for.
+
+    Attributes:
+        use: What it uses.
+    """
+
+    def __init__(self, use: Use) -> None:
+        super().__init__("the body of a loop uses other models than it was traced for")
+        self.use = use
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """How a loop is compiled.
+
+    Attributes:
+        use: What it was made for.
+        options: Frozen.
+        counts: How often the body runs.
+        values: What was set on the options, by setter; equal for equal programs.
+    """
+
+    use: Use
+    options: Options
+    counts: LoopCounts
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The settings that a loop is called with.
+
+    Attributes:
+        function: Which, for messages.
+        options: Of the function that it is a part of.
+        owned: Settings of what calls it (``poptorch.pipeline``).
+        trips: How often the body runs (count).
+        accumulation: Trips per weight update, as the user says (count); None for what the models
+            and the options say.
+        takes_models: Whether settings on models concern it.
+    """
+
+    function: str
+    options: Options
+    owned: tuple[Owned, ...]
+    trips: int
+    accumulation: int | None
+    takes_models: bool
+
+    def plan(self, use: Use) -> LoopPlan:
+        """Return how the loop is compiled.
+
+        Raises:
+            Error: Settings contradict one another, or do not go with the loop.
+        """
+        owned = (*self.owned, *use.owned)
+        for one in owned:
+            if one.settings.values.get("accumulate_outfeed"):
+                raise UsageValueError(
+                    f"{self.function}: {one.owner} have accumulate_outfeed=True, which adds up "
+                    "what a call of a model returns. A loop returns no such outputs: leave it out, "
+                    "or pass accumulate_outfeed=True to poptorch.pipeline."
+                )
+        if use.training and self.accumulation is not None:
+            asked = {"gradient_accumulation_steps_per_replica": self.accumulation}
+            own_count = Owned(self.function, PipeliningOptions(asked, None))
+            owned = (*self.owned, own_count, *use.owned)
+        changes = changes_of(self.options, owned, training=use.training)
+        own = self.options.clone()
+        for _, change in changes.values():
+            change.write(own)
+        if self.owned and own.Training.gradient_accumulation_dtype is None:
+            own.Training.gradientAccumulationDtype(own_dtype)  # a pipeline's, if nobody chooses
+        count: int = own.Training.gradient_accumulation if use.training else self.accumulation or 1
+        self._check_multiple(count)
+        own.deviceIterations(self.trips // count)
+        own.Training.gradientAccumulation(count)
+        own.outputMode(OutputMode.Final)
+        values = {name: change.value for name, (_, change) in changes.items()}
+        return LoopPlan(use, own.freeze(), LoopCounts(self.trips // count, count), values)
+
+    def guess(self, found: Reach) -> LoopPlan:
+        """Return a plan for what the body can reach; if there is none, for nothing of it."""
+        if not self.takes_models:
+            return self.plan(Use())
+        with contextlib.suppress(Error):
+            owned = (one for _, one in settings_of(_modules(found)))
+            return self.plan(Use(tuple(owned), bool(found.optimizers)))
+        return self.plan(Use())
+
+    @contextlib.contextmanager
+    def watched(self, plan: LoopPlan, found: Reach) -> Iterator[None]:
+        """Look at what the body uses while it is traced in this scope.
+
+        Raises:
+            OtherUse: It needs another plan.
+        """
+        listener: Any = op_listener.get()
+        trace: LoopTrace = listener.loop
+        try:
+            yield
+        except UnknownObject:
+            raise
+        except Exception:
+            # Perhaps only because of a model that can be reached, and is not used.
+            used = _used(trace, found)
+            if plan.use.is_guess and any(one not in used for one in plan.use.owned):
+                raise OtherUse(Use(used, plan.use.training)) from None
+            raise
+        if self.takes_models:
+            use = Use(_used(trace, found), trace.has_backward, is_guess=False)
+            if not self._is_planned(plan, use):
+                raise OtherUse(use)
+
+    def _is_planned(self, plan: LoopPlan, use: Use) -> bool:
+        try:
+            needed = self.plan(use)
+        except Error:
+            return False
+        return (needed.counts, needed.values) == (plan.counts, plan.values)
+
+    def _check_multiple(self, accumulation: int) -> None:
+        if self.trips % accumulation:
+            lower = self.trips - self.trips % accumulation
+            raise UsageValueError(
+                f"{self.function}: n = {self.trips} is not a multiple of gradient_accumulation = "
+                f"{accumulation}. The nearest multiples are {lower} and {lower + accumulation}."
+            )
+
+
+def _modules(found: Reach) -> list[nn.Module]:
+    return [*found.met, *found.modules.values()]
+
+
+def _used(trace: LoopTrace, found: Reach) -> tuple[Owned, ...]:
+    """Return the settings on models of which the body has called a part, or updates a weight."""
+    updated = {id(trace.parameters[name]) for step in trace.steps for name in step.names}
+    return tuple(
+        owned
+        for module, owned in settings_of([*_modules(found), *trace.called.values()])
+        if any(id(part) in trace.called for part in module.modules())
+        or any(id(one) in updated for one in nn.Module.parameters(module))
+    )
