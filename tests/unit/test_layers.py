@@ -23,7 +23,7 @@ PYTHON_LAYERS = (
     ("alias", "environment", "logs"),
     ("_native",),
     ("ir",),
-    ("anchors",),
+    ("anchors", "reference"),
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
     (
