@@ -123,7 +123,9 @@ class Outfeed(Outlet):
         buffer_depth: int,
         max_bytes: int,
         when_full: str,
+        patience: float,
         spill_folder: str,
+        name: str,
     ) -> None: ...
     def take(self, most: int) -> tuple[int, list[torch.Tensor]]: ...
     def take_one(self) -> list[torch.Tensor]: ...

@@ -71,15 +71,17 @@ void bind_outfeed(py::module_& m) {
       .def(py::init([](const std::vector<std::string>& dtypes,
                        std::vector<Shape> shapes, bool last, int64_t every,
                        int64_t buffer_depth, int64_t max_bytes,
-                       const std::string& full, std::string spill_folder) {
+                       const std::string& full, double patience,
+                       std::string spill_folder, std::string name) {
              return std::make_shared<Outfeed>(feeds::OutfeedConfig{
                  components_of(dtypes, std::move(shapes)), last, every,
-                 buffer_depth, max_bytes, when_full(full),
-                 std::move(spill_folder)});
+                 buffer_depth, max_bytes, when_full(full), patience,
+                 std::move(spill_folder), std::move(name)});
            }),
            py::arg("dtypes"), py::arg("shapes"), py::arg("last"),
            py::arg("every"), py::arg("buffer_depth"), py::arg("max_bytes"),
-           py::arg("when_full"), py::arg("spill_folder"))
+           py::arg("when_full"), py::arg("patience"), py::arg("spill_folder"),
+           py::arg("name"))
       .def("take", &Outfeed::take, py::arg("most"), WithoutLock())
       .def("take_one", &Outfeed::take_one, WithoutLock())
       .def("wait", &Outfeed::wait, py::arg("seconds"), WithoutLock())

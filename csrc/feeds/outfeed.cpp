@@ -144,28 +144,47 @@ void Outfeed::advance(int64_t count) {
   }
 }
 
+void Outfeed::raise_full(const std::string& why) const {
+  throw UserError(join(
+      "the outfeed queue is full", why, ": it holds ", num_waiting_,
+      " elements of ", element_bytes_,
+      " bytes that nobody has read, max_bytes is ", config_.max_bytes,
+      ", and there is no place for element ", statistics_.enqueued,
+      " (counted from 0) of ", config_.name,
+      ". Read it in another thread while the program runs "
+      "(queue.follow(), queue.get()), give it more memory (max_bytes), or "
+      "let it drop elements or keep them on disk (when_full='drop_oldest', "
+      "'drop_newest' or 'spill')"));
+}
+
 bool Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
-  if (config_.when_full == WhenFull::kRaise) {
-    throw UserError(
-        join("the outfeed queue is full: it holds ", num_waiting_,
-             " elements of ", element_bytes_,
-             " bytes that nobody has read, "
-             "and max_bytes is ",
-             config_.max_bytes,
-             ". Read it while the program runs, or give it more memory"));
-  }
+  if (config_.when_full == WhenFull::kRaise) raise_full("");
   ++statistics_.waits;
   const Clock::time_point began = Clock::now();
+  Clock::time_point last_read = began;
+  int64_t dequeued = statistics_.dequeued;
   bool lasts = true;
+  const auto seconds_since = [](Clock::time_point time) {
+    return std::chrono::duration<double>(Clock::now() - time).count();
+  };
   while (lasts && !closed_ && !has_room()) {
     writable_.wait_for(lock, kBetweenQuestions);
     if (has_room()) break;
+    if (statistics_.dequeued != dequeued) {
+      // Somebody reads; another program has taken the place.
+      dequeued = statistics_.dequeued;
+      last_read = Clock::now();
+    }
+    if (!closed_ && seconds_since(last_read) >= config_.patience) {
+      statistics_.seconds_waited += seconds_since(began);
+      raise_full(join(", and nobody has read it for ", config_.patience,
+                      " seconds (patience)"));
+    }
     lock.unlock();
     lasts = patience.lasts();
     lock.lock();
   }
-  statistics_.seconds_waited +=
-      std::chrono::duration<double>(Clock::now() - began).count();
+  statistics_.seconds_waited += seconds_since(began);
   return lasts;
 }
 

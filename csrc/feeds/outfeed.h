@@ -12,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -51,7 +52,10 @@ struct OutfeedConfig {
   int64_t depth = 1;       // elements that fit without further memory
   int64_t max_bytes = -1;  // of elements that nobody has read; -1: any number
   WhenFull when_full = WhenFull::kWait;
+  // How long a program waits while nobody reads (seconds; may be infinite).
+  double patience = std::numeric_limits<double>::infinity();
   std::string spill_folder = {};
+  std::string name = {};  // for messages: where it is fed, and of what
 };
 
 class Outfeed final : public ops::Outlet {
@@ -103,9 +107,11 @@ class Outfeed final : public ops::Outlet {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  // Returns whether patience lasts.
+  // Returns whether the run is to go on; throws when nobody reads for too long.
   [[nodiscard]] bool wait_for_room(Lock& lock, ops::Patience& patience);
   [[nodiscard]] bool has_room() const;
+  // Ends a program that finds no room; `why` stands behind "is full".
+  [[noreturn]] void raise_full(const std::string& why) const;
   // Whether a program has to wait, or to fail.
   [[nodiscard]] bool stops_programs() const;
   // The chunk that the next element goes to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error, not_supported_yet
-from popsim_torch.feeds.checks import check_integer, check_placement
+from popsim_torch.feeds.checks import check_integer, check_placement, check_seconds
 from popsim_torch.feeds.reading import OutfeedMode, QueueReader
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
 from popsim_torch.ops import op_listener
@@ -20,6 +21,7 @@ from popsim_torch.ops import op_listener
 __all__ = ["OutfeedMode", "OutfeedQueue"]
 
 _WHEN_FULL = ("wait", "raise", "drop_oldest", "drop_newest", "spill")
+_PATIENCE = 60.0
 _COUNTERS = (
     *("enqueued", "dequeued", "bytes", "peak_bytes"),
     *("dropped", "spilled", "waits", "seconds_waited"),
@@ -44,6 +46,8 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
             a reader, ``"raise"`` ends it with an Error; ``"drop_oldest"`` gives up what nobody has
             read for longest, ``"drop_newest"`` what comes; ``"spill"`` keeps elements in files in
             the folder for temporary files, which have no name and are gone with the process.
+        patience: How long a program waits for a reader while nobody reads, before it ends with an
+            Error (seconds); None for any time.
         every: Take one of so many elements that programs enqueue (count), the last of them: with 3
             those of the trips 2, 5, 8, ... What is left out costs nothing.
         device_ordinal: Where real hardware runs the program; no effect here.
@@ -61,6 +65,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
         max_bytes: int | None = None,
         when_full: str = "wait",
         *,
+        patience: float | None = _PATIENCE,
         every: int = 1,
         device_ordinal: int | None = None,
         optimise_latency: bool = False,
@@ -82,6 +87,8 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
                 f"{where}: when_full={when_full!r} needs max_bytes: without it the queue is never "
                 "full."
             )
+        if patience is not None:
+            check_seconds(where, "patience", patience)
         check_integer(where, "every", every, 1)
         check_placement(where, device_ordinal, optimise_latency)
         if check_integer(where, "replication_factor", replication_factor, 1) > 1:
@@ -93,6 +100,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
         super().__init__(mode)
         self._buffer_depth, self._every = buffer_depth, every
         self._max_bytes, self._when_full = max_bytes, when_full
+        self._patience = patience
         self._lock = threading.Lock()
         self._source = ""
 
@@ -156,7 +164,9 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
                     self._buffer_depth,
                     -1 if self._max_bytes is None else self._max_bytes,
                     self._when_full,
+                    math.inf if self._patience is None else float(self._patience),
                     tempfile.gettempdir() if self._when_full == "spill" else "",
+                    f"{describe(components, structure)} enqueued at {source}",
                 )
                 self._structure, self._components = structure, components
                 self._source, self._synthetic = source, synthetic
@@ -229,7 +239,7 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets an empty queue that is made alike.
-        make = functools.partial(OutfeedQueue, every=self._every)
+        make = functools.partial(OutfeedQueue, patience=self._patience, every=self._every)
         return make, (self._mode, self._buffer_depth, self._max_bytes, self._when_full)
 
     # Internals
