@@ -35,5 +35,6 @@ def velocity_so_far(
         place: Where the gradient is complete.
     """
     code = MapCode()
+    # As the kernels add a gradient to a velocity, with the same bits.
     so_far = code("add", velocity, code("mul", dampening, gradient))
     return emit_map(builder, code, so_far, torch.float32, velocity.shape, place)

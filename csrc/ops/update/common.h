@@ -61,6 +61,13 @@ void square_roots(float* values, int64_t size);
 // Sum of squares of at most a block, always added in the same order.
 [[nodiscard]] double sum_of_squares(const float* values, int64_t size);
 
+// A velocity that also adds the gradients up, behind one more of them. Rounds
+// twice, as what shows it on the way does (lowering/update_terms.py).
+[[nodiscard]] inline float with_gradient(float velocity, float dampening,
+                                         float gradient) {
+  return velocity + dampening * gradient;
+}
+
 // --- operands -----------------------------------------------------------
 
 // Memory for one block of an operand that is not float32. A little longer than

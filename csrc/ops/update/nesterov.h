@@ -40,11 +40,11 @@ class Nesterov {
             .of_w = scale * scalars_[3].read(context)};
   }
 
-  // Writes the terms that are looked at, and takes the step. `v` is the new
-  // velocity.
-  void update_block(const RunContext& context, int64_t begin, int64_t size,
-                    const Factors& factors, float rate, float* w,
-                    const float* g, const float* v) const {
+  // Writes the terms that are looked at; velocity(i) is the new velocity.
+  template <typename Velocity>
+  void write_terms(const RunContext& context, int64_t begin, int64_t size,
+                   const Factors& factors, const float* w, const float* g,
+                   const Velocity& velocity) const {
     const Factors f = factors;
     if (unscaled_.is_wanted()) {
       float* out = unscaled_.space(context, begin, nullptr);
@@ -54,11 +54,9 @@ class Nesterov {
     if (step_.is_wanted()) {
       float* out = step_.space(context, begin, nullptr);
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) out[i] = f.step(w[i], g[i], v[i]);
-    }
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) {
-      w[i] = multiply_add(-rate, f.step(w[i], g[i], v[i]), w[i]);
+      for (int64_t i = 0; i < size; ++i) {
+        out[i] = f.step(w[i], g[i], velocity(i));
+      }
     }
   }
 

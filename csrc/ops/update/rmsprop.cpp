@@ -70,15 +70,17 @@ class RmspropPart {
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) step[i] += eps_inside;
     update::square_roots(step.data(), size);
+    if (term_->is_wanted()) {
+      float* term = term_->space(context, begin, nullptr);
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) {
+        term[i] = ratio(grad[i], step[i] + eps_outside);
+      }
+    }
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      step[i] = grad[i] / (step[i] + eps_outside);
+      step[i] = scale * ratio(grad[i], step[i] + eps_outside);
     }
-    if (term_->is_wanted()) {
-      std::copy_n(step.data(), size, term_->space(context, begin, nullptr));
-    }
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) step[i] *= scale;
     if (buffer_) add_momentum(context, factors, begin, size, step.data());
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
@@ -96,6 +98,9 @@ class RmspropPart {
     float eps;
     float gradient_scale;  // gives the true gradient
   };
+
+  // u, for the root of s and what is added to it.
+  static float ratio(float grad, float root) { return grad / root; }
 
   // Updates a and c; `square` becomes s.
   void mean_squares(const RunContext& context, const Factors& factors,

@@ -103,8 +103,12 @@ class SgdMomentumPart {
     }
     velocity_.store(context, begin, size, v);
     if (nesterov_) {
-      nesterov_->update_block(context, begin, size, f.nesterov, f.rate, w, g,
-                              v);
+      nesterov_->write_terms(context, begin, size, f.nesterov, w, g,
+                             [v](int64_t i) { return v[i]; });
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) {
+        w[i] = multiply_add(-f.rate, f.nesterov.step(w[i], g[i], v[i]), w[i]);
+      }
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) {

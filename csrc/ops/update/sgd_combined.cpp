@@ -32,7 +32,9 @@ class SgdCombinedAccumulate final : public Kernel {
           gradient_.read(context, begin, size, gradient_scratch.data());
       float* v = velocity_.load(context, begin, size, velocity_scratch.data());
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) v[i] = v[i] + dampening * g[i];
+      for (int64_t i = 0; i < size; ++i) {
+        v[i] = update::with_gradient(v[i], dampening, g[i]);
+      }
       velocity_.store(context, begin, size, v);
     });
   }
@@ -85,14 +87,7 @@ class SgdCombinedPart {
     if (gradient_) {
       const float* g =
           gradient_->read(context, begin, size, gradient_scratch.data());
-#pragma omp simd
-      for (int64_t i = 0; i < size; ++i) {
-        v[i] = multiply_add(factors.dampening, g[i], v[i]);
-      }
-      if (nesterov_) {
-        nesterov_->update_block(context, begin, size, factors.nesterov,
-                                factors.rate, w, g, v);
-      }
+      add_gradient(context, factors, begin, size, w, g, v);
     }
     if (velocity_into_update_.is_wanted()) {
       std::copy_n(v, size,
@@ -120,6 +115,29 @@ class SgdCombinedPart {
     float dampening = 0.0F;
     update::Nesterov::Factors nesterov;
   };
+
+  // v with the gradient; with Nesterov momentum w, too.
+  void add_gradient(const RunContext& context, const Factors& factors,
+                    int64_t begin, int64_t size, float* w, const float* g,
+                    float* v) const {
+    const Factors f = factors;
+    if (!nesterov_) {
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) {
+        v[i] = update::with_gradient(v[i], f.dampening, g[i]);
+      }
+      return;
+    }
+    nesterov_->write_terms(
+        context, begin, size, f.nesterov, w, g, [&](int64_t i) {
+          return update::with_gradient(v[i], f.dampening, g[i]);
+        });
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      v[i] = update::with_gradient(v[i], f.dampening, g[i]);
+      w[i] = multiply_add(-f.rate, f.nesterov.step(w[i], g[i], v[i]), w[i]);
+    }
+  }
 
   [[nodiscard]] Factors read_factors(const RunContext& context) const {
     Factors factors{.momentum = scalars_[0].read(context),

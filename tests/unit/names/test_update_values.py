@@ -241,6 +241,20 @@ def test_terms_of_updates(case, ga):
         torch.testing.assert_close(alone.double(), right, rtol=1e-4, atol=1e-6)
 
 
+def test_the_last_gradient_makes_the_velocity_that_the_update_takes():
+    make, settings, _ = CASES["combined Nesterov"]
+    options = make_options(UPDATES, 3)
+    for name in ("AcclIntoReduce___fc.weight", "AcclIntoUpdate___fc.weight"):
+        options.anchorTensor(name, name, OutputMode.All)
+    torch.manual_seed(1)
+    _, model = trained_on(make, settings, options, torch.randn(UPDATES * 3 * 5, 4))
+    behind, taken = (
+        model.getAnchoredTensor(name).reshape(UPDATES, 3, 3, 4) for name in options.anchored_tensors
+    )
+    assert torch.equal(behind[:, -1], taken[:, -1])
+    assert not torch.equal(behind[:, 0], taken[:, 0])
+
+
 def trained_on(make, settings, options, data):
     torch.manual_seed(2)
     net = Net()
