@@ -46,9 +46,9 @@ from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_pr
 from popsim_torch.passes.synthetic_data import SyntheticData
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
-from popsim_torch.trace.control.bodies import all_bodies
-from popsim_torch.trace.enqueues import Enqueue
 from popsim_torch.trace.functionalise import functionalise
+from popsim_torch.trace.graph.bodies import all_bodies
+from popsim_torch.trace.graph.enqueues import Enqueue
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from popsim_torch import _native
 from popsim_torch.errors import Error
-from popsim_torch.trace.enqueues import Enqueue
+from popsim_torch.trace.graph.enqueues import Enqueue
 
 
 class Queues:

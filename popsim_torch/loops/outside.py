@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.graph.origin import user_line
 
 _METADATA_METHODS = frozenset(
     [

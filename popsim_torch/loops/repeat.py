@@ -28,8 +28,8 @@ from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
 from popsim_torch.profiling import Channel
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
-from popsim_torch.trace.origin import user_line
 
 __all__ = ["repeat", "while_loop"]
 

@@ -13,7 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind, names, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.lowering.bodies import BodyBuilder, lower_control
-from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import unsupported
 from popsim_torch.lowering.rules.creation import is_random
@@ -24,11 +24,11 @@ from popsim_torch.lowering.state import StateLowering
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.trace.control.bodies import CONTROL, Control, control_of
-from popsim_torch.trace.functionalise import is_mutating
-from popsim_torch.trace.markers import CONSTANT, PRINT
+from popsim_torch.trace.graph.bodies import CONTROL, Control, control_of
+from popsim_torch.trace.graph.functionalise import is_mutating
+from popsim_torch.trace.graph.markers import CONSTANT, PRINT
+from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.origin import origin_of
 
 _OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL)
 

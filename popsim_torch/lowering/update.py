@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
-from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.emit.builder import Builder, Place
+from popsim_torch.lowering.emit.maps import cast
 from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
-from popsim_torch.lowering.maps import cast
 from popsim_torch.lowering.update_terms import UpdateOperands, UpdateTerms
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import (

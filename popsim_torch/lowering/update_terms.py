@@ -15,8 +15,8 @@ import torch
 
 from popsim_torch.ir import Phase, Program, Tensor, names
 from popsim_torch.ir.map_code import MapCode, MapValue
-from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place
+from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.optim.plan import GradientInput, ParameterUpdate
 

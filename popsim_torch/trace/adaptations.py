@@ -15,8 +15,8 @@ from popsim_torch.ops import op_listener
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.cumulative_norm import cumulative_norm
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.traced_tensors import host_computation
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.traced_tensors import host_computation
 
 
 @contextmanager

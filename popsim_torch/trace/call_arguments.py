@@ -11,9 +11,9 @@ from torch._prims_common import canonicalize_dim
 from torch.utils._device import _device_constructors
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.mixed_types import in_one_type
-from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS
 
 _logger = logging.getLogger("poptorch::python")

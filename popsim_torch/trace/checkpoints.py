@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
 
 from popsim_torch.ops import op_listener
-from popsim_torch.trace.traced_tensors import is_traced
+from popsim_torch.trace.graph.traced_tensors import is_traced
 
 # What PyTorch runs around a checkpointed function: since 2.14 ``..._generator_impl``, beside the
 # former name.

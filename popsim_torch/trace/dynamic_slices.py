@@ -16,9 +16,9 @@ import torch
 import torch.fx
 
 from popsim_torch.annotations.slices import as_index, slice_of_run
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, node_of
 from popsim_torch.trace.known_values import changed_arguments, memories_of
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.traced_tensors import in_transform, is_traced, node_of
 
 _SCHEMAS = (
     "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step) -> Tensor",

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.traced_tensors import host_computation, in_transform, is_traced
+from popsim_torch.trace.graph.traced_tensors import host_computation, in_transform, is_traced
 
 __all__ = ["eager_error", "without_fakes"]
 

@@ -33,18 +33,12 @@ from popsim_torch.trace.call_arguments import (
 )
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.device_types import as_device_types, seen_dtype
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
-from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
-from popsim_torch.trace.known_values import reads_device
-from popsim_torch.trace.loop_body import LoopTrace
-from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.recurrent import recurrent_call
-from popsim_torch.trace.traceable import traceable_call
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.device_types import as_device_types, seen_dtype
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     host_computation,
     in_transform,
     is_functorch_wrapped_tensor,
@@ -52,6 +46,12 @@ from popsim_torch.trace.traced_tensors import (
     is_traced,
     of_another_trace,
 )
+from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
+from popsim_torch.trace.known_values import reads_device
+from popsim_torch.trace.loop_body import LoopTrace
+from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
+from popsim_torch.trace.recurrent import recurrent_call
+from popsim_torch.trace.traceable import traceable_call
 
 _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})

@@ -12,15 +12,15 @@ from torch.overrides import _pop_mode, _push_mode
 from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.errors import Error
 from popsim_torch.host_call import CPU, CallArguments, HostCall, TensorType
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.own_operators import define_with_gradient
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     host_computation,
     in_transform,
     of_another_trace,
 )
+from popsim_torch.trace.own_operators import define_with_gradient
 
 __all__ = ["HOST_CALL", "HOST_CALL_GRAD", "HostCalls", "on_host"]
 

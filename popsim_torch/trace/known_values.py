@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.markers import CONSTANT, MARK, PRINT
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     host_computation,
     is_batched,

@@ -23,10 +23,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import find_node, is_traced
 from popsim_torch.trace.leaves import leaves_of
 from popsim_torch.trace.optimizer_groups import parameters_of, values_of
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import find_node, is_traced
 
 __all__ = ["BodyRequest", "LoopBody", "LoopTrace", "UnknownObject"]
 
@@ -94,19 +94,6 @@ class LoopBody(nn.Module):
         with torch.no_grad():
             for target, value in zip(carried, apart, strict=True):
                 target.copy_(value)  # type: ignore[union-attr]
-
-
-def _register() -> Any:
-    library: Any = torch.library.Library("popsim", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("repeat_while(Tensor condition) -> ()")
-    torch.library.register_fake("popsim::repeat_while", lambda condition: None, lib=library)
-    return library
-
-
-_library = _register()  # the operator exists as long as it does
-
-REPEAT_WHILE = torch.ops.popsim.repeat_while.default
-torch.fx.node.has_side_effect(REPEAT_WHILE)
 
 
 @dataclass(frozen=True)

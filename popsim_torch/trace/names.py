@@ -10,9 +10,9 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import names
-from popsim_torch.trace.control.bodies import Control, control_of
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.trace.graph.bodies import Control, control_of
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.origin import origin_of
 
 # Hand a tensor on, or reserve memory: nothing to look at.
 _UNNAMED = frozenset(

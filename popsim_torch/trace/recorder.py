@@ -23,18 +23,11 @@ from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.custom import custom_results
-from popsim_torch.trace.enqueues import Sums, record_enqueue
 from popsim_torch.trace.gradient_uses import watch_uses
-from popsim_torch.trace.host_calls import HostCalls, on_host
-from popsim_torch.trace.known_values import KnownValues
-from popsim_torch.trace.loop_body import BodyRequest, LoopTrace
-from popsim_torch.trace.markers import PrintedTensor, mark
-from popsim_torch.trace.origin import set_origin, user_line
-from popsim_torch.trace.overlaps import OverlapMark
-from popsim_torch.trace.regions import Regions
-from popsim_torch.trace.result import PrintRequest, TraceResult
-from popsim_torch.trace.scopes import Scopes
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.enqueues import Sums, record_enqueue
+from popsim_torch.trace.graph.markers import PrintedTensor, mark
+from popsim_torch.trace.graph.origin import set_origin, user_line
+from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
     find_node,
     is_functorch_wrapped_tensor,
@@ -43,6 +36,13 @@ from popsim_torch.trace.traced_tensors import (
     node_of,
     unwrapped,
 )
+from popsim_torch.trace.host_calls import HostCalls, on_host
+from popsim_torch.trace.known_values import KnownValues
+from popsim_torch.trace.loop_body import BodyRequest, LoopTrace
+from popsim_torch.trace.overlaps import OverlapMark
+from popsim_torch.trace.regions import Regions
+from popsim_torch.trace.result import PrintRequest, TraceResult
+from popsim_torch.trace.scopes import Scopes
 
 # Answered from a tensor's metadata: no operation on the device.
 _METADATA = frozenset(

@@ -31,9 +31,11 @@ from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.cumulative_norm import lasting_counters
-from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import recording
+from popsim_torch.trace.graph.traced_tensors import TraceMode
 from popsim_torch.trace.loop_body import LoopBody, LoopTrace
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
@@ -41,11 +43,9 @@ from popsim_torch.trace.module_state import (
     attributes_kept,
     check_not_reassigned,
 )
-from popsim_torch.trace.origin import recording
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
-from popsim_torch.trace.traced_tensors import TraceMode
 
 _logger = logging.getLogger("poptorch::python")
 

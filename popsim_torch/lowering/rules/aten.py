@@ -11,9 +11,9 @@ from torch._library.custom_ops import OPDEFS
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
-from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.maps import cast
-from popsim_torch.trace.device import on_cpu_zeros
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.maps import cast
+from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
 
 # Numbers of torch's enums, as operator schemas take them.

@@ -12,7 +12,7 @@ import torch.fx
 
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.rule import Family, Rule
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 
 HALF_AND_FLOAT = frozenset({torch.float16, torch.float32})
 FLOATING = HALF_AND_FLOAT | {torch.bfloat16}

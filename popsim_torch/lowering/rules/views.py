@@ -10,9 +10,9 @@ import torch.fx
 
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.graph import contiguous_strides
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Family, Rule
-from popsim_torch.trace.markers import MARK
+from popsim_torch.trace.graph.markers import MARK
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     is_functorch_wrapped_tensor,
     is_traced,

@@ -16,18 +16,18 @@ from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.control.bodies import (
+from popsim_torch.trace.control.repeats import copy_quietly
+from popsim_torch.trace.graph.bodies import (
     INPUT,
     Control,
     controls_known,
     placeholders_of,
     results_of,
 )
-from popsim_torch.trace.control.repeats import copy_quietly
-from popsim_torch.trace.functionalise import functionalise_graph, is_check, is_mutating
-from popsim_torch.trace.markers import CONSTANT
-from popsim_torch.trace.origin import number_draw, origin_of
-from popsim_torch.trace.traced_tensors import host_computation
+from popsim_torch.trace.graph.functionalise import functionalise_graph, is_check, is_mutating
+from popsim_torch.trace.graph.markers import CONSTANT
+from popsim_torch.trace.graph.origin import number_draw, origin_of
+from popsim_torch.trace.graph.traced_tensors import host_computation
 
 __all__ = ["Cut", "Recorded", "check_not_outside", "cut", "nodes_behind", "unchanged"]
 

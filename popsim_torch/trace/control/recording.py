@@ -24,12 +24,12 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.node import map_aggregate
 
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.trace.control.bodies import CONTROL, Control, empty_results
 from popsim_torch.trace.control.captures import Captures, StandIn, arguments_of_functions
 from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
-from popsim_torch.trace.device_types import seen_dtype
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.bodies import CONTROL, Control, empty_results
+from popsim_torch.trace.graph.device_types import seen_dtype
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
     host_computation,
     in_transform,

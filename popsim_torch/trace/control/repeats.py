@@ -11,10 +11,10 @@ from typing import Any
 import torch.fx
 from torch.fx._lazy_graph_module import _make_graph_module
 
-from popsim_torch.trace.control.bodies import Branch, Control, control_of
-from popsim_torch.trace.enqueues import ENQUEUE
-from popsim_torch.trace.markers import PRINT
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.trace.graph.bodies import Branch, Control, control_of
+from popsim_torch.trace.graph.enqueues import ENQUEUE
+from popsim_torch.trace.graph.markers import PRINT
+from popsim_torch.trace.graph.origin import origin_of
 
 __all__ = ["copy_quietly"]
 
