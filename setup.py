@@ -262,11 +262,49 @@ def extension() -> CppExtension:
     )
 
 
+# How the entry of an op begins.
+OP_ENTRY = re.compile(r"^extern const OpDef (k\w+)\{", re.MULTILINE)
+LISTED_OPS = "csrc/ops/listed.h"
+
+
+def list_ops(root: Path) -> str:
+    """Return a header that lists the ops: those compiled for each target, and those compiled once.
+
+    Args:
+        root: The folder that holds ``csrc``. An op's entry stands in a file of ``csrc/ops``.
+    """
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for path in (root / "csrc" / "ops").rglob("*.cpp"):
+        source = path.relative_to(root).as_posix()
+        names[is_kernel(source)] += OP_ENTRY.findall(path.read_text(encoding="utf-8"))
+    lines = [
+        "// Every op there is, found by setup.py in the files of this folder.",
+        "#pragma once",
+        "// clang-format off",
+        "#define POPSIM_LIST_OP(entry) [] { extern const OpDef entry; return &entry; }(),",
+    ]
+    for macro, is_of_target in (("POPSIM_OPS_OF_TARGETS", True), ("POPSIM_COMMON_OPS", False)):
+        lines.append(
+            " \\\n  ".join(
+                [f"#define {macro}(X)", *(f"X({n})" for n in sorted(names[is_of_target]))]
+            )
+        )
+    return "\n".join([*lines, ""])
+
+
+def write_listed_ops() -> None:
+    """Write the list of ops, if it is another one than before."""
+    header, text = ROOT / LISTED_OPS, list_ops(ROOT)
+    if not header.exists() or header.read_text(encoding="utf-8") != text:
+        header.write_text(text, encoding="utf-8")
+
+
 class Build(BuildExtension):
     """Compiles the kernels for each target, then all else."""
 
     def build_extensions(self) -> None:
         """Compile, and show the files' names."""
+        write_listed_ops()
         with short_output():
             super().build_extensions()
 
@@ -356,8 +394,9 @@ class Build(BuildExtension):
         return str(header)
 
 
-setup(
-    ext_modules=[extension()],
-    cmdclass={"build_ext": Build},
-    install_requires=run_requirements(),
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[extension()],
+        cmdclass={"build_ext": Build},
+        install_requires=run_requirements(),
+    )

@@ -6,58 +6,70 @@ both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError
 
-__all__ = ["AnchorRequest", "check_return_mode", "num_returned", "resolve"]
+__all__ = [
+    "AnchorRequest",
+    "check_return_mode",
+    "kept_micro_batches",
+    "num_returned",
+]
 
 
 @dataclass(frozen=True)
 class AnchorRequest:
-    """One call of ``Options.anchorTensor``.
+    """One call of ``Options.anchorTensor``, with a mode of its own.
 
     Attributes:
         short_name: The name the program will fetch the tensor by.
         long_name: The name of the tensor in the graph.
-        output_mode: Which micro-batches are returned; ``Default`` while ``uses_default`` holds.
+        output_mode: Which micro-batches are returned; not ``Default``.
         period: The return period of ``EveryN`` (device iterations); 1 in the other modes.
-        uses_default: Whether mode and period are still to be taken from the model.
     """
 
     short_name: str
     long_name: str
     output_mode: OutputMode
     period: int
-    uses_default: bool
 
+    @classmethod
+    def of(
+        cls, short_name: str, entry: Any, model_mode: OutputMode, model_period: int
+    ) -> AnchorRequest:
+        """Return the request that an entry of ``Options.anchored_tensors`` is.
 
-def resolve(request: AnchorRequest, model_mode: OutputMode, model_period: int) -> AnchorRequest:
-    """Return the request with a mode of its own; one that has a mode already is returned as it is.
+        Args:
+            short_name: Its key.
+            entry: The long name, whether mode and period are the model's, the mode and the period.
+            model_mode: The output mode of the model, not ``Default``.
+            model_period: The output return period of the model (device iterations).
 
-    Args:
-        request: What the user registered.
-        model_mode: The output mode of the model, not ``Default``.
-        model_period: The output return period of the model (device iterations).
-
-    Raises:
-        InternalError: ``model_mode`` is ``Default``: the model has to choose before its anchors
-            can.
-    """
-    if not request.uses_default:
-        return request
-    if model_mode == OutputMode.Default:
-        raise InternalError(
-            f"anchors.resolve: anchor '{request.short_name}' takes the mode of a model that has "
-            "none"
-        )
-    return replace(
-        request,
-        output_mode=OutputMode(model_mode),
-        period=model_period if model_mode == OutputMode.EveryN else 1,
-        uses_default=False,
-    )
+        Raises:
+            Error: The entry is something else.
+            InternalError: ``model_mode`` is ``Default``: the model has to choose before its anchors
+                can.
+        """
+        try:
+            long_name, uses_default, mode, period = entry
+            mode = OutputMode(mode)
+        except (TypeError, ValueError):
+            raise Error(
+                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
+                "name, whether to use the model's mode, the mode and the period: call "
+                "Options.anchorTensor."
+            ) from None
+        if not uses_default:
+            return cls(short_name, long_name, mode, period)
+        if model_mode == OutputMode.Default:
+            raise InternalError(
+                f"AnchorRequest: anchor '{short_name}' takes the mode of a model that has none"
+            )
+        period = model_period if model_mode == OutputMode.EveryN else 1
+        return cls(short_name, long_name, model_mode, period)
 
 
 def check_return_mode(
@@ -100,6 +112,38 @@ def check_return_mode(
         )
 
 
+def kept_micro_batches(
+    mode: OutputMode, period: int, device_iterations: int, gradient_accumulation: int
+) -> tuple[range, range]:
+    """Return the micro-batches of a call whose values come back.
+
+    The device has the same rule in ``csrc/ops/host/anchor.cpp``.
+
+    Args:
+        mode: Which, not ``Default``. ``Sum`` comes back with the last one.
+        period: The return period of ``EveryN`` (device iterations). One longer than a call goes on
+            from call to call: then one iteration of some calls comes back, and none of the others.
+        device_iterations: How often the device repeats the step per call (count).
+        gradient_accumulation: Micro-batches per weight update (count); 1 for inference.
+
+    Returns:
+        The device iterations, and the accumulation steps of each of them, counted from 0.
+
+    Raises:
+        InternalError: ``mode`` is ``Default``.
+    """
+    if mode in (OutputMode.Final, OutputMode.Sum):
+        last = device_iterations - 1, gradient_accumulation - 1
+        return range(last[0], last[0] + 1), range(last[1], last[1] + 1)
+    if mode not in (OutputMode.All, OutputMode.EveryN):
+        raise InternalError(
+            f"anchors.kept_micro_batches: {mode!r} says nothing about what to return"
+        )
+    every = period if mode == OutputMode.EveryN else 1
+    first = min(every, device_iterations) - 1
+    return range(first, device_iterations, every), range(gradient_accumulation)
+
+
 def num_returned(
     mode: OutputMode,
     period: int,
@@ -129,10 +173,5 @@ def num_returned(
         InternalError: ``mode`` is ``Default``.
     """
     check_return_mode(mode, period, device_iterations, any_period=any_period, where=where)
-    if mode in (OutputMode.Final, OutputMode.Sum):
-        return replicas
-    if mode == OutputMode.All:
-        return device_iterations * gradient_accumulation * replicas
-    if mode == OutputMode.EveryN:
-        return device_iterations // period * gradient_accumulation * replicas
-    raise InternalError(f"anchors.num_returned: {mode!r} says nothing about what to return")
+    iterations, steps = kept_micro_batches(mode, period, device_iterations, gradient_accumulation)
+    return len(iterations) * len(steps) * replicas

@@ -1,7 +1,7 @@
 """The enumerations of the mirrored API, with the values PopTorch programs rely on.
 
-Nothing here has behaviour. Options keep enum values as plain integers (``options.output_mode``),
-which compare equal to the members of the integer enums below.
+Nothing here has behaviour but how it prints. Options keep enum values as plain integers
+(``options.output_mode``), which compare equal to the members of the integer enums below.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ __all__ = [
 ]
 
 
-class OutputMode(IntEnum):
+class NamedIntEnum(IntEnum):
+    """Integers that print as the names they go by: ``OutputMode.Final`` in any Python."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class OutputMode(NamedIntEnum):
     """Which of the micro-batches of one call are returned to the host."""
 
     Final = 0
@@ -43,7 +53,7 @@ class OutputMode(IntEnum):
     """Not chosen: training models use ``Final``, inference models ``All``."""
 
 
-class DataLoaderMode(IntEnum):
+class DataLoaderMode(NamedIntEnum):
     """Where a ``DataLoader`` assembles its batches."""
 
     Sync = 0
@@ -54,7 +64,7 @@ class DataLoaderMode(IntEnum):
     """As ``Async``; the workers' batches are cut anew to exact combined batches."""
 
 
-class SharingStrategy(IntEnum):
+class SharingStrategy(NamedIntEnum):
     """How a dataset reaches the worker process of an asynchronous loader."""
 
     SharedMemory = 0
@@ -67,7 +77,7 @@ class SharingStrategy(IntEnum):
     """A process forked from a clean server process."""
 
 
-class ReductionType(IntEnum):
+class ReductionType(NamedIntEnum):
     """How the gradients of micro-batches and replicas are combined."""
 
     Sum = 0
@@ -78,7 +88,7 @@ class ReductionType(IntEnum):
     """Left alone."""
 
 
-class MeanReductionStrategy(IntEnum):
+class MeanReductionStrategy(NamedIntEnum):
     """When a mean over accumulated gradients is divided by their number."""
 
     Running = 0
@@ -89,7 +99,7 @@ class MeanReductionStrategy(IntEnum):
     """By the replicas before the backward pass, by the micro-batches after it (deprecated)."""
 
 
-class ConnectionType(IntEnum):
+class ConnectionType(NamedIntEnum):
     """When a model attaches to its device."""
 
     Always = 0
@@ -100,7 +110,7 @@ class ConnectionType(IntEnum):
     """Not at all: the model can only be compiled."""
 
 
-class SyncPattern(IntEnum):
+class SyncPattern(NamedIntEnum):
     """Which IPUs of a machine wait for each other before they exchange data; no effect here."""
 
     Full = 0
@@ -111,7 +121,7 @@ class SyncPattern(IntEnum):
     """Odd and even IPUs separately."""
 
 
-class HalfFloatCastingBehavior(IntEnum):
+class HalfFloatCastingBehavior(NamedIntEnum):
     """No effect: operations on float16 and float32 follow PyTorch's promotion rules."""
 
     FloatDowncastToHalf = 0
@@ -122,7 +132,7 @@ class HalfFloatCastingBehavior(IntEnum):
     """Not chosen."""
 
 
-class AutoStage(IntEnum):
+class AutoStage(NamedIntEnum):
     """How blocks that no explicit ``Stage`` names are given a stage."""
 
     SameAsIpu = 0
@@ -131,7 +141,7 @@ class AutoStage(IntEnum):
     """Every new block opens the next stage: 1, 2, 3, ..."""
 
 
-class Liveness(IntEnum):
+class Liveness(NamedIntEnum):
     """How long the tensors of a phase stay on the chip in a phased execution; no effect here."""
 
     AlwaysLive = 0
@@ -168,7 +178,7 @@ class MatMulSerializationMode(Enum):
     """None: the product is computed at once."""
 
 
-class MultiConvPlanType(IntEnum):
+class MultiConvPlanType(NamedIntEnum):
     """How the convolutions of a ``MultiConv`` share the chip."""
 
     Parallel = 0
@@ -177,7 +187,7 @@ class MultiConvPlanType(IntEnum):
     """One after another on all tiles."""
 
 
-class CommGroupType(IntEnum):
+class CommGroupType(NamedIntEnum):
     """How replicas are divided into groups; no effect on one replica."""
 
     All = 0
@@ -190,7 +200,7 @@ class CommGroupType(IntEnum):
     """Every replica is a group of its own."""
 
 
-class VariableRetrievalMode(IntEnum):
+class VariableRetrievalMode(NamedIntEnum):
     """Which replicas' values of a weight are read back to the host; no effect on one replica."""
 
     OnePerGroup = 0

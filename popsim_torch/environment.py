@@ -81,8 +81,8 @@ def _wrong(variable: str, value: str, allowed: str) -> UsageValueError:
     )
 
 
-# Of these, POPTORCH_EXPORT_PROTO_AS_BINARY, POPTORCH_MAX_GRAPH_LEN and POPART_LOG_LEVEL have no
-# effect: graphs are written as text, and neither they nor lines of PopART stand in the log.
+# POPTORCH_EXPORT_PROTO_AS_BINARY, POPTORCH_MAX_GRAPH_LEN and POPART_LOG_LEVEL are checked, and have
+# no effect: graphs are written as text, and neither they nor lines of PopART stand in the log.
 _CHECKS: dict[str, Callable[[str], object]] = {
     "POPTORCH_IPU_MODEL": flag,
     "POPTORCH_SMALL_IPU_MODEL": flag,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from popsim_torch.enums import NamedIntEnum
 from popsim_torch.errors import BACKEND_ERROR_TYPE, Error, RecoverableError, UnrecoverableError
 from popsim_torch.options.back_end import validate_options
 
 __all__ = ["Error", "RecoverableError", "TestErrorType", "UnrecoverableError"]
 
 
-class TestErrorType(enum.IntEnum):
+class TestErrorType(NamedIntEnum):
     """The errors that :func:`_throwTestError` can raise."""
 
     Poptorch = 0

@@ -12,8 +12,8 @@ import torch
 import popsim_torch as poptorch
 from benchmarks.common.clock import calls_per_round, seconds_per_call
 from popsim_torch import _native
-from popsim_torch.executor.build import to_native
 from popsim_torch.ir import Graph, Op, Tensor, TensorKind
+from popsim_torch.passes.native_graph import to_native
 from popsim_torch.passes.op_table import op_table
 
 

@@ -84,8 +84,15 @@ void bind_graph(py::module_& m) {
           py::arg("bodies") = std::vector<const Graph*>())
       .def(
           "verify",
+          [](const Graph& self, bool in_flight, bool types) {
+            ops::verify(self, in_flight, types);
+          },
+          py::arg("in_flight") = false, py::arg("types") = true)
+      .def(
+          "verify_order",
           [](const Graph& self, bool in_flight) {
-            ops::verify(self, in_flight);
+            graph::verify(self);
+            ops::check_order(self, in_flight);
           },
           py::arg("in_flight") = false)
       .def("__str__", [](const Graph& self) { return to_string(self); });

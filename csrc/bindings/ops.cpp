@@ -45,7 +45,7 @@ ops::OpView view_of(const graph::Graph& graph, int64_t index) {
   return {graph, graph.ops().at(static_cast<size_t>(index))};
 }
 
-// Nothing for a result that there is not, or that only a run tells.
+// Nothing for a result that is left out, or that only a run tells.
 std::vector<std::optional<Type>> infer_types(const graph::Graph& graph,
                                              int64_t index) {
   std::vector<std::optional<Type>> types;
@@ -208,7 +208,11 @@ void bind_table(py::module_& m) {
       .def_readonly("family", &OpDef::family)
       .def_readonly("reuses_input", &OpDef::reuses_input)
       .def_readonly("cheap", &OpDef::cheap)
-      .def_readonly("layer", &OpDef::layer);
+      .def_readonly("layer", &OpDef::layer)
+      .def_readonly("exact", &OpDef::exact)
+      .def_readonly("elementwise", &OpDef::elementwise)
+      .def_readonly("only_overflows", &OpDef::only_overflows)
+      .def_readonly("calls_host", &OpDef::calls_host);
   py::class_<WorkView>(m, "Work")
       .def_readonly("kind", &WorkView::kind)
       .def_readonly("flops", &WorkView::flops)

@@ -10,7 +10,7 @@
 namespace popsim::dense {
 
 [[nodiscard]] bool available();
-// Of the library, as "3.2.0"; empty in a build without it.
+// The library's version, as "3.2.0"; empty in a build without it.
 [[nodiscard]] std::string version();
 
 }  // namespace popsim::dense

@@ -36,7 +36,7 @@ struct ConvolutionPieces {
   std::vector<PieceShape> shapes;
   std::vector<ConvolutionPiece> pieces;
   // kGradWeight: the gradient of each slice of the output's channels is the sum
-  // of so many pieces' results.
+  // of the results of this many pieces.
   int64_t num_sums = 1;
   int64_t num_slices = 1;
 

@@ -66,7 +66,7 @@ class WeightOperand {
 
   // Whether the layouts do.
   [[nodiscard]] bool differs() const;
-  // Of the layout of the pieces.
+  // The size in the layout of the pieces.
   [[nodiscard]] size_t bytes() const { return blocked_.get_desc().get_size(); }
 
   // One of them, before run(), which does it; nothing where the layouts agree.

@@ -12,7 +12,7 @@ namespace popsim::dense {
 namespace {
 
 // Short pieces of the rows of attention's scores stay in the second-level
-// cache; long ones pay where numbers have two parts (tile_parts.h). Both
+// cache; long ones pay where numbers have two parts (tile/parts.h). Both
 // measured.
 constexpr int64_t kMaxPiece = 128;
 constexpr int64_t kMaxSplitPiece = 256;

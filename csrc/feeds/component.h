@@ -21,14 +21,14 @@ struct Component {
 
 using Components = std::vector<Component>;
 
-// Of all tensors of an element together.
+// The bytes of all tensors of an element together.
 [[nodiscard]] inline int64_t bytes_of(const Components& components) {
   int64_t bytes = 0;
   for (const Component& component : components) bytes += component.bytes();
   return bytes;
 }
 
-// Of each of them.
+// The bytes of each of them.
 [[nodiscard]] inline std::vector<int64_t> sizes_of(
     const Components& components) {
   std::vector<int64_t> sizes;

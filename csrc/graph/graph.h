@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <map>
 #include <memory>
 #include <string>
@@ -93,6 +94,7 @@ struct Op {
 
 // What a message calls an op: 'fc1/Gemm:0' (matmul, net.py:12).
 [[nodiscard]] std::string describe(const Op& op);
+std::ostream& operator<<(std::ostream& out, const Op& op);
 
 class Graph {
  public:

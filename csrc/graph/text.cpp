@@ -67,9 +67,12 @@ std::string_view name_of(Phase phase) {
   throw InternalError("name_of: not a phase");
 }
 
-std::string describe(const Op& op) {
-  const std::string source = op.source.empty() ? "" : ", " + op.source;
-  return join("'", op.name, "' (", op.kind, source, ")");
+std::string describe(const Op& op) { return join(op); }
+
+std::ostream& operator<<(std::ostream& out, const Op& op) {
+  out << "'" << op.name << "' (" << op.kind;
+  if (!op.source.empty()) out << ", " << op.source;
+  return out << ")";
 }
 
 std::string to_string(const Graph& graph) {

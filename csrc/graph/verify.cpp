@@ -48,35 +48,33 @@ void verify_tensor(const Graph& graph, const Tensor& t) {
 void verify_op(const Graph& graph, const Op& op, Phase phase_before) {
   for (const auto* ids : {&op.inputs, &op.outputs}) {
     for (const TensorId id : *ids) {
-      check_internal(id == kNoTensor || graph.has(id), "verify: ", op.kind,
-                     " '", op.name, "' names tensor ", id,
-                     ", which is not there");
+      check_internal(id == kNoTensor || graph.has(id), "verify: ", op,
+                     " names tensor ", id, ", which is not there");
     }
   }
-  check_internal(op.stage >= 0 && op.stage < kMaxStages, "verify: ", op.kind,
-                 " '", op.name, "' stands on stage ", op.stage);
-  check_internal(op.phase >= phase_before, "verify: ", op.kind, " '", op.name,
-                 "' (", name_of(op.phase), ") stands behind a later phase");
+  check_internal(op.stage >= 0 && op.stage < kMaxStages, "verify: ", op,
+                 " stands on stage ", op.stage);
+  check_internal(op.phase >= phase_before, "verify: ", op, " (",
+                 name_of(op.phase), ") stands behind a later phase");
 }
 
 void verify_graph(const Graph& graph, int depth);
 
 // A body is one stretch of ops that keeps nothing between its runs.
 void verify_body(const Op& owner, const Graph& body, int depth) {
-  check_internal(depth <= kMaxDepth, "verify: ", owner.kind, " '", owner.name,
-                 "' is nested more than ", kMaxDepth, " deep");
+  check_internal(depth <= kMaxDepth, "verify: ", owner, " is nested more than ",
+                 kMaxDepth, " deep");
   verify_graph(body, depth);
   for (const Tensor& t : body.tensors()) {
     check_internal(
         t.kind != TensorKind::kConstant && t.kind != TensorKind::kVariable,
-        "verify: '", t.name, "' in a body of ", owner.kind, " '", owner.name,
-        "' would have to be kept");
+        "verify: '", t.name, "' in a body of ", owner,
+        " would have to be kept");
   }
   const std::vector<TensorId>& results = results_of(body);
   for (const Op& op : body.ops()) {
-    check_internal(op.phase == Phase::kForward && op.stage == 0,
-                   "verify: ", op.kind, " '", op.name,
-                   "' stands in a body, on stage ", op.stage, " of ",
+    check_internal(op.phase == Phase::kForward && op.stage == 0, "verify: ", op,
+                   " stands in a body, on stage ", op.stage, " of ",
                    name_of(op.phase));
     check_internal((op.kind == kYield) == (&op == &body.ops().back()),
                    "verify: '", op.name, "' yields before the end of a body");
@@ -85,8 +83,8 @@ void verify_body(const Op& owner, const Graph& body, int depth) {
     check_internal(*result != kNoTensor &&
                        body.tensor(*result).kind == TensorKind::kValue &&
                        std::find(results.begin(), result, *result) == result,
-                   "verify: a result of a body of ", owner.kind, " '",
-                   owner.name, "' has no memory of its own");
+                   "verify: a result of a body of ", owner,
+                   " has no memory of its own");
   }
 }
 
@@ -97,8 +95,8 @@ void verify_graph(const Graph& graph, int depth) {
     verify_op(graph, op, phase);
     phase = op.phase;
     check_internal(op.bodies.empty() || op.phase != Phase::kSetup,
-                   "verify: ", op.kind, " '", op.name,
-                   "' has bodies and is to run before the first run");
+                   "verify: ", op,
+                   " has bodies and is to run before the first run");
     for (const auto& body : op.bodies) verify_body(op, *body, depth + 1);
   }
 }

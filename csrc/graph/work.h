@@ -64,7 +64,7 @@ using Work =
 [[nodiscard]] double flops(const Work& work);
 [[nodiscard]] int64_t bytes(const Work& work);
 [[nodiscard]] std::string_view name_of(const Work& work);
-// The same so many times.
+// The same work, `times` times.
 [[nodiscard]] Work repeated(Work work, int64_t times);
 
 }  // namespace popsim::graph

@@ -37,8 +37,8 @@ struct ArenaPlan {
 // Whether an op may write its first output over an input that dies there.
 using ReusesInput = std::function<bool(const graph::Op&)>;
 
-// Bodies of ops included. What they are given and what they compute is not in
-// their arenas: it lies where the ops say.
+// It holds the bodies of ops, too. Their inputs and results are not in their
+// arenas: they lie where the ops say.
 [[nodiscard]] ArenaPlan plan_arena(const graph::Graph& graph,
                                    const std::vector<Block>& blocks,
                                    const std::vector<LiveRange>& ranges,

@@ -213,10 +213,9 @@ void check_type(const OpView& op, size_t i, const TensorType& expected) {
   op.require(expected.state == TensorType::State::kKnown, "output ", i,
              " is one that its inputs give");
   check_internal(out.dtype == expected.dtype && out.shape == expected.shape,
-                 op.op().kind, " '", op.op().name, "': output ", i, " is ",
-                 name_of(out.dtype), to_string(out.shape),
-                 ", its shape rule gives ", name_of(expected.dtype),
-                 to_string(expected.shape));
+                 op.op(), ": output ", i, " is ", name_of(out.dtype),
+                 to_string(out.shape), ", its shape rule gives ",
+                 name_of(expected.dtype), to_string(expected.shape));
 }
 
 void check_layout(const OpView& op, size_t i, OutputLayout layout) {
@@ -302,7 +301,30 @@ class MemoryCheck {
   Roots outputs_;
 };
 
-void check_op(const OpView& op) {
+// What the shape rule gives; its errors name the op.
+std::vector<TensorType> types_of(const OpView& op, const OpDef& def) {
+  try {
+    return def.shape(op);
+  } catch (const OpError&) {
+    throw;
+  } catch (const InternalError& error) {
+    throw InternalError(join(op.op(), ": ", error.what()));
+  } catch (const UserError& error) {
+    throw UserError(join(op.op(), ": ", error.what()));
+  }
+}
+
+void check_types(const OpView& op, const OpDef& def) {
+  std::vector<TensorType> types = types_of(op, def);
+  if (!types.empty() && types.back().state == TensorType::State::kUnknown) {
+    types.resize(op.num_outputs(), types.back());
+  }
+  op.require(op.num_outputs() <= types.size(), "it has ", types.size(),
+             " outputs instead of ", op.num_outputs());
+  for (size_t i = 0; i < op.num_outputs(); ++i) check_type(op, i, types[i]);
+}
+
+void check_op(const OpView& op, bool types) {
   const OpDef& def = find_op(op.op().kind);
   const Schema& schema = find_schema(op.op().kind);
   check_inputs(op, schema);
@@ -311,32 +333,27 @@ void check_op(const OpView& op) {
     set.check(set.bind(schema.outputs, set.outputs.size(), "outputs"),
               set.outputs, "output");
   }
-  std::vector<TensorType> types = def.shape(op);
-  if (!types.empty() && types.back().state == TensorType::State::kUnknown) {
-    types.resize(op.num_outputs(), types.back());
-  }
-  op.require(op.num_outputs() <= types.size(), "it has ", types.size(),
-             " outputs instead of ", op.num_outputs());
+  if (types) check_types(op, def);
   const MemoryCheck memory(op, def.reuses_input);
   for (const OperandSet& set : sets) memory.check(set);
+  if (schema.sees_inputs()) return;
   for (size_t i = 0; i < op.num_outputs(); ++i) {
-    check_type(op, i, types[i]);
-    if (!schema.sees_inputs()) check_layout(op, i, def.outputs);
+    check_layout(op, i, def.outputs);
   }
 }
 
 }  // namespace
 
-void verify(const graph::Graph& graph, bool in_flight) {
+void verify(const graph::Graph& graph, bool in_flight, bool types) {
   graph::verify(graph);
-  check_ops(graph);
-  check_order(graph, in_flight);
+  check_ops(graph, types);
+  check_order(graph, in_flight && graph.num_stages() > 1);
 }
 
-void check_ops(const graph::Graph& graph) {
+void check_ops(const graph::Graph& graph, bool types) {
   for (const Op& op : graph.ops()) {
-    for (const auto& body : op.bodies) check_ops(*body);
-    check_op(OpView(graph, op));
+    for (const auto& body : op.bodies) check_ops(*body, types);
+    check_op(OpView(graph, op), types);
   }
 }
 

@@ -20,8 +20,10 @@ namespace popsim::ops {
 //   stage than the one that changes it; with several micro-batches in flight,
 //   nobody reads a variable but where it is changed; what runs before
 //   everything else depends on constants only.
-void verify(const graph::Graph& graph, bool in_flight);
-void check_ops(const graph::Graph& graph);
+// Without `types` no shape rule is asked: those of operators of others run code
+// of theirs.
+void verify(const graph::Graph& graph, bool in_flight, bool types = true);
+void check_ops(const graph::Graph& graph, bool types);
 void check_order(const graph::Graph& graph, bool in_flight);
 
 // What the shape rule says of an op whose inputs and attributes fit the schema.

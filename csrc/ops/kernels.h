@@ -18,7 +18,7 @@ struct Kernels {
   int64_t (*num_emulated_products)();
 };
 
-// Of the target in use, which stays in use from the first call on.
+// The kernels of the target in use, which the first call settles.
 [[nodiscard]] const Kernels& kernels();
 
 }  // namespace popsim::ops

@@ -75,8 +75,7 @@ void OpCall::fail(const std::string& rule) const {
       given += join(name_of(tensor.dtype), to_string(tensor.shape));
     }
   }
-  throw InternalError(join(op_.kind, " '", op_.name, "': must hold: ", rule,
-                           ", got (", given, ")"));
+  throw OpError(join(op_, ": must hold: ", rule, ", got (", given, ")"));
 }
 
 const graph::Tensor& OpView::output(size_t i) const {

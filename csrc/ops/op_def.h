@@ -35,6 +35,12 @@ struct TensorType {
   }
 };
 
+// A rule that an op breaks; the message names the op.
+class OpError : public InternalError {
+ public:
+  using InternalError::InternalError;
+};
+
 class Kernel {
  public:
   Kernel() = default;
@@ -92,7 +98,7 @@ class OpCall {
     return *value;
   }
 
-  // Throws InternalError with the op, the rule and the inputs' types.
+  // Throws OpError with the op, the rule and the inputs' types.
   template <typename... Parts>
   void require(bool condition, const Parts&... rule) const {
     if (!condition) fail(join(rule...));
@@ -172,6 +178,16 @@ struct OpDef {
   bool cheap = false;
   // A product or the like: what follows from its results is another layer.
   bool layer = false;
+  // Gives numbers as they were, or is given them in the type of its results:
+  // there is nothing that could be rounded at random.
+  bool exact = false;
+  // Its results have an element for each of its operands', in their order.
+  bool elementwise = false;
+  // Does nothing but multiply and add up, or move numbers: a result that is
+  // infinite where no operand is has overflowed.
+  bool only_overflows = false;
+  // Its results come from the host, which may fail and take any time.
+  bool calls_host = false;
 };
 
 // Throws InternalError for a name without an entry.

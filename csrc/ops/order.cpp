@@ -133,9 +133,9 @@ class OrderCheck {
 
   static void check(const Op& op, bool condition, const char* what,
                     const Tensor& tensor, const char* problem) {
-    check_internal(condition, "verify: ", op.kind, " '", op.name, "' (",
-                   name_of(op.phase), ", stage ", op.stage, ") ", what, " '",
-                   tensor.name, "' ", problem);
+    check_internal(condition, "verify: ", op, ", ", name_of(op.phase),
+                   ", stage ", op.stage, ", ", what, " '", tensor.name, "' ",
+                   problem);
   }
 
   const graph::Graph& graph_;

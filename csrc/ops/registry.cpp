@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "ops/kernels.h"
+#include "ops/listed.h"
 #include "ops/op_def.h"
 #include "processor/target.h"
 
@@ -16,22 +17,8 @@ POPSIM_FOR_EACH_TARGET(POPSIM_DECLARE)
 
 namespace popsim::ops {
 
-// Those that are compiled once: each line declares an entry of this namespace
-// and lists it. All other ops are in kernels.cpp.
-// clang-format off
-const std::array kCommonOps{
-    [] { extern const OpDef kAnchor; return &kAnchor; }(),
-    [] { extern const OpDef kAten; return &kAten; }(),
-    [] { extern const OpDef kBranch; return &kBranch; }(),
-    [] { extern const OpDef kCustom; return &kCustom; }(),
-    [] { extern const OpDef kEnqueue; return &kEnqueue; }(),
-    [] { extern const OpDef kHostCall; return &kHostCall; }(),
-    [] { extern const OpDef kLoop; return &kLoop; }(),
-    [] { extern const OpDef kPrint; return &kPrint; }(),
-    [] { extern const OpDef kRepeatWhile; return &kRepeatWhile; }(),
-    [] { extern const OpDef kYield; return &kYield; }(),
-};
-// clang-format on
+// Those that are compiled once. All other ops are in kernels.cpp.
+const std::array kCommonOps{POPSIM_COMMON_OPS(POPSIM_LIST_OP)};
 
 namespace {
 

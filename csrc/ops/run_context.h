@@ -98,6 +98,7 @@ class RunContext {
   bool* ends = nullptr;  // set by what ends the run behind this iteration
   LoopCounts loop;
   Cursor cursor;
+  int64_t iterations_before = 0;  // device iterations finished by earlier runs
   uint64_t seed = 0;
 };
 

@@ -73,7 +73,7 @@ class VariableUse {
 // host, or has a loop that ends when a value says so.
 bool is_open_ended(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const Op& op) {
-    return op.kind == "host_call" ||
+    return ops::find_op(op.kind).calls_host ||
            (op.kind == "loop" &&
             ops::OpCall(graph, op).attribute<bool>("conditional")) ||
            std::ranges::any_of(op.bodies, [](const auto& body) {

@@ -22,7 +22,7 @@ class Checkpoint {
   // The host gave the tensor a value, so it is more than a place for results.
   void add_if_changed(graph::TensorId id);
   // A device iteration begins. Copies are made only where iterations take long
-  // and for the first one, of which it is not known: in the others a run that
+  // and for the first one, whose time is unknown: in the others a run that
   // is to end goes on to the end of the iteration. Where the program calls code
   // of the host, which may fail, or waits for data between micro-batches, or
   // has loops that nobody knows the end of, copies are made always.

@@ -196,27 +196,35 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
                                         const Company& company,
                                         Listener* stopwatch) {
+  const auto called = std::chrono::steady_clock::now();
   check_inputs(inputs);
   ++num_runs_;
-  const auto began = std::chrono::steady_clock::now();
   for (size_t i = 0; i < inputs.size(); ++i) {
     slices_[i]->point_at(inputs[i].data_ptr());
   }
   std::vector<at::Tensor> results = make_results();
   stop_.begin_run(company.overseer);
   const std::vector<Listener*> listeners = this->listeners(stopwatch);
+  const auto began = std::chrono::steady_clock::now();
   stage_.run({all_sources_, sinks_, all_feeds_, all_outlets_, seed_,
               company.host, listeners, stop_});
+  called_ = called;
   began_ = began;
   ended_ = std::chrono::steady_clock::now();
   return results;
 }
 
-std::pair<double, double> Executable::last_run() const {
+int64_t Executable::num_iterations() const {
+  const Usage::Copy copy(usage_, "num_iterations");
+  return stage_.num_iterations();
+}
+
+std::tuple<double, double, double> Executable::last_run() const {
   const Usage::Copy copy(usage_, "last_run");
-  using Seconds = std::chrono::duration<double>;
-  return {Seconds(began_.time_since_epoch()).count(),
-          Seconds(ended_.time_since_epoch()).count()};
+  const auto seconds = [](std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+  };
+  return {seconds(called_), seconds(began_), seconds(ended_)};
 }
 
 std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,

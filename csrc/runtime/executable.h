@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <tuple>
 #include <vector>
 
 #include "graph/graph.h"
@@ -85,10 +86,14 @@ class Executable {
   [[nodiscard]] int64_t last_micro_batch() const {
     return stage_.last_micro_batch();
   }
+  // Device iterations finished so far; none of them is one that failed or was
+  // stopped.
+  [[nodiscard]] int64_t num_iterations() const;
   // Runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
-  // When the last complete run began and ended, in seconds of the steady clock.
-  [[nodiscard]] std::pair<double, double> last_run() const;
+  // When the last complete run was called, began and ended, in seconds of the
+  // steady clock.
+  [[nodiscard]] std::tuple<double, double, double> last_run() const;
 
   // Each copies all its tensors or none. What has a factor is multiplied by it.
   void write(const std::map<graph::TensorId, at::Tensor>& values,
@@ -140,6 +145,7 @@ class Executable {
   std::optional<NumberWatch> watch_;
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;
+  std::chrono::steady_clock::time_point called_;
   std::chrono::steady_clock::time_point began_;
   std::chrono::steady_clock::time_point ended_;
   mutable Usage usage_;

@@ -13,17 +13,25 @@ namespace {
 using graph::Op;
 using graph::TensorId;
 
-UserError failure(const Op& op, const char* reason) {
-  return UserError(join("while running ", describe(op), ": ", reason));
+template <typename Error>
+Error failure(const char* what, const Op& op, const char* reason) {
+  return Error(join("while ", what, " ", op, ": ", reason));
 }
 
 // What PyTorch refuses while a kernel is prepared, a lowering has got wrong.
-std::unique_ptr<ops::Kernel> prepare(const ops::OpView& op) {
+std::unique_ptr<ops::Kernel> prepare(const ops::OpView& view) {
+  const Op& op = view.op();
+  constexpr const char* kWhat = "preparing";
   try {
-    return ops::find_op(op.op().kind).prepare(op);
+    return ops::find_op(op.kind).prepare(view);
+  } catch (const ops::OpError&) {
+    throw;
+  } catch (const UserError& error) {
+    throw failure<UserError>(kWhat, op, error.what());
   } catch (const c10::Error& error) {
-    throw InternalError(join(op.op().kind, " '", op.op().name,
-                             "': ", error.what_without_backtrace()));
+    throw failure<InternalError>(kWhat, op, error.what_without_backtrace());
+  } catch (const InternalError& error) {
+    throw failure<InternalError>(kWhat, op, error.what());
   }
 }
 
@@ -56,20 +64,22 @@ void Instructions::execute(const Instruction& instruction,
                            const Context& context) const {
   const Op& op = *instruction.op;
   const OpenTensors open(graph_, memory_, op);
+  constexpr const char* kWhat = "running";
   try {
     instruction.kernel->run(context);
-  } catch (const InternalError&) {
-    throw;
   } catch (const ops::HostFailure&) {
     throw;
-  } catch (const UserError& error) {
+  } catch (const InternalError& error) {
     // An op of a body has said where it failed.
     if (!op.bodies.empty()) throw;
-    throw failure(op, error.what());
+    throw failure<InternalError>(kWhat, op, error.what());
+  } catch (const UserError& error) {
+    if (!op.bodies.empty()) throw;
+    throw failure<UserError>(kWhat, op, error.what());
   } catch (const c10::Error& error) {
-    throw failure(op, error.what_without_backtrace());
+    throw failure<UserError>(kWhat, op, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    throw failure(op, error.what());
+    throw failure<UserError>(kWhat, op, error.what());
   }
 }
 

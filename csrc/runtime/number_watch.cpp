@@ -44,25 +44,6 @@ constexpr std::array<Pole, 7> kPoles{{{"div", 1, 0.0},
                                       {"reciprocal", 0, 0.0},
                                       {"rsqrt", 0, 0.0}}};
 
-// Kinds of ops whose results have an element for each of their operands'.
-constexpr std::array<std::string_view, 3> kElementwise{"map", "copy",
-                                                       "stochastic_round"};
-
-// These do nothing but multiply and add up, or move numbers.
-constexpr std::array<std::string_view, 12> kWithoutDivision{
-    "accumulate",
-    "average_pool",
-    "convolution",
-    "convolution_grad_input",
-    "convolution_grad_weight",
-    "copy",
-    "cumsum",
-    "embedding_grad",
-    "matmul",
-    "reduce",
-    "sgd_update",
-    "stochastic_round"};
-
 template <typename Names>
 bool contains(const Names& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
@@ -154,13 +135,13 @@ NumberWatch::Rule NumberWatch::rule_of(const Op& op) const {
   if (!op.bodies.empty())
     return Rule::kNone;  // those of its bodies are watched
   // What comes from the host is given, as an input is.
-  if (op.kind == "host_call") return Rule::kNone;
+  if (ops::find_op(op.kind).calls_host) return Rule::kNone;
   if (compares({graph_, op})) return Rule::kComparison;
   const bool computes = std::ranges::any_of(op.outputs, [&](TensorId id) {
     return id != graph::kNoTensor && is_floating(graph_.tensor(id).dtype);
   });
   if (!computes) return Rule::kNone;
-  return contains(kElementwise, op.kind) ? Rule::kElementwise : Rule::kWhole;
+  return ops::find_op(op.kind).elementwise ? Rule::kElementwise : Rule::kWhole;
 }
 
 at::Tensor NumberWatch::value(TensorId id,
@@ -260,8 +241,8 @@ at::Tensor NumberWatch::without_inherited(
 std::string NumberWatch::cause_of_infinity(const Op& op,
                                            const at::Tensor& bad) const {
   if (op.kind != "map") {
-    return contains(kWithoutDivision, op.kind) ? kOverflow
-                                               : kOverflowOrDivision;
+    return ops::find_op(op.kind).only_overflows ? kOverflow
+                                                : kOverflowOrDivision;
   }
   const ops::OpCall map(graph_, op);
   const auto& constants = map.attribute<std::vector<double>>("constants");

@@ -10,8 +10,7 @@ Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
-  ops::verify(graph_, /*in_flight=*/config_.schedule != "sequential" &&
-                          graph_.num_stages() > 1);
+  ops::verify(graph_, /*in_flight=*/config_.schedule != "sequential");
   const schedule::Config schedule{graph_.num_stages(),
                                   config_.training
                                       ? config_.gradient_accumulation

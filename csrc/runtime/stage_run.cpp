@@ -104,6 +104,7 @@ void StageRun::run(const Call& call) {
   context_.listeners = call.listeners;
   context_.host = call.host;
   context_.ends = &ended_;
+  context_.iterations_before = num_iterations_;
   ended_ = false;
   feed_end_ = nullptr;
   last_micro_batch_.store(0, std::memory_order_relaxed);
@@ -117,6 +118,8 @@ void StageRun::run_iterations(const Call& call) {
     const int64_t first_step = step_;
     try {
       run_iteration(call, i);
+      // In inference each micro-batch is a device iteration.
+      num_iterations_ += plan_.training() ? 1 : num_finished_;
     } catch (const ops::HostFailure&) {
       give_up(first_step);
       throw;

@@ -60,6 +60,8 @@ class StageRun {
     return last_micro_batch_.load(std::memory_order_relaxed);
   }
   void set_step(int64_t step) { step_ = step; }
+  // Device iterations that runs have finished since the program was loaded.
+  [[nodiscard]] int64_t num_iterations() const { return num_iterations_; }
 
  private:
   using Block = std::vector<Instruction>;
@@ -100,6 +102,7 @@ class StageRun {
   Context context_;
   Checkpoint checkpoint_;
   int64_t step_ = 0;
+  int64_t num_iterations_ = 0;
   int64_t num_finished_ = 0;  // micro-batches of this device iteration
   std::atomic<int64_t> num_begun_ = 0;
   std::atomic<int64_t> last_micro_batch_ = 0;

@@ -14,8 +14,8 @@ namespace popsim::threads {
 // its work with others.
 [[nodiscard]] int64_t budget();
 
-// More than that do not work at a time, as far as is known while a kernel is
-// prepared: what a kernel has for each of its threads is made for so many.
+// The most threads that will work at a time, as far as is known while a kernel
+// is prepared: a kernel makes what each of its threads needs for that number.
 [[nodiscard]] int64_t most();
 
 // Another budget for the length of a scope, on this thread.

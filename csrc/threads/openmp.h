@@ -1,5 +1,5 @@
-// What of OpenMP is used. Where the compiler has none (Apple's) everything of
-// ours runs on one thread, and ATen on as many as it is told.
+// The part of OpenMP that is used. Where the compiler has none (Apple's), our
+// own code runs on one thread, and ATen on as many as it is told.
 #pragma once
 
 #if defined(_OPENMP)

@@ -100,7 +100,7 @@ class Shares {
       : units_(units),
         limit_(std::clamp<int64_t>(std::min(work.threads, units), 1, most())) {}
 
-  // Shares that there are at most, for kernels that have something for each.
+  // The most shares there can be, for kernels that have memory for each.
   [[nodiscard]] int64_t limit() const { return limit_; }
   // Calls body(share, units) for all shares.
   template <typename Body>

@@ -12,7 +12,7 @@ from popsim_torch.ops import op_listener
 __all__ = ["serializedMatMul"]
 
 _FLOATING = (torch.float16, torch.float32)
-# What of a product ``[rows, depth] @ [depth, columns]`` is cut.
+# Which axis of a product ``[rows, depth] @ [depth, columns]`` is cut.
 _SLICES = {
     MatMulSerializationMode.InputChannels: "rows",
     MatMulSerializationMode.ReducingDim: "depth",

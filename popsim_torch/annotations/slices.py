@@ -55,7 +55,7 @@ def dynamic_slice(
 
 
 def slice_of_run(
-    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
+    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int, *, wraps: bool = True
 ) -> torch.Tensor:
     """Return what :func:`dynamic_slice` returns in a traced model, for any size up to the length.
 
@@ -65,6 +65,8 @@ def slice_of_run(
         start: As there.
         size: From 1 to the length of the dimension.
         step: As there.
+        wraps: Whether positions wrap around. If not, the size is 1, and a run fails where ``start``
+            is no position of the dimension.
 
     Raises:
         Error: There is no such slice.
@@ -76,7 +78,7 @@ def slice_of_run(
             f"{length}: its size may be from 1 to {length}, its step from 1 on."
         )
     result: torch.Tensor = torch.ops.popsim.dynamic_slice(
-        tensor, as_index(start), dim % tensor.dim(), -(-size // step), step
+        tensor, as_index(start), dim % tensor.dim(), -(-size // step), step, wraps
     )
     return result
 
@@ -131,7 +133,8 @@ def dynamic_update(
             f"an input of shape {tuple(input.shape)} are replaced: src must have shape "
             f"{tuple(part)}, and size may be from 1 to {input.shape[dim]}."
         )
-    result: torch.Tensor = torch.ops.popsim.dynamic_update(input, src, as_index(start), dim, 1)
+    position = as_index(start)
+    result: torch.Tensor = torch.ops.popsim.dynamic_update(input, src, position, dim, 1, True)
     return result
 
 

@@ -74,7 +74,7 @@ class AsynchronousDataAccessor:
         _check(buffer_size, sharing_strategy, rebatched_size)
         self._dataset = dataset
         self._rebatched_size = rebatched_size
-        # Of the pass that the caller is in.
+        # The number of the pass that the caller is in.
         self._pass = 0
         self._is_advanced = False
         self._is_finished = False
@@ -158,7 +158,7 @@ class AsynchronousDataAccessor:
             self._worker.wait()
             with self._all_or_nothing():
                 message = self._receive()
-                if message.number < self._pass:  # Of a pass that was left early.
+                if message.number < self._pass:  # the pass was left early
                     self._free(message.slot)
                     continue
                 self._is_advanced = True

@@ -35,6 +35,7 @@ from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import Program, RunSettings, names, program_text
+from popsim_torch.ir.offers import Offers
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientEnqueue, unwrapped
@@ -267,10 +268,10 @@ def _state_program(
         join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
-    anchored = [anchor.long_name for anchor in request.returns.anchors]
-    program = lower(named, plan, half, anchored, gradients)
+    offers = Offers(anchor.long_name for anchor in request.returns.anchors)
+    program = lower(named, plan, half, offers, gradients)
     _note_program(log, "lower", program)
-    for name in run_program_passes(program, request):
+    for name in run_program_passes(program, request, offers):
         _note_program(log, name, program)
     return program
 
@@ -316,8 +317,9 @@ def fit_to_host(
     start = time.perf_counter()
     host_program = program.copy()
     # Checks tell which of the model's ops has failed: none are joined for them.
-    for name in () if run.floating_point_checks else run_host_passes(host_program):
-        _note_program(log, name, host_program)
+    if not run.floating_point_checks:
+        for name in run_host_passes(host_program, pipelined=run.schedule != "sequential"):
+            _note_program(log, name, host_program)
     executable = build_executable(
         host_program,
         run.loop,

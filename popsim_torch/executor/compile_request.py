@@ -25,6 +25,7 @@ from popsim_torch.executor.interface import (
 )
 from popsim_torch.executor.queues import Queues
 from popsim_torch.executor.updates import loop_plan, make_plan
+from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.optim.captures import GradientCapture
 from popsim_torch.optim.plan import OptimizerPlan
@@ -158,7 +159,7 @@ class LoopRequest(CompileRequest):
     counts: LoopCounts
     inputs: Sequence[tuple[tuple[int, ...], torch.dtype]]
     input_names: tuple[str, ...]
-    infeeds: Sequence[object]
+    infeeds: Sequence[InfeedQueue]
     places: Sequence[_native.InputPlace]
     read_optimizer: Callable[[torch.optim.Optimizer], OptimizerSettings]
 

@@ -1,12 +1,15 @@
 """When a call's inputs were read and its outputs written, and the latencies that follow.
 
-Only the beginning and the end of a run are measured, on the host: that costs a call two readings of
-the clock. The device reads inputs and writes outputs in place while it computes, so a tensor is
-complete in the moment in which it is requested, and copying takes no time of its own. The
-micro-batches of a call take equal shares of the run, and each is taken to be read at the beginning
-of its share and written at the end. So stamps of one tensor never decrease, and nothing is written
-before it was read. With pipelining this is the pace of the pipeline, not the way of one micro-batch
-through it.
+Three moments of a call are measured, on the host, which costs it as many readings of the clock:
+when the device is handed its inputs, when it begins to compute, and when it has ended. In between
+the first two it looks at the inputs and finds out where they lie: that is their way to the device.
+It reads inputs and writes outputs in place while it computes, so an output is complete in the
+moment in which it is requested.
+
+The micro-batches of a call take equal shares of both times. Each is taken to be read at the
+beginning of its share of the run and written at the end, and to be requested its share of the other
+time earlier. So stamps of one tensor never decrease, and nothing is written before it was read.
+With pipelining this is the pace of the pipeline, not the way of one micro-batch through it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from popsim_torch.anchors import kept_micro_batches
 from popsim_torch.enums import OutputMode
 from popsim_torch.ir import LoopCounts
 
@@ -45,12 +49,13 @@ class RunShape:
     num_outputs: int
 
 
-def perf_counters(shape: RunShape, run: tuple[float, float] | None) -> PerfCounters:
+def perf_counters(shape: RunShape, run: tuple[float, float, float] | None) -> PerfCounters:
     """Return the stamps of a run, in seconds; only their differences mean anything.
 
     Args:
         shape: What a call reads and writes.
-        run: When it began and ended, in seconds; None for a call that read and wrote nothing.
+        run: When it was called, began and ended, in seconds; None for a call that read and wrote
+            nothing.
 
     Returns:
         ``input``, ``input_complete``, ``output`` and ``output_complete``: a list for each tensor,
@@ -58,10 +63,13 @@ def perf_counters(shape: RunShape, run: tuple[float, float] | None) -> PerfCount
     """
     read: list[float] = []
     written: list[float] = []
+    way = 0.0  # of one micro-batch to the device
     if run is not None:
-        read, written = _stamps(shape, *run)
+        called, began, ended = run
+        read, written = _stamps(shape, began, ended)
+        way = (began - called) * shape.replicas / max(len(read), 1)
     return {
-        "input": [list(read) for _ in range(shape.num_inputs)],
+        "input": [[stamp - way for stamp in read] for _ in range(shape.num_inputs)],
         "input_complete": [list(read) for _ in range(shape.num_inputs)],
         "output": [list(written) for _ in range(shape.num_outputs)],
         "output_complete": [list(written) for _ in range(shape.num_outputs)],
@@ -73,11 +81,10 @@ def _stamps(shape: RunShape, began: float, ended: float) -> tuple[list[float], l
     accumulation = shape.loop.gradient_accumulation
     count = shape.loop.device_iterations * accumulation
     bounds = [began + (ended - began) * i / count for i in range(count)] + [ended]
-    if shape.mode in (OutputMode.Final, OutputMode.Sum):
-        returned = [ended]
-    else:
-        period = shape.period if shape.mode == OutputMode.EveryN else 1
-        returned = [bounds[i + 1] for i in range(count) if (i // accumulation + 1) % period == 0]
+    iterations, steps = kept_micro_batches(
+        shape.mode, shape.period, shape.loop.device_iterations, accumulation
+    )
+    returned = [bounds[i * accumulation + step + 1] for i in iterations for step in steps]
     return _for_each_replica(bounds[:-1], shape), _for_each_replica(returned, shape)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ class DeviceProgram:
         ready: The program, if it is on its device, too.
         last_complete_run: Number of the executable's last run that ended well, counted from 1; 0
             if there was none.
+        fitted_anchors: What ``fit`` and the like recorded for the same executor, where that was the
+            last to run.
         warned: Warnings already given for this program and those before it.
     """
 
@@ -55,6 +57,7 @@ class DeviceProgram:
     ) -> None:
         self.module = module
         self.options = options
+        options._take_anchors(True)
         self.channel = channel
         self.connection = Connection(options)
         self.weights = WeightSync(module, fixed=fixed)
@@ -62,6 +65,7 @@ class DeviceProgram:
         self.state: DeviceState | None = None
         self.ready: CompiledModel | None = None
         self.last_complete_run = 0
+        self.fitted_anchors: Mapping[str, torch.Tensor] | None = None
         self.warned: set[str] = set()
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
@@ -129,6 +133,7 @@ class DeviceProgram:
             raise
         # Nothing before this line leaves a trace if it fails.
         self.compiled, self.state = compiled, state
+        self.options._take_anchors(False)
         self._report = promise_report(self, compiled, self.options)
         self.weights.attach(state)
         self.ready = compiled if self.connection.attached else None
@@ -177,6 +182,7 @@ class DeviceProgram:
         except _native.ERRORS as error:
             raise _native.translated(error) from error
         self.last_complete_run = compiled.executable.num_runs
+        self.fitted_anchors = None
         return results
 
     def wrap(
@@ -207,6 +213,7 @@ class DeviceProgram:
         if self._report is not None:
             self._report()
         self.compiled = self.state = self.ready = self._report = None
+        self.options._take_anchors(True)
         self.last_complete_run = 0
         self.weights.detach()
         self.connection.detach()

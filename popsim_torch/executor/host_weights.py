@@ -32,7 +32,7 @@ from torch.nn.parameter import is_lazy
 
 from popsim_torch.errors import UsageRuntimeError
 
-__all__ = ["Wrapping", "adopt", "is_wrapped", "plain", "without_sync", "wrap"]
+__all__ = ["METADATA", "Wrapping", "adopt", "is_wrapped", "plain", "without_sync", "wrap"]
 
 _quiet: ContextVar[bool] = ContextVar("popsim_torch_host_weights_quiet", default=False)
 
@@ -51,7 +51,7 @@ _METADATA_FUNCTIONS = "get_device is_complex is_conj is_floating_point is_neg is
 _SETTERS = "_backward_hooks _grad grad requires_grad"
 
 # What tells nothing about the values of a tensor, as ``__torch_function__`` gets to see it.
-_METADATA: frozenset[Any] = frozenset(
+METADATA: frozenset[Any] = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _METADATA_ATTRIBUTES.split()]
     + [getattr(torch.Tensor, name).__set__ for name in _SETTERS.split()]
     + [getattr(torch.Tensor, name) for name in _METADATA_METHODS.split()]
@@ -215,7 +215,7 @@ class _HostTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _METADATA:
+        if func not in METADATA:
             for kind in types:
                 if issubclass(kind, _HostTensor):
                     _fetch(kind._popsim_links, args, kwargs)

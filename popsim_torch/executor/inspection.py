@@ -46,19 +46,22 @@ class Inspection:
         return compiled.program.tensor_names()
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Return what an anchor recorded in the last call.
+        """Return what an anchor recorded in the last call, or in a ``fit`` of this executor.
 
         Args:
             short_name: The first argument of ``Options.anchorTensor``.
 
         Returns:
             A new CPU tensor; its first dimension holds one entry per micro-batch that the anchor's
-            mode keeps.
+            mode keeps. With a period of ``EveryN`` that is longer than a call, what the latest
+            call that had such a device iteration recorded.
 
         Raises:
             UsageAssertionError: There is no such anchor, or the model has not run, or its last call
-                was not completed.
+                was not completed, or no device iteration of the anchor's period has run yet.
         """
+        if self._device.fitted_anchors is not None:
+            return self._device.fitted_anchors[short_name]
         compiled = self._device.compiled
         if compiled is None or compiled.executable.num_runs == 0:
             raise UsageAssertionError(
@@ -80,6 +83,13 @@ class Inspection:
             )
         anchor = anchors[short_name]
         executable = compiled.executable
+        if anchor.period and executable.num_iterations < anchor.period:
+            raise UsageAssertionError(
+                f"getAnchoredTensor: '{short_name}' has no value yet: it is that of the last "
+                f"of every {anchor.period} device iterations, counted over all calls, and "
+                f"{executable.num_iterations} have run. Call the model again, or ask for "
+                "OutputMode.All."
+            )
         with _native.translated_errors():
             if anchor.kept is None:
                 return anchor.of(executable.read(anchor.tensor))

@@ -53,6 +53,7 @@ class LifeCycle:
         self._random = random
         self._copies = copies
         self._timing = timing
+        use.let_go = self._let_go
         # What ``set_pipelining_options`` had set on the model when its options were made.
         self._settings_then = [one for _, one in settings_of([model])]
         self._num_assignments = num_assignments()
@@ -180,18 +181,27 @@ class LifeCycle:
         self._device.release()
 
     def follow_assignment(self) -> None:
-        """Let go of a program whose stages are others now; the next call makes another.
-
-        Weights come to the host; the optimizer's states and random numbers are kept for the next.
-        """
+        """Let go of a program whose stages are others now; the next call makes another."""
         if self._num_assignments == num_assignments():
             return
         self._num_assignments = num_assignments()
         state = self._device.state
         if state is None or assigned_stages(self._device.module) == self._assigned_stages:
             return
+        self._let_go(None if state.plan is None else self._use.settings)
+
+    def _let_go(self, settings: OptimizerSettings | None) -> None:
+        """Let go of the program; the next call makes another, which goes on from here.
+
+        Weights come to the host; the optimizer's states and random numbers are kept for the next.
+
+        Args:
+            settings: Of the optimizer that gets the states of this one; None: nobody does.
+        """
+        state = self._device.state
+        assert state is not None
         random_state = self._random.rng_state
-        carried = None if state.plan is None else (self._use.settings, state.read_all_states())
+        carried = None if settings is None else (settings, state.read_all_states())
         self.destroy()
         self._random.start, self._carried = random_state, carried
 
@@ -209,4 +219,5 @@ class LifeCycle:
             return
         (settings, states), self._carried = self._carried, None
         if settings is self._use.settings:
-            state.write_state(states)
+            # What the program before had no state for begins anew.
+            state.write_state({**state.read_all_states(), **states})

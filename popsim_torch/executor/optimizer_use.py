@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from popsim_torch import optim
-from popsim_torch.enums import MeanReductionStrategy, ReductionType
+from popsim_torch.enums import MeanReductionStrategy
 from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.numerics import scales_automatically
-from popsim_torch.executor.updates import make_plan
+from popsim_torch.executor.updates import lacks_running_mean, make_plan
 from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 
@@ -30,6 +32,8 @@ class OptimizerUse:
         optimizer: Without what captures its gradients; None for inference.
         settings: Its values in use.
         captures: Gradients that go into queues.
+        let_go: Lets go of the program; the next one gives an optimizer of these settings the states
+            of this one. Set by what makes programs.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class OptimizerUse:
         self.optimizer = optimizer
         self.settings: OptimizerSettings | None = None
         self.captures: tuple[GradientCapture, ...] = ()
+        self.let_go: Callable[[OptimizerSettings], None] | None = None
         if copied is not None:
             self.settings, self.captures = copied
         elif optimizer is not None:
@@ -72,6 +77,9 @@ class OptimizerUse:
         """Use another optimizer, or new values of the same one, from the next call on.
 
         After compilation only values of variable attributes can change; nothing is compiled again.
+        Those of ``torch.optim`` are all variable. Where one of its optimizers has other groups,
+        begins to have momentum, or turns Nesterov's on or off, the next call compiles anew; weights
+        and the states that the optimizer has go on.
 
         Args:
             optimizer: From ``poptorch.optim`` or ``torch.optim``.
@@ -97,15 +105,27 @@ class OptimizerUse:
         trained = [update.parameter for update in state.plan.updates]
         state.check_weights(trained)
         scale = state.plan.loss_scaling.name
-        plan = make_plan(settings, self._device.options, self._device.module, trained, scale)
-        state.plan.check_replaceable(plan)
-        previous = self.optimizer
+        previous, compiled, known = self.optimizer, self.settings, settings
+        if compiled is not None and (_is_torchs(optimizer) or _is_torchs(previous)):
+            # One of the two does not say what is constant: what the program has as such.
+            known = settings.as_constant_as(compiled)
+        plan = make_plan(known, self._device.options, self._device.module, trained, scale)
+        try:
+            state.plan.check_replaceable(plan)
+        except Error:
+            rule = None if compiled is None else compiled.rule
+            if settings.rule != rule or not _is_torchs(optimizer) or not _is_torchs(previous):
+                raise
+            assert self.let_go is not None
+            self.let_go(settings)
+            self.optimizer, self.settings = optimizer, settings
+            return
         if isinstance(optimizer, optim.Optimizer):
             optimizer._hand_over()
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
             previous._unlink()
         state.replace_plan(plan)
-        self.optimizer, self.settings = optimizer, settings
+        self.optimizer, self.settings = optimizer, known
         if optimizer is not previous and isinstance(optimizer, optim.Optimizer):
             optimizer._link(state)
 
@@ -123,13 +143,7 @@ class OptimizerUse:
             relax_checks=bool(self._device.options.relax_optimizer_checks),
             known_attributes=None if self.settings is None else self.settings.attributes,
         )
-        training = self._device.options.Training
-        if (
-            settings.forces_running_mean
-            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
-            and training.meanAccumulationAndReplicationReductionStrategy
-            != MeanReductionStrategy.Running
-        ):
+        if lacks_running_mean(settings, self._device.options):
             if self._device.compiled is not None:
                 raise UsageValueError(
                     "setOptimizer: this optimizer's float16 accumulators would require changing "
@@ -141,6 +155,11 @@ class OptimizerUse:
             )
             self._device.options = options.freeze()
         return settings
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Return whether an optimizer says nothing of what is constant: those of PyTorch do not."""
+    return optimizer is not None and not isinstance(optimizer, optim.Optimizer)
 
 
 def _capture_text(captures: tuple[GradientCapture, ...]) -> str:

@@ -46,7 +46,7 @@ class Profile(Sequence[OpTime]):
 
     @property
     def seconds(self) -> float:
-        """Of all ops together, in one call."""
+        """The time of all ops together, in one call."""
         return sum(op.seconds for op in self._ops)
 
     @overload

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from popsim_torch.anchors import AnchorRequest, resolve
+from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.ir import LoopCounts
 from popsim_torch.lowering import HalfPartials
@@ -14,24 +13,7 @@ from popsim_torch.passes.recompute_choice import Recomputation
 from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.stages import StageAssigner
 
-__all__ = ["anchor_requests", "half_partials", "program_request"]
-
-
-def anchor_requests(options: Options) -> list[AnchorRequest]:
-    """Return the calls of ``Options.anchorTensor``."""
-    requests = []
-    for short_name, entry in options.anchored_tensors.items():
-        try:
-            long_name, uses_default, mode, period = entry
-            mode = OutputMode(mode)
-        except (TypeError, ValueError):
-            raise Error(
-                f"Options.anchored_tensors[{short_name!r}] is {entry!r}. Need a list of the long "
-                "name, whether to use the model's mode, the mode and the period: call "
-                "Options.anchorTensor."
-            ) from None
-        requests.append(AnchorRequest(short_name, long_name, mode, period, uses_default))
-    return requests
+__all__ = ["half_partials", "program_request"]
 
 
 def half_partials(options: Options) -> HalfPartials:
@@ -62,7 +44,10 @@ def program_request(
         pipelined: Whether several micro-batches are in flight.
     """
     mode, period = OutputMode(options.output_mode), options.output_return_period
-    anchors = [resolve(request, mode, period) for request in anchor_requests(options)]
+    anchors = [
+        AnchorRequest.of(short_name, entry, mode, period)
+        for short_name, entry in options.anchored_tensors.items()
+    ]
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
         ReturnRequest(loop, mode, period, anchors, pipelined),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from popsim_torch import _native
 from popsim_torch.errors import Error
+from popsim_torch.feeds import InfeedQueue
+from popsim_torch.feeds.runs import ProgramQueue, Running
 from popsim_torch.trace.graph.enqueues import Enqueue
 
 
@@ -22,16 +23,17 @@ class Queues:
     def __init__(
         self,
         enqueues: Mapping[int, Enqueue],
-        infeeds: Sequence[object] = (),
+        infeeds: Sequence[InfeedQueue] = (),
         places: Sequence[_native.InputPlace] = (),
     ) -> None:
         self._enqueues = enqueues
         self._infeeds = infeeds
         self._places = places
         self._is_running = False
+        self._told = Running([*self.outfeeds, *infeeds])
 
     @property
-    def outfeeds(self) -> list[object]:
+    def outfeeds(self) -> list[ProgramQueue]:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]
 
@@ -46,36 +48,37 @@ class Queues:
             for enqueue in self._enqueues.values()
         ]
         for infeed in self._infeeds:
-            infeed._native.ensure_depth(executable.plan.max_in_flight)  # type: ignore[attr-defined]
-        inlets = [infeed._native for infeed in self._infeeds]  # type: ignore[attr-defined]
+            infeed._native.ensure_depth(executable.plan.max_in_flight)
+        inlets = [infeed._native for infeed in self._infeeds]
         places = list(self._places) or [_native.InputPlace()] * num_inputs
         with _native.translated_errors():
             executable.connect(outlets, inlets, places)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Let the queues know that the program runs.
+    def running(self) -> Queues:
+        """Return a scope in which the queues know that the program runs.
 
         Raises:
-            Error: It does already. That is no failure of the run that goes on, and no reader of its
-                elements hears of it.
+            Error: At its beginning: the program runs already. That is no failure of the run that
+                goes on, and no reader of its elements hears of it.
         """
+        return self
+
+    def __enter__(self) -> None:
+        """Begin a run."""
         if self._is_running:
             raise Error(
                 "run: this executable is already running; call it from one thread at a time"
             )
-        begun = []
-        failure: BaseException | None = None
+        self._is_running = True
         try:
-            self._is_running = True
-            for queue in (*self.outfeeds, *self._infeeds):
-                queue._begin_run()  # type: ignore[attr-defined]
-                begun.append(queue)
-            yield
-        except BaseException as error:
-            failure = error
+            self._told.__enter__()
+        except BaseException:
+            self._is_running = False
             raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End it."""
+        try:
+            self._told.__exit__(kind, error, trace)
         finally:
-            for queue in reversed(begun):
-                queue._end_run(failure)  # type: ignore[attr-defined]
             self._is_running = False

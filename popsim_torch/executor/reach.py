@@ -1,4 +1,4 @@
-"""What a function of the user's code can use: modules, parameters, optimizers and queues.
+"""What a function of the user's code can use: modules, parameters, optimizers, queues, iterators.
 
 Looked for where its names lead: closures, globals that its code mentions, defaults, the object of a
 method, containers and attributes of plain objects. What is found in no such place turns up while
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,7 @@ class Reach:
         optimizers: In the order in which they were found.
         queues: The outfeed queues.
         infeeds: Infeed queues that a body takes elements of by ``next``.
+        iterators: The host's own: of data loaders, lists, generators and the like.
         met: All modules, those without state and those within others included.
     """
 
@@ -41,6 +42,7 @@ class Reach:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     queues: list[OutfeedQueue] = field(default_factory=list)
     infeeds: list[InfeedQueue] = field(default_factory=list)
+    iterators: list[Iterator[Any]] = field(default_factory=list)
     met: list[nn.Module] = field(default_factory=list)
 
     def add(self, found: object, name: str = "") -> None:
@@ -57,6 +59,8 @@ class Reach:
             self.infeeds.append(found)
         elif isinstance(found, OutfeedQueue) and not any(known is found for known in self.queues):
             self.queues.append(found)
+        elif isinstance(found, Iterator):
+            self.iterators.append(found)
 
     @property
     def size(self) -> int:
@@ -93,16 +97,16 @@ def _add_named(known: dict[str, Any], name: str, value: object) -> None:
     known[candidate] = value
 
 
-def reach(functions: Iterable[Callable[..., Any]]) -> Reach:
+def reach(starts: Iterable[object]) -> Reach:
     """Return what functions can use.
 
     Args:
-        functions: Of the user's code.
+        starts: Functions of the user's code, and other objects that they are given.
     """
     found = Reach()
     seen: set[int] = set()
     kept: list[object] = []  # so that no identity comes twice
-    for one in functions:
+    for one in starts:
         _visit(one, "", found, seen, kept, 0)
     # What hangs on a part of a model is found however deep that part lies.
     for module in list(found.modules.values()):
@@ -134,7 +138,10 @@ def _visit(
     kept.append(value)
     if isinstance(value, HasModel):
         value = value._user_model
-    if isinstance(value, (nn.Parameter, torch.optim.Optimizer, OutfeedQueue, nn.Module)):
+    if isinstance(value, InfeedQueue):
+        return  # what it takes elements of is its own
+    kinds = (nn.Parameter, torch.optim.Optimizer, OutfeedQueue, nn.Module, Iterator)
+    if isinstance(value, kinds):
         found.add(value, name)
     for inner_name, inner in _inside(value):
         _visit(inner, inner_name, found, seen, kept, depth + 1)

@@ -109,7 +109,7 @@ def _write(target: Path, compiled: CompiledModel) -> None:
 def _report(target: Path, compiled: CompiledModel) -> dict[str, Any]:
     executable, run = compiled.executable, compiled.run
     num_runs = executable.num_runs
-    begin, end = executable.last_run if num_runs else (0.0, 0.0)
+    _, begin, end = executable.last_run if num_runs else (0.0, 0.0, 0.0)
     plan = executable.plan
     return {
         "format": "popsim_torch report 1",

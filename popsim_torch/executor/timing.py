@@ -82,10 +82,10 @@ class Timing:
     def getPerfCounters(self) -> PerfCounters:
         """Return when the last complete call read its inputs and wrote its outputs.
 
-        Beginning and end of the run are measured; in between, micro-batches are taken to follow
-        each other at an even pace, each read at the beginning of its share and written at the end.
-        Inputs and outputs are complete when they are requested, as the device reads and writes
-        them in place.
+        Beginning and end of the run are measured, and the time before it in which the device looks
+        at its inputs; in between, micro-batches are taken to follow each other at an even pace,
+        each read at the beginning of its share and written at the end. Outputs are complete when
+        they are requested, as the device writes them in place.
 
         Returns:
             ``input``, ``input_complete``, ``output`` and ``output_complete``: a list for each
@@ -124,14 +124,16 @@ class Timing:
     def getHostIpuLatency(self) -> Latency:
         """Return how long inputs took to the device, as ``getLatency`` does.
 
-        The time is zero: the simulated device reads them where they are.
+        It is a micro-batch's share of the time in which the device looks at its inputs, before it
+        reads them where they are.
         """
         return latency(self.getPerfCounters(), "input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
         """Return how long it took from the last input to the last output, as ``getLatency`` does.
 
-        As inputs and outputs take no time of their own, this is the time of ``getLatency``.
+        As outputs take no time of their own, this is the time of ``getLatency`` without that of
+        inputs.
         """
         return latency(self.getPerfCounters(), "input_complete", "output")
 

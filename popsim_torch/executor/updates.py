@@ -14,7 +14,23 @@ from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_upda
 from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.trace import TraceResult
 
-__all__ = ["loop_plan", "make_plan"]
+__all__ = ["lacks_running_mean", "loop_plan", "make_plan"]
+
+
+def lacks_running_mean(optimizer: OptimizerSettings, options: Options) -> bool:
+    """Return whether an optimizer needs accumulators that hold a mean, and options say otherwise.
+
+    Args:
+        optimizer: Its values; half-precision accumulators would overflow in a sum.
+        options: Say how gradients are accumulated.
+    """
+    training = options.Training
+    return (
+        optimizer.forces_running_mean
+        and training.accumulation_and_replication_reduction_type == ReductionType.Mean
+        and training.meanAccumulationAndReplicationReductionStrategy
+        != MeanReductionStrategy.Running
+    )
 
 
 def make_plan(

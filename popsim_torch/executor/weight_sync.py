@@ -12,9 +12,33 @@ from popsim_torch.executor.device_state import DeviceState
 
 _logger = logging.getLogger("poptorch::python")
 _versions = itertools.count(1)
+
+
+class _Living:
+    """Views of executors that live; each call goes through them."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[WeightSync]] = {}
+
+    def add(self, one: WeightSync) -> None:
+        key, references = id(one), self._references
+        references[key] = weakref.ref(one, lambda _: references.pop(key, None))
+
+    def discard(self, one: WeightSync) -> None:
+        self._references.pop(id(one), None)
+
+    def __bool__(self) -> bool:
+        return bool(self._references)
+
+    def all(self) -> list[WeightSync]:
+        """Return them; others may come and go meanwhile."""
+        found = [reference() for reference in tuple(self._references.values())]
+        return [one for one in found if one is not None]
+
+
 # Those of training executors: others may have to wait for their weights.
-_trainers: weakref.WeakSet[WeightSync] = weakref.WeakSet()
-_loops: weakref.WeakSet[WeightSync] = weakref.WeakSet()
+_trainers = _Living()
+_loops = _Living()
 
 
 class WeightSync:
@@ -96,7 +120,7 @@ class WeightSync:
         if not _trainers:
             return
         newer = False
-        for trainer in list(_loops if loops_alone else _trainers):
+        for trainer in (_loops if loops_alone else _trainers).all():
             if trainer is self:
                 continue
             version = self._seen.get(trainer, 0)
@@ -115,7 +139,7 @@ class WeightSync:
 
     def let_trainers_catch_up(self) -> None:
         """Bring what training executors of the same parameters have changed to the host."""
-        for trainer in list(_trainers):
+        for trainer in _trainers.all():
             if trainer is not self and self._shares_weights_with(trainer):
                 trainer.fetch()
                 self._seen[trainer] = trainer._host_version

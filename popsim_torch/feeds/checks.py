@@ -12,11 +12,15 @@ __all__ = ["OneProcess", "check_integer", "check_placement", "check_seconds"]
 
 def check_integer(where: str, name: str, value: object, least: int, most: int | None = None) -> int:
     """Return an integer in its bounds, or raise an Error that names the value."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if not fits or (most is not None and value > most):  # type: ignore[operator]
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < least
+        or (most is not None and value > most)
+    ):
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
         raise Error(f"{where}: {name} must be an integer {bounds}, got {value!r}.")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def check_seconds(where: str, name: str, value: object) -> float:

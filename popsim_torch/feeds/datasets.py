@@ -41,6 +41,10 @@ class Source:
                 f"{type(dataset).__name__} cannot. Give a function that makes one."
             )
 
+    def goes_through(self, iterator: Iterator[Any]) -> bool:
+        """Whether an iterator is the dataset."""
+        return iterator is self._dataset
+
     def items(self) -> Iterator[Any]:
         """Return an iterator from the beginning, or from where a one-way dataset is.
 
@@ -70,6 +74,8 @@ def _passes(dataset: Any) -> Callable[[], Iterable[Any]]:
     if isinstance(dataset, (torch.Tensor, np.ndarray)):
         if dataset.ndim == 0:
             raise UsageTypeError("InfeedQueue: the dataset is a single number, without an axis.")
+        if isinstance(dataset, torch.Tensor) and dataset.is_nested:
+            return dataset.unbind
         return lambda: _indexed(dataset)
     if isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset):
         return lambda: _indexed(dataset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ from popsim_torch.feeds.datasets import Source
 from popsim_torch.feeds.producer import ElementKind, Producer, failure_text, make_stopper
 from popsim_torch.feeds.structure import Component, Structure
 
-__all__ = ["InfeedQueue"]
+__all__ = ["InfeedQueue", "lasting_queue_of", "queue_of", "taking"]
 
 _MOST_AHEAD = 255
 
@@ -80,6 +80,7 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
         self._is_active = False
         self._run_began = self._seconds_run = 0.0
         self._closed = False
+        _living.add(self)
 
     # The life of a queue
 
@@ -327,3 +328,25 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
             )
         self._kind = kind
         return items, tensors
+
+
+_living: weakref.WeakSet[InfeedQueue] = weakref.WeakSet()
+# Iterators cannot be put back to where a program stopped, so their queues stay.
+_of_iterators: list[InfeedQueue] = []
+
+
+def queue_of(iterator: Iterator[Any]) -> InfeedQueue | None:
+    """Return the queue that goes through an iterator; None if there is none."""
+    for queue in list(_living):
+        if queue._source.goes_through(iterator) and not queue._closed:
+            return queue
+    return None
+
+
+def lasting_queue_of(iterator: Iterator[Any]) -> InfeedQueue:
+    """Return the queue that goes through an iterator, from now on if there is none yet."""
+    queue = queue_of(iterator)
+    if queue is None:
+        queue = InfeedQueue(iterator)
+        _of_iterators.append(queue)
+    return queue

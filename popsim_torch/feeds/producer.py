@@ -24,6 +24,8 @@ __all__ = ["ElementKind", "Producer"]
 _SECONDS_PER_PUSH = 0.1
 _SECONDS_AT_EXIT = 2.0
 
+_DIED = "InfeedQueue: the thread that goes through the dataset has ended, and could not say why."
+
 # Threads, and what asks each to stop. A thread outlives its producer while it drops the dataset.
 _living: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
@@ -93,6 +95,7 @@ class ElementKind:
             if (
                 type(leaf) is not torch.Tensor
                 or leaf.layout is not torch.strided
+                or leaf.is_nested
                 or not leaf.is_cpu
                 or leaf.requires_grad
                 or leaf.is_neg()
@@ -109,9 +112,8 @@ class ElementKind:
 
 def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor in the form that the ring takes."""
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        kind = "has no values (device 'meta')" if tensor.is_meta else f"is {tensor.layout}"
-        raise UsageTypeError(f"InfeedQueue: {where} {kind}. Elements are dense tensors.")
+    if tensor.is_meta:
+        raise UsageTypeError(f"InfeedQueue: {where} has no values (device 'meta').")
     return tensor.detach().to("cpu", held_dtype(tensor.dtype)).resolve_neg().contiguous()
 
 
@@ -145,10 +147,11 @@ class Producer:
     ) -> None:
         self.failure: BaseException | None = None
         self._last_words = ""
+        self._number = 0  # of the element that is being made or pushed
         self._kind, self._ring, self._can_restart = kind, ring, can_restart
         self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=([items], first), name="popsim_torch infeed", daemon=True
+            target=self._run, args=([items, first],), name="popsim_torch infeed", daemon=True
         )
         _living[self._thread] = self._stopped
         self._thread.start()
@@ -170,39 +173,58 @@ class Producer:
         if self._last_words in error.message:
             error.__cause__ = self.failure
 
-    def _run(self, held: list[Iterator[Any]], first: list[torch.Tensor]) -> None:
-        _native.use_one_thread()
-        number = 0
+    def _run(self, held: list[Any]) -> None:
+        """Fill the ring, and end it whatever happens.
+
+        Args:
+            held: The dataset behind its first element, and the tensors of that one. The frame has
+                them in no variable: a failure keeps the frame, and a loader its workers.
+        """
+        self._last_words = _DIED
         try:
-            if not self._push(first):
-                return
-            del first
-            for number, item in enumerate(held[0], 1):
-                if self._stopped.is_set() or not self._push(self._kind.tensors_of(item, number)):
-                    return
-            self._last_words = _end_of_data(number + 1, self._can_restart)
+            _native.use_one_thread()
+            wanted = self._push(held.pop())
+            for item in held[0] if wanted else ():
+                if self._stopped.is_set():
+                    break
+                if not self._push(self._kind.tensors_of(item, self._number)):
+                    break
+            self._last_words = _end_of_data(self._number, self._can_restart)
         except BaseException as error:
-            self._last_words = failure_text(error, number + 1)
             self.failure = error
-        held.clear()  # the failure keeps this frame, and a loader its workers
-        self._ring.end(self._last_words)
+            self._last_words = failure_text(error, self._number)
+        finally:
+            held.clear()
+            # A program may be waiting; unless the ring is another thread's by now.
+            if not self._stopped.is_set():
+                self._ring.end(self._last_words)
 
     def _push(self, tensors: list[torch.Tensor]) -> bool:
         """Put an element into the ring; return False when it is not wanted any more."""
         while not self._ring.push(tensors, _SECONDS_PER_PUSH):
             if self._stopped.is_set() or self._ring.closed:
                 return False
+        self._number += 1
         return True
 
 
 def failure_text(error: BaseException, number: int) -> str:
-    """Return the message for an element that could not be made."""
+    """Return the message for an element that could not be made, whatever the error is like."""
     if isinstance(error, Error):
-        return error.message
-    return (
+        return _as_utf8(error.message)
+    try:
+        said = str(error)
+    except Exception as of_text:
+        said = f"(its message cannot be shown: __str__ raises {type(of_text).__name__})"
+    return _as_utf8(
         f"InfeedQueue: the dataset failed at element {number} (counted from 0): "
-        f"{type(error).__name__}: {error}"
+        f"{type(error).__name__}: {said}"
     )
+
+
+def _as_utf8(text: str) -> str:
+    """Return text that C++ can take: the name of a file may hold bytes that are no letters."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _end_of_data(count: int, can_restart: bool) -> str:

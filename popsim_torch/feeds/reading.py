@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import math
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from popsim_torch._native import Outfeed
+from popsim_torch.enums import NamedIntEnum
 from popsim_torch.errors import Error, UsageTimeoutError
 from popsim_torch.feeds.checks import OneProcess
 from popsim_torch.feeds.runs import Runs
@@ -25,7 +25,7 @@ __all__ = ["OutfeedMode", "QueueReader"]
 _SECONDS_PER_WAIT = 0.05
 
 
-class OutfeedMode(enum.IntEnum):
+class OutfeedMode(NamedIntEnum):
     """Which elements an ``OutfeedQueue`` keeps."""
 
     ALL = 0
@@ -61,6 +61,17 @@ class QueueReader:
     def enqueued(self) -> bool:
         """Whether there is a compiled program that enqueues to the queue; from any thread."""
         return self._native is not None
+
+    def why_empty(self) -> str:
+        """Return why nothing was ever enqueued, as a sentence; empty if a program can."""
+        if self._native is not None:
+            return ""
+        if self._closed:
+            return "The queue was closed before a program that enqueues to it was compiled."
+        return (
+            "No compiled program enqueues to this queue: is another queue fed, or did nothing run "
+            "yet?"
+        )
 
     def dequeue(self, wait_for_completion: bool = False, *, timeout: float | None = None) -> Any:
         """Return what has arrived; with ``ALL`` that is removed.

@@ -1,12 +1,57 @@
-"""What the readers of a queue know of the programs that feed it."""
+"""What queues know of the programs that use them."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from typing import Protocol
 
 from popsim_torch.errors import Error
 
-__all__ = ["Runs", "was_stopped"]
+__all__ = ["ProgramQueue", "Running", "Runs", "was_stopped"]
+
+
+class ProgramQueue(Protocol):
+    """A queue that is told when a program that uses it runs."""
+
+    def _begin_run(self) -> None:
+        """A program begins; an Error says that it may not."""
+
+    def _end_run(self, error: BaseException | None) -> None:
+        """It has ended, with an error if it failed."""
+
+
+class Running:
+    """A scope in which a program runs, as often as it is entered: its queues are told.
+
+    Args:
+        queues: Looked at anew at each beginning.
+    """
+
+    def __init__(self, queues: Iterable[ProgramQueue]) -> None:
+        self._queues = queues
+        self._begun: list[ProgramQueue] = []
+
+    def __enter__(self) -> None:
+        """Begin; if a queue refuses, those before it are told that the run has failed."""
+        self._begun = []
+        try:
+            for queue in self._queues:
+                queue._begin_run()
+                self._begun.append(queue)
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """End, with the error that leaves the scope."""
+        if self._begun:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        for queue in reversed(self._begun):
+            queue._end_run(error)
+        self._begun = []
 
 
 class Runs:

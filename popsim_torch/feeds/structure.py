@@ -13,7 +13,7 @@ import torch
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.errors import UsageTypeError
 
-__all__ = ["Component", "Structure", "as_tensor", "describe", "flatten"]
+__all__ = ["Component", "Structure", "as_tensor", "check_dense", "describe", "flatten"]
 
 Component = tuple[torch.dtype, tuple[int, ...]]
 """Element type and shape of one tensor of every element."""
@@ -155,11 +155,32 @@ def as_tensor(leaf: Any, where: str) -> torch.Tensor:
         raise UsageTypeError(
             f"{where} is a {type(leaf).__name__}. Elements consist of tensors, arrays and numbers."
         )
+    check_dense(tensor, where, "Elements are dense tensors.")
     if tensor.dtype not in INPUTS:
         raise UsageTypeError(
             f"{where} has the type {dtype_name(tensor.dtype)}, which the device does not have."
         )
     return tensor
+
+
+def check_dense(tensor: torch.Tensor, where: str, rule: str) -> None:
+    """Refuse a tensor that is nested or sparse.
+
+    Args:
+        tensor: Any.
+        where: What it is, for messages.
+        rule: What is needed, as a sentence.
+
+    Raises:
+        UsageTypeError: It is no dense tensor.
+    """
+    if tensor.is_nested:
+        raise UsageTypeError(
+            f"{where} is a nested tensor. {rule} Pad it with torch.nested.to_padded_tensor, or "
+            "pass its values and offsets."
+        )
+    if tensor.layout is not torch.strided:
+        raise UsageTypeError(f"{where} is {tensor.layout}. {rule} Call to_dense().")
 
 
 def describe(components: Sequence[Component], structure: Structure) -> str:

@@ -29,7 +29,7 @@ __all__ = ["trace_key"]
 _PACKAGE = Path(__file__).parents[1]
 # For people who debug torch; nothing of it is in a program.
 _IGNORED_META = frozenset({"stack_trace", "seq_nr", "autograd_backward", "from_node"})
-# Of the user. What optimizers do is in the plan of updates, what goes into queues in the graph.
+# The user's objects: the plan of updates says what optimizers do, the graph what is enqueued.
 _OBJECTS = frozenset({"optimizers", "enqueues"})
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum),

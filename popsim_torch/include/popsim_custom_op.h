@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-// Of everything in the part for C. A library with another one is refused.
+// The version of the part for C. A library with another one is refused.
 #define POPSIM_CUSTOM_OP_VERSION 1
 
 #ifdef __cplusplus
@@ -229,7 +229,7 @@ class Tensor {
 
   int32_t dtype() const { return tensor_->dtype; }
   int64_t rank() const { return tensor_->rank; }
-  // Of the axis; counted from the last one where it is negative.
+  // The size of an axis; a negative one counts from the last.
   int64_t size(int64_t axis) const {
     const int64_t i = axis < 0 ? axis + rank() : axis;
     if (i < 0 || i >= rank()) throw std::out_of_range("no such axis");

@@ -22,10 +22,9 @@ from popsim_torch.ir.program import (
     Return,
     RunSettings,
 )
-from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable, check_op
+from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable
 from popsim_torch.ir.text import program_text, to_text
 from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
-from popsim_torch.ir.verify import verify
 
 __all__ = [
     "NOWHERE",
@@ -51,12 +50,10 @@ __all__ = [
     "TensorKind",
     "TensorListArgument",
     "Uses",
-    "check_op",
     "contiguous_strides",
     "graphs",
     "program_text",
     "to_text",
-    "verify",
     "walk",
     "walk_all",
 ]

@@ -20,6 +20,7 @@ _GRADIENT = f"Gradient{_SEPARATOR}"
 _REBUILT = "__re"
 _COUNTER = f"Counter{_SEPARATOR}_"
 _OLD_PREFIX = "model."
+_OUTER_SCOPE = "model/"
 _GRADIENT_KEY = "_grad"
 
 
@@ -172,11 +173,13 @@ def spellings(name: str) -> tuple[str, ...]:
     """Return the names to look for where ``name`` is asked for: older releases added ``model.``.
 
     ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round,
-    and so does ``fc1.weight_grad``, its key in a queue; the name as given comes first.
+    and so does ``fc1.weight_grad``, its key in a queue; the name as given comes first. What layers
+    compute has ``model/`` in front where ``fit`` calls the model.
     """
     prefix, separator, tensor = name.rpartition(_SEPARATOR)
-    other = tensor.removeprefix(_OLD_PREFIX) if tensor.startswith(_OLD_PREFIX) else ""
-    found = (name, f"{prefix}{separator}{other or _OLD_PREFIX + tensor}")
+    outer = _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX
+    other = tensor.removeprefix(outer) if tensor.startswith(outer) else outer + tensor
+    found = (name, f"{prefix}{separator}{other}")
     if separator or not name.endswith(_GRADIENT_KEY):
         return found
     return (*found, *spellings(gradient(name.removesuffix(_GRADIENT_KEY))))

@@ -32,4 +32,4 @@ class Origin:
 
 
 NOWHERE = Origin()
-"""Of what no line of the user's program asked for."""
+"""The origin of ops that no line of the user's program asked for."""

@@ -76,6 +76,8 @@ class AnchorView:
         entry_strides: In elements of one entry of the return, or of the tensor.
         offset: The same, from its start.
         is_whole: It is all that lies there, in the same order.
+        period: Of device iterations, counted over all runs, whose values these are; 0 where every
+            run has some.
     """
 
     kept: int | None
@@ -86,6 +88,7 @@ class AnchorView:
     entry_strides: tuple[int, ...]
     offset: int
     is_whole: bool
+    period: int
 
     def of(self, entries: torch.Tensor) -> torch.Tensor:
         """Return the anchored tensor out of a copy of what ``kept`` or ``tensor`` holds."""

@@ -12,6 +12,7 @@ from popsim_torch import _native
 from popsim_torch.errors import Error
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.infeed import taking
+from popsim_torch.ops import op_listener
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.loop_body import UnknownObject
 
@@ -71,6 +72,12 @@ class Elements:
                 )
             if not any(infeed is known for known in self.infeeds):
                 raise UnknownObject(infeed)
+            listener: Any = op_listener.get()
+            if listener.is_inside_of_body:
+                raise Error(
+                    f"next(queue){user_line(' at ')}: a trip of the device loop takes one element, "
+                    "in front of its inner loops and branches. Take it there, and pass it to them."
+                )
             if id(infeed) not in left:
                 raise Error(
                     f"next(queue){user_line(' at ')}: a trip takes one element of an InfeedQueue, "

@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -18,33 +17,16 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
-from popsim_torch.feeds import OutfeedQueue
-from popsim_torch.loops.outside import OutsideOfLoops
+from popsim_torch.feeds.runs import Running
+from popsim_torch.feeds.structure import check_dense
+from popsim_torch.loops.module_kinds import ModuleKinds
+from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
 from popsim_torch.loops.program import LoopProgram
+from popsim_torch.loops.recorded import RecordedTensors, Value
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 
-__all__ = ["Function", "Recording", "Step", "Value", "function", "recording"]
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor of a recorded function: by its number among all, or fixed.
-
-    Attributes:
-        number: Its place in the list of the function's tensors; None for a fixed one.
-        fixed: The tensor, which is the same in each call.
-    """
-
-    number: int | None
-    fixed: torch.Tensor | None = None
-
-    def among(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the tensor of one call."""
-        if self.number is None:
-            assert self.fixed is not None
-            return self.fixed
-        return tensors[self.number]
+__all__ = ["Function", "Recording", "Step", "function", "recording"]
 
 
 @dataclass(frozen=True)
@@ -63,9 +45,10 @@ class Step:
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the loop in one call, whose tensors get its results."""
+        # (what is read of a weight fetches it from the device)
         results = self.run(
-            [value.among(tensors) for value in self.carried],
-            [value.among(tensors) for value in self.captured],
+            [value.among(tensors).detach() for value in self.carried],
+            [value.among(tensors).detach() for value in self.captured],
         )
         tensors.extend(results)
         return results
@@ -78,78 +61,102 @@ class Recording:
     Attributes:
         options: Of the function.
         reach: What the function's code can use.
-        tensors: The tensors of the recording call: arguments, then the results of loops.
-        steps: Its loops, in order.
+        iterators: Those of the host that were there before the call.
+        tensors: The tensors of the recording call: arguments, results of loops, and the like.
+        steps: Its loops and what it computes outside of them, in order.
         programs: The programs of its loops.
         result: What it returns: values and other objects.
         structure: How the result is put together.
         modules: All modules that its loops can use.
         kinds: What each of them was like.
+        told: Tells the queues that it may feed when it runs.
+        surroundings: The settings of PyTorch with which it was called.
         settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
         settings_then: The settings on the modules when they were recorded.
     """
 
     options: Options
     reach: Reach
-    tensors: list[torch.Tensor]
-    steps: list[Step] = field(default_factory=list)
+    iterators: Sequence[Iterator[Any]]
+    tensors: RecordedTensors
+    steps: list[Step | Computation] = field(default_factory=list)
     programs: list[LoopProgram] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
     modules: list[nn.Module] = field(default_factory=list)
-    kinds: list[Any] = field(default_factory=list)
+    kinds: ModuleKinds = field(default_factory=lambda: ModuleKinds(()))
+    surroundings: tuple[Any, ...] = field(default_factory=surroundings)
     settings: tuple[Owned, ...] = ()
     settings_then: list[Any] = field(default_factory=list)
     _num_calls: int = 0
 
+    def __post_init__(self) -> None:
+        self.told = Running(self.reach.queues)
+
+    @property
+    def computes(self) -> bool:
+        """Whether the function computes something outside of its loops."""
+        return any(isinstance(step, Computation) for step in self.steps)
+
     def holds(self) -> bool:
-        """Return whether all modules are still like those that were recorded."""
+        """Return whether modules, optimizers and settings are still like those recorded."""
+        if self.computes and surroundings() != self.surroundings:
+            return False
         if self._num_calls != num_calls():
             if [one for _, one in settings_of(self.modules)] != self.settings_then:
                 return False
             self._num_calls = num_calls()
-        with torch._C.DisableTorchFunction():
-            return [_kind_of_module(module) for module in self.modules] == self.kinds
+        if not all(program.fits() for program in self.programs):
+            return False
+        return self.kinds.unchanged()
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among those of the function; None for any other."""
-        for number, known in enumerate(self.tensors):
-            if known is tensor:
-                return number
-        return None
+        return self.tensors.number_of(tensor)
 
-    def value(self, tensor: torch.Tensor) -> Value:
-        """Return what a tensor is to the recording; one that it does not know is fixed."""
-        number = self.number_of(tensor)
-        return Value(number, tensor.detach().clone() if number is None else None)
+    def run(
+        self,
+        run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]],
+        carried: Sequence[torch.Tensor],
+        captured: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Run a loop as a part of the recording call, and of all later ones.
 
-    def run(self, step: Step) -> list[torch.Tensor]:
-        """Run a loop as a part of the recording call, and of all later ones."""
-        results = step(self.tensors)
+        Args:
+            run: As for :class:`Step`.
+            carried: What the first trip is given.
+            captured: What every trip reads.
+        """
+        value = self.tensors.value
+        step = Step(run, [value(one) for one in carried], [value(one) for one in captured])
+        results = run([one.detach() for one in carried], [one.detach() for one in captured])
         self.steps.append(step)
+        for result in results:
+            self.tensors.add(result, differs=True)
         return results
 
     def finish(self, result: Any) -> None:
         """Take note of what the function returned."""
         leaves, self.structure = tree_flatten(result)
         self.result = [
-            self.value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+            self.tensors.value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
         ]
         modules = [*self.reach.met, *(one for program in self.programs for one in program.modules)]
         parts = {id(part): part for module in modules for part in module.modules()}
         self.modules = list(parts.values())
-        self.kinds = [_kind_of_module(module) for module in self.modules]
+        self.kinds = ModuleKinds(self.modules)
         self.settings_then = [one for _, one in settings_of(self.modules)]
         self._num_calls = num_calls()
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
-        """Run all loops once more, with other arguments; return the result."""
+        """Run all loops and computations once more, with other arguments; return the result."""
         tensors = list(arguments)
         for step in self.steps:
             step(tensors)
-        assert self.structure is not None
+        structure = self.structure
+        assert structure is not None
         leaves = [one.among(tensors) if isinstance(one, Value) else one for one in self.result]
-        return tree_unflatten(leaves, self.structure)
+        return leaves[0] if structure.is_leaf() else tree_unflatten(leaves, structure)
 
 
 recording: ContextVar[Recording | None] = ContextVar("popsim_torch_recording", default=None)
@@ -271,11 +278,20 @@ class Function:
         key = [_kind(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for known_key, known_structure, known in self._recordings:
-            if known_structure == structure and known_key == key and known.holds():
-                with _told(known.reach):
+            same = known_structure is structure or known_structure == structure
+            if same and known_key == key and known.holds():
+                with known.told:
                     return known.replay(tensors)
-        new = Recording(self._options, reach([self._function]), tensors)
-        with _told(new.reach):
+        for number, tensor in enumerate(tensors):
+            check_dense(
+                tensor,
+                f"poptorch.function: '{self._name}': argument {number}",
+                "Arguments are dense tensors.",
+            )
+        found = reach([self._function])
+        lasting = [*found.iterators, *reach(leaves).iterators]
+        new = Recording(self._options, found, lasting, RecordedTensors(tensors))
+        with new.told:
             result = self._record(new, args, kwargs)
         self._recordings.append((key, structure, new))
         return result
@@ -284,7 +300,7 @@ class Function:
         token = recording.set(new)
         self._being_recorded = new
         try:
-            with OutsideOfLoops(lambda tensor: new.number_of(tensor) is not None):
+            with OutsideOfLoops(new.tensors, new.steps.append):
                 result = self._function(*args, **kwargs)
         except BaseException:
             for program in new.programs:
@@ -293,54 +309,28 @@ class Function:
         finally:
             self._being_recorded = None
             recording.reset(token)
-        if not new.steps:
+        if not new.programs and not any(isinstance(step, Step) for step in new.steps):
             raise Error(
                 f"poptorch.function: '{self._name}' has no loop, so the device would have nothing "
                 "to do. Call poptorch.repeat(n, body) or poptorch.while_loop in it."
             )
         new.finish(result)
-        # Later calls bring tensors of their own.
-        new.tensors = []
+        new.tensors.clear()
         return result
 
 
 _NOTHING = tree_flatten(((), {}))
 
 
-@contextmanager
-def _told(found: Reach) -> Iterator[None]:
-    """Let queues know that a function which may feed them runs."""
-    begun: list[OutfeedQueue] = []
-    failure: BaseException | None = None
-    try:
-        for queue in found.queues:
-            queue._begin_run()
-            begun.append(queue)
-        yield
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        for queue in reversed(begun):
-            queue._end_run(failure)
-
-
 def _kind(leaf: Any) -> Any:
     """Return what an argument is to a recording; equal for arguments that it serves."""
     if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested:
+            return _Identity(leaf)  # nothing serves it
         return ("tensor", tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
         return (type(leaf), leaf)
     return _Identity(leaf)
-
-
-def _kind_of_module(module: nn.Module) -> Any:
-    """Return what a module is to a recording: its mode, its layers, and what of it is trained."""
-    return (
-        module.training,
-        [id(part) for part in module._modules.values()],
-        [(id(p), p is not None and p.requires_grad) for p in module._parameters.values()],
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,8 +355,8 @@ def function(
 ) -> Any:
     """Let the loops of a function run on the device.
 
-    The decorated function is run once, to record its loops (``repeat``, ``while_loop``). Outside of
-    them it may prepare arguments and return results, but compute nothing.
+    The decorated function is run once, to record its loops (``repeat``, ``while_loop``) and the
+    torch functions that it calls outside of them. These are computed on the host, in each call.
 
     Args:
         python_function: What to decorate.

@@ -6,6 +6,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,14 +26,15 @@ from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
 from popsim_torch.loops.optimizer_states import OptimizerStates
+from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.trace.loop_body import LoopBody
-from popsim_torch.trace.optimizer_groups import values_of
 
 __all__ = ["LoopProgram", "check_count"]
 
 _programs = itertools.count()
+_VERSION = attrgetter("_version")
 _STREAM = 0x9E3779B97F4A7C15
 
 
@@ -74,7 +76,9 @@ class LoopProgram:
             seed = int(options.random_seed)
         self._optimizers = compiled.optimizers
         self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
-        self._values = [values_of(one) for one in self._optimizers]
+        self._values = OptimizerValues(self._optimizers)
+        places = compiled.program.buffers
+        self._places = [places.get(name) for name in self._body.carried_names]
         changed = compiled.program.changed_state
         if (
             self._optimizers
@@ -119,11 +123,10 @@ class LoopProgram:
             self._upload()
         self._states.take()
         self._take_new_values()
-        buffers = compiled.program.buffers
         places = {
-            buffers[name]: value
-            for name, value in zip(self._body.carried_names, carried, strict=True)
-            if name in buffers
+            place: value
+            for place, value in zip(self._places, carried, strict=True)
+            if place is not None
         }
         inputs = (
             [
@@ -136,22 +139,20 @@ class LoopProgram:
             else []
         )
         assert compiled.queues is not None
-        with (
-            compiled.queues.running(),
-            self._starvation.watched(),
-            self._device.channel.tracepoint("modelExecution"),
-        ):
-            self._execute(compiled, places, inputs)
+        channel = self._device.channel
+        with compiled.queues.running(), self._starvation.watched():
+            if channel.is_shown:
+                with channel.tracepoint("modelExecution"):
+                    self._execute(compiled, places, inputs)
+            else:
+                self._execute(compiled, places, inputs)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        names = self._body.carried_names
-        ids = [buffers[name] for name in names if name in buffers]
+        ids = list(places)
         values = dict(zip(ids, compiled.executable.read_all(ids), strict=True))
         return [
-            values[buffers[name]].reshape(value.shape).to(value.dtype)
-            if name in buffers
-            else value.clone()
-            for name, value in zip(names, carried, strict=True)
+            before.clone() if place is None else _shaped_like(before, values[place])
+            for place, before in zip(self._places, carried, strict=True)
         ]
 
     def _execute(
@@ -198,18 +199,18 @@ class LoopProgram:
         self._device.weights.upload()
         self._versions = self._host_versions()
 
-    def _host_versions(self) -> list[tuple[int, int]]:
+    def _host_versions(self) -> tuple[list[int], list[int]]:
         """Return what differs when the user has changed a weight on the host."""
+        tensors = self._host_tensors
         with torch._C.DisableTorchFunction():
-            return [(tensor._version, tensor.data_ptr()) for tensor in self._host_tensors]
+            return list(map(_VERSION, tensors)), list(map(torch.Tensor.data_ptr, tensors))
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
-        values = [values_of(one) for one in self._optimizers]
         for optimizer in self._optimizers:
             if isinstance(optimizer, optim.Optimizer):
                 optimizer._hand_over()
-        if values == self._values:
+        if not self._values.changed():
             return
         state = self._device.state
         assert state is not None and state.plan is not None
@@ -223,7 +224,11 @@ class LoopProgram:
             trained = [name for name in names if id(parameters[name]) in own]
             plans.append(make_plan(settings, self._device.options, self._body, trained, scale))
         state.replace_plan(join_plans(plans, scale))
-        self._values = values
+        self._values.note()
+
+    def fits(self) -> bool:
+        """Return whether the optimizers are still like those that the program was compiled for."""
+        return self._device.compiled is None or self._values.fits()
 
     def release(self) -> None:
         """Bring the weights to the host and let go of the device; the program ends."""
@@ -238,6 +243,13 @@ class LoopProgram:
         if device is not None and device.compiled is not None and not sys.is_finalizing():
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self.release()
+
+
+def _shaped_like(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a carried value behind the last trip as the first trip was given it."""
+    if value.shape != before.shape:
+        value = value.reshape(before.shape)
+    return value if value.dtype is before.dtype else value.to(before.dtype)
 
 
 def _fetcher(weights: WeightSync) -> Any:

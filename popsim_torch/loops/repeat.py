@@ -12,14 +12,16 @@ from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
-from popsim_torch.enums import MeanReductionStrategy, ReductionType
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.executor.compile_request import LoopRequest
 from popsim_torch.executor.reach import Reach, reach
+from popsim_torch.executor.updates import lacks_running_mean
 from popsim_torch.feeds import InfeedQueue
+from popsim_torch.feeds.structure import check_dense
 from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
-from popsim_torch.loops.function import Recording, Step, recording
+from popsim_torch.loops.function import Recording, recording
+from popsim_torch.loops.host_iterators import HostIterators
 from popsim_torch.loops.program import LoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.loops.settings import LoopPlan, LoopSettings, OtherUse
@@ -122,12 +124,14 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
     tensors = []
     for position, value in enumerate(values):
         if isinstance(value, (bool, int, float)):
-            value = torch.tensor(value, device="cpu")
+            with _without_modes():
+                value = torch.tensor(value, device="cpu")
         if not isinstance(value, torch.Tensor):
             raise UsageTypeError(
                 f"{function}: inputs[{position}] is a {type(value).__name__}. Carried values are "
                 "tensors or numbers."
             )
+        check_dense(value, f"{function}: inputs[{position}]", "Carried values are dense tensors.")
         if value.dtype not in INPUTS:
             raise UsageTypeError(
                 f"{function}: inputs[{position}] has the type {dtype_name(value.dtype)}, which "
@@ -180,17 +184,17 @@ class _Call:
                 "poptorch.InfeedQueue(dataset)."
             )
         if trips == 0:
-            unchanged = Step(_without_a_trip, [owner.value(value) for value in self.carried], [])
-            return self.results(owner.run(unchanged))
+            return self.results(owner.run(_without_a_trip, self.carried, []))
         check_limits(owner.options)
         with _without_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:
                 found.add(module)
+            captured = _captured(owner)
             settings = LoopSettings(
                 self.function, owner.options, owner.settings, trips, accumulation, takes_models=True
             )
-            program = _compile(self, owner, found, settings, condition)
+            program = _compile(self, owner, found, settings, condition, captured)
             asks = (
                 None
                 if condition is None
@@ -200,14 +204,22 @@ class _Call:
                     replace(found, infeeds=[]),
                     _settings_of_question(settings),
                     None,
+                    captured,
                 )
             )
             owner.programs += [program] if asks is None else [program, asks]
             run = _Run(program, asks, trips if self.progress else 0, self.function)
-            carried = [owner.value(value) for value in self.carried]
-            captured = [owner.value(tensor) for tensor in owner.tensors]
-            values = owner.run(Step(run, carried, captured))
+            values = owner.run(run, self.carried, captured)
         return self.results(values)
+
+
+def _captured(owner: Recording) -> list[torch.Tensor]:
+    """Return the function's tensors that the body may read."""
+    return [
+        tensor
+        for tensor in owner.tensors.living()
+        if tensor.dtype in INPUTS and tensor.layout is torch.strided and tensor.is_cpu
+    ]
 
 
 _FALSE = torch.zeros((), dtype=torch.bool)
@@ -243,6 +255,8 @@ class _Run:
     ) -> list[torch.Tensor]:
         if self.asks is not None and not self.asks.run([*carried, _FALSE], captured)[-1]:
             return [value.clone() for value in carried]
+        if not self.shown_trips:
+            return self.program.run(carried, captured)
         with progress_bar(lambda: self.program.num_trips, self.shown_trips, self.function):
             return self.program.run(carried, captured)
 
@@ -268,37 +282,55 @@ def _settings_of_question(settings: LoopSettings) -> LoopSettings:
 
 
 def _compile(
-    call: _Call, owner: Recording, found: Reach, settings: LoopSettings, condition: Body | None
-) -> LoopProgram:
-    """Compile a loop; what turns up while it is traced is added to what was found."""
-    plan: LoopPlan | None = None
-    num_found = 0
-    while True:
-        found.tidy()
-        plan = plan or settings.guess(found)
-        body, request = _request(call, owner, found, settings, plan, condition)
-        try:
-            return LoopProgram(body, request)
-        except OtherUse as other:
-            plan = settings.plan(other.use)
-        except UnknownObject as unknown:
-            plan, before, num_found = None, found.size, num_found + 1
-            found.add(unknown.found)
-            found.tidy()
-            if found.size == before or num_found == _MAX_FOUND:
-                raise Error(
-                    f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
-                    "made while it was traced. Make it outside of the body."
-                ) from unknown
-
-
-def _request(
     call: _Call,
     owner: Recording,
     found: Reach,
     settings: LoopSettings,
+    condition: Body | None,
+    captured: Sequence[torch.Tensor],
+) -> LoopProgram:
+    """Compile a loop; what turns up while it is traced is added to what was found."""
+    plan: LoopPlan | None = None
+    num_found = 0
+    iterators = HostIterators(found.iterators, owner.iterators)
+    with iterators.unmoved():
+        while True:
+            found.tidy()
+            plan = plan or settings.guess(found)
+            body, request = _request(call, captured, found, settings, plan, condition, iterators)
+            try:
+                return LoopProgram(body, request)
+            except OtherUse as other:
+                plan = settings.plan(other.use)
+            except UnknownObject as unknown:
+                plan, before, num_found = None, found.size, num_found + 1
+                _add(unknown, found)
+                if found.size == before or num_found == _MAX_FOUND:
+                    raise Error(
+                        f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
+                        "made while it was traced. Make it outside of the body."
+                    ) from unknown
+
+
+def _add(unknown: UnknownObject, found: Reach) -> None:
+    """Add what turned up to what was found; see to it that a queue has an element."""
+    if isinstance(unknown.found, InfeedQueue) and unknown.where:
+        try:
+            unknown.found._element()
+        except Error as error:
+            raise type(error)(f"{unknown.where}: {error.message}") from error
+    found.add(unknown.found)
+    found.tidy()
+
+
+def _request(
+    call: _Call,
+    captured: Sequence[torch.Tensor],
+    found: Reach,
+    settings: LoopSettings,
     plan: LoopPlan,
     condition: Body | None,
+    iterators: HostIterators,
 ) -> tuple[LoopBody, LoopRequest]:
     inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
     places: list[Any] = []
@@ -309,11 +341,10 @@ def _request(
         places.append(place)
         names.append(name)
     num_fed = len(inputs)
-    for position, tensor in enumerate(owner.tensors):
+    for position, tensor in enumerate(captured):
         inputs.append((tuple(tensor.shape), tensor.dtype))
         places.append(_native.InputPlace(shared=True))
         names.append(f"captured[{position}]")
-    captured = list(owner.tensors)
 
     def step(
         carried: list[torch.Tensor], tensors: Sequence[torch.Tensor]
@@ -331,6 +362,7 @@ def _request(
             settings.watched(plan, found),
             _standing_for(captured, tensors[num_fed:]),
             elements.at_hand(tensors[:num_fed]),
+            iterators.taken_by_trips(),
         ):
             values = new_values(call.function, call.body(*carried, *args, **kwargs), carried)
             return values, None if condition is None else asked(condition, values)
@@ -359,13 +391,7 @@ def _settings_reader(
 
     def read(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         settings = read_optimizer(optimizer, relax_checks=bool(options.relax_optimizer_checks))
-        training = options.Training
-        if (
-            settings.forces_running_mean
-            and training.accumulation_and_replication_reduction_type == ReductionType.Mean
-            and training.meanAccumulationAndReplicationReductionStrategy
-            != MeanReductionStrategy.Running
-        ):
+        if lacks_running_mean(settings, options):
             raise Error(
                 "The optimizer's float16 accumulators need the mean reduction strategy Running: "
                 "call options.Training.setMeanAccumulationAndReplicationReductionStrategy("
@@ -383,5 +409,8 @@ def _standing_for(
     """Let traced tensors stand for the function's own in the body."""
     listener: Any = op_listener.get()
     for tensor, stand_in in zip(captured, traced, strict=True):
+        is_computed_of_weights = tensor.grad_fn is not None
         listener.stand_for(tensor, stand_in)
+        if is_computed_of_weights:
+            listener.loop.computed_outside.append(stand_in.requires_grad_())
     yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +15,8 @@ LEAST_SECONDS = 1.0
 """A shorter wait, over all runs of a program, is not worth a line."""
 LEAST_SHARE = 0.25
 """Nor is a smaller share of the time that it ran."""
+
+_NOTHING = nullcontext()
 
 
 class Starvation:
@@ -29,12 +31,12 @@ class Starvation:
         self._ran = self._waited = 0.0
         self._warned = False
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Return a scope in which the program runs, which counts."""
+        return self._counted() if self._infeeds and not self._warned else _NOTHING
+
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Count a scope in which the program runs."""
-        if not self._infeeds or self._warned:
-            yield
-            return
+    def _counted(self) -> Iterator[None]:
         before, start = self._seconds_waited(), perf_counter()
         yield
         self._ran += perf_counter() - start

@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import Attribute, Graph, Phase, Tensor, TensorKind
+from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.trace.graph.bodies import Branch, Control, Loop, placeholders_of, results_of
 from popsim_torch.trace.graph.origin import origin_of
@@ -23,7 +24,7 @@ class BodyBuilder(Builder):
     Args:
         outer: Builds the graph that the op stands in.
         nodes: The nodes that are lowered.
-        named: Whether its tensors have names.
+        named: Whether its tensors have names, or only gradients.
 
     Attributes:
         named: As given.
@@ -92,11 +93,10 @@ class _Body:
             value: torch.Tensor = node.meta["val"]
             self.builder.values[node] = self.builder.given(value.dtype, value.shape)
 
-    def lower(self, lower_nodes: LowerNodes, wanted: Collection[str]) -> dict[str, Tensor]:
+    def lower(self, lower_nodes: LowerNodes, offers: Offers) -> dict[str, Tensor]:
         """Lower its nodes; return those of its tensors that are asked for, by name."""
         lower_nodes(self.builder, self._function)
-        graph = self.builder.graph
-        return {name: graph.tensors[i] for name, i in graph.names.items() if name in wanted}
+        return offers.of_body(self.builder.graph)
 
     def finish(self, further: Sequence[Tensor]) -> Graph:
         """Return the body, with these results besides its own."""
@@ -111,7 +111,7 @@ def lower_control(
     inputs: Sequence[Tensor],
     place: Place,
     lower_nodes: LowerNodes,
-    wanted: Collection[str],
+    offers: Offers,
 ) -> tuple[Value, dict[str, Tensor]]:
     """Add the op of a loop or branch.
 
@@ -121,7 +121,7 @@ def lower_control(
         inputs: What it reads.
         place: Where it belongs.
         lower_nodes: Lowers the nodes of a body.
-        wanted: Names of tensors of its bodies that are asked for.
+        offers: Takes the names of its bodies.
 
     Returns:
         Its results, and the tensors that hold those asked for: of a loop, what they were in each
@@ -129,8 +129,8 @@ def lower_control(
     """
     inputs = [builder.contiguous(tensor, place) for tensor in inputs]
     if isinstance(control, Loop):
-        return _loop(builder, control, inputs, place, lower_nodes, wanted)
-    return _branch(builder, control, inputs, place, lower_nodes, wanted)
+        return _loop(builder, control, inputs, place, lower_nodes, offers)
+    return _branch(builder, control, inputs, place, lower_nodes, offers)
 
 
 def _loop(
@@ -139,10 +139,10 @@ def _loop(
     inputs: Sequence[Tensor],
     place: Place,
     lower_nodes: LowerNodes,
-    wanted: Collection[str],
+    offers: Offers,
 ) -> tuple[Value, dict[str, Tensor]]:
     body = _Body(loop.body, builder, loop)
-    names = body.lower(lower_nodes, wanted)
+    names = body.lower(lower_nodes, offers)
     if loop.conditional or not loop.count:
         names = {}  # there is nothing, or nobody knows how much
     graph = body.finish(list(names.values()))
@@ -176,11 +176,11 @@ def _branch(
     inputs: Sequence[Tensor],
     place: Place,
     lower_nodes: LowerNodes,
-    wanted: Collection[str],
+    offers: Offers,
 ) -> tuple[Value, dict[str, Tensor]]:
     bodies = [_Body(function, builder, branch) for function in branch.bodies]
     bodies[0].builder.twin, bodies[1].builder.twin = bodies[1].builder, bodies[0].builder
-    found = [body.lower(lower_nodes, wanted) for body in bodies]
+    found = [body.lower(lower_nodes, offers) for body in bodies]
     names = found[0] | found[1]
     graphs = []
     for body, own in zip(bodies, found, strict=True):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Program, Role, Tensor, TensorKind, names, walk_all
+from popsim_torch.ir import Program, Role, Tensor, TensorKind, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.bodies import BodyBuilder, lower_control
 from popsim_torch.lowering.emit.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
@@ -26,7 +28,7 @@ from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.trace.graph.bodies import CONTROL, Control, control_of
 from popsim_torch.trace.graph.functionalise import is_mutating
-from popsim_torch.trace.graph.markers import CONSTANT, PRINT
+from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
 
@@ -39,19 +41,19 @@ class _Lowering:
         named: NamedGraph,
         plan: OptimizerPlan | None,
         half_partials: HalfPartials,
-        wanted: Iterable[str],
+        offers: Offers,
         gradients: Iterable[GradientEnqueue],
     ) -> None:
         self._named = named
         self._plan = plan
         self._enqueued_gradients = gradients
-        wanted = list(wanted)
-        self._wanted = {spelling for name in wanted for spelling in names.spellings(name)}
+        self._program = Program(offered=offers.names)
+        self._offers = offers
         # An update needs its weight, though nobody else may read it.
-        updated = [] if plan is None else [update.parameter for update in plan.updates]
-        found = (named.find(name) for name in [*wanted, *updated])
-        self._needed = named.needed(node for node in found if node is not None)
-        self._program = Program()
+        updated = set() if plan is None else {update.parameter for update in plan.updates}
+        self._needed = named.needed(
+            node for name, node in named.by_name.items() if name in updated or offers.asked(name)
+        )
         streams = named.streams(is_random)
         self._builder = Builder(self._program.graph, self._needed, streams, half_partials)
         rule = None if plan is None else plan.loss_scale_rule
@@ -126,15 +128,18 @@ class _Lowering:
         value = self._lower_node(builder, node)
         builder.values[node] = value
         name = self._named.names.get(node)
-        if name is not None and isinstance(value, Tensor) and builder.named:
+        # What a gradient computes once more has its names where it is computed first.
+        if (
+            name is not None
+            and isinstance(value, Tensor)
+            and (builder.named or node.target is MARK)
+        ):
             builder.graph.set_name(value, name)
 
     def _lower_body(self, builder: BodyBuilder, function: torch.fx.GraphModule) -> None:
         for node in function.graph.nodes:
             if node.op == "call_function":
                 self._lower_named(builder, node)
-        for name in builder.graph.names:
-            self._program.offered[name] = None
 
     def _lower_control(
         self, builder: Builder, node: torch.fx.Node, control: Control, place: Place
@@ -146,7 +151,7 @@ class _Lowering:
             [builder.tensor(source) for source in inputs],
             place,
             self._lower_body,
-            self._wanted,
+            self._offers,
         )
         for name, tensor in found.items():
             builder.graph.set_name(tensor, name)
@@ -175,11 +180,8 @@ class _Lowering:
         """Give tensors that the program has their further names, or offer these."""
         for name, node in self._named.aliases.items():
             value = self._builder.values.get(node)
-            if not isinstance(value, Tensor):
-                continue
-            self._program.offered[name] = None
-            if name in self._wanted:
-                self._program.graph.set_name(value, name)
+            if isinstance(value, Tensor):
+                self._offers.add(self._program.graph, name, partial(_itself, value))
 
     def _add_updates(self) -> None:
         if self._plan is None:
@@ -188,7 +190,7 @@ class _Lowering:
         parameters = {n: graph.tensors[i] for n, i in self._program.parameters.items()}
         gradients = {n: self._builder.tensor(g) for n, g in self._named.gradients().items()}
         update = UpdateLowering(
-            self._builder, self._program, parameters, gradients, self._wanted, self._loss_scale
+            self._builder, self._program, parameters, gradients, self._offers, self._loss_scale
         )
         update.lower(self._plan, self._enqueued_gradients)
         if self._loss_scale is not None:
@@ -205,11 +207,15 @@ class _Lowering:
         }
 
 
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def lower(
     named: NamedGraph,
     plan: OptimizerPlan | None,
     half_partials: HalfPartials,
-    wanted: Iterable[str] = (),
+    offers: Offers,
     gradients: Iterable[GradientEnqueue] = (),
 ) -> Program:
     """Lower a traced model to a program of the device.
@@ -218,10 +224,10 @@ def lower(
         named: The trace.
         plan: The optimizer's updates, for training.
         half_partials: Which products of float16 operands add up in float16.
-        wanted: Names of tensors that are computed even if nothing else needs them.
+        offers: Takes what can be seen; what is asked for is there even if nothing needs it.
         gradients: Those that go into queues.
 
     Raises:
         Error: An operator the device does not know.
     """
-    return _Lowering(named, plan, half_partials, wanted, gradients).run()
+    return _Lowering(named, plan, half_partials, offers, gradients).run()

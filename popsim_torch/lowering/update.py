@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
+from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.emit.maps import cast
 from popsim_torch.lowering.gradient_queues import GradientQueues
@@ -31,7 +32,7 @@ class UpdateLowering:
         program: Gets the states and scalars.
         parameters: The weights on the device, by name.
         gradients: Their gradients of one micro-batch, by name.
-        wanted: Names of tensors that are anchored.
+        offers: Takes what an update computes in passing.
         loss_scale: Where the device adapts the loss scale by itself.
     """
 
@@ -41,7 +42,7 @@ class UpdateLowering:
         program: Program,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
-        wanted: Collection[str],
+        offers: Offers,
         loss_scale: LossScaleLowering | None = None,
     ) -> None:
         self._builder = builder
@@ -49,8 +50,8 @@ class UpdateLowering:
         self._parameters = parameters
         self._gradients = gradients
         self._loss_scale = loss_scale
-        self._wanted = wanted
-        self._terms = UpdateTerms(builder, program, wanted)
+        self._offers = offers
+        self._terms = UpdateTerms(builder, offers)
         self._states: dict[str, Tensor] = {}
 
     def lower(self, plan: OptimizerPlan, elements: Iterable[GradientEnqueue] = ()) -> None:
@@ -179,7 +180,7 @@ class UpdateLowering:
 
     def _shown(self, scalar: Scalar, tensor: Tensor) -> Tensor:
         """Return what an anchor of a hyper-parameter shows."""
-        if scalar.name not in self._wanted:
+        if not self._offers.asked(scalar.name):
             return tensor
         return cast(self._builder, tensor, scalar.shown_dtype, Place(Phase.UPDATE, 0, scalar.name))
 

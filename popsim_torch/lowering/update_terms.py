@@ -8,13 +8,15 @@ updates is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from popsim_torch.ir import Phase, Program, Tensor, names
+from popsim_torch.ir import Phase, Tensor, names
 from popsim_torch.ir.map_code import MapCode, MapValue
+from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
@@ -43,26 +45,22 @@ class UpdateOperands:
 
 
 class UpdateTerms:
-    """Adds the terms of weight updates that are wanted to a program, and offers the others.
+    """Offers the terms of weight updates.
 
     Args:
         builder: The graph under construction.
-        program: Gets the names.
-        wanted: Names of the tensors to add.
+        offers: Takes them.
     """
 
-    def __init__(self, builder: Builder, program: Program, wanted: Collection[str]) -> None:
+    def __init__(self, builder: Builder, offers: Offers) -> None:
         self._builder = builder
-        self._program = program
-        self._wanted = wanted
+        self._offers = offers
 
     def add(self, update: ParameterUpdate, operands: UpdateOperands) -> None:
         """Add the terms of an update, in front of its op."""
         terms = _Terms(self._builder, update, operands)
         for name, compute in terms.by_name().items():
-            self._program.offered[name] = None
-            if name in self._wanted:
-                self._builder.graph.set_name(compute(name), name)
+            self._offers.add(self._builder.graph, name, partial(compute, name))
 
 
 class _Terms:

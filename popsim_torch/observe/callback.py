@@ -73,8 +73,7 @@ class OutfeedCallback:
         self._print(f"\n{self.name}")
         if not self.queue.enqueued:
             self._print("No data enqueued")
-            if isinstance(self.queue, MaybeOutfeedQueue):
-                self._print(self.queue.why_empty())
+            self._print(self.queue.why_empty())
             return
         keeps_all = self.queue.mode == OutfeedMode.ALL
         element = self.queue.dequeue() if keeps_all else self.queue.poll()

@@ -54,7 +54,8 @@ class MaybeOutfeed(nn.Module):
     Args:
         maybe_queue: Collects the values. In a pipeline every stage has one of its own.
         final_outfeed: Enqueue what was collected, this layer's value included.
-        name: Key of the value; None for ``maybe_outfeed``.
+        name: Key of the value; None for ``maybe_outfeed``, and for ``maybe_outfeed_1`` and so on in
+            further layers of the queue.
 
     Raises:
         UsageTypeError: The queue is something else.
@@ -75,7 +76,9 @@ class MaybeOutfeed(nn.Module):
             )
         self.queue = maybe_queue
         self.final_outfeed = final_outfeed
-        self.name = "maybe_outfeed" if name is None else _checked_name("MaybeOutfeed", name)
+        self.name = maybe_queue.name_layer(
+            None if name is None else _checked_name("MaybeOutfeed", name)
+        )
 
     def forward(self, x: Any) -> Any:
         """Return ``x``, a tensor or a nest of tensors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class MaybeOutfeedQueue:
         self._is_complete = False  # the program being traced has an element
         self._trying = False
         self._warned: set[Filter] = set()
+        self._layer_names: set[str] = set()
         self._trace: Callable[[], object] = lambda: None
 
     @property
@@ -80,6 +82,22 @@ class MaybeOutfeedQueue:
         return self.queue.enqueued
 
     # Feeding
+
+    def name_layer(self, name: str | None) -> str:
+        """Return the key of a layer that feeds the queue; each without a name gets one of its own.
+
+        Args:
+            name: What the user calls it; None for ``maybe_outfeed``, ``maybe_outfeed_1``, ...
+        """
+        if name is None:
+            numbered = (f"maybe_outfeed_{number}" for number in itertools.count(1))
+            name = next(
+                one
+                for one in itertools.chain(["maybe_outfeed"], numbered)
+                if one not in self._layer_names
+            )
+        self._layer_names.add(name)
+        return name
 
     def maybe_outfeed(self, key: str, value: Any) -> None:
         """Add a value to the dictionary if a filter lets its key through.

@@ -169,7 +169,7 @@ class ParameterUpdate:
     Inputs of the op: ``[w, gradient, *states, *scalars]`` and then, when ``clipped``, the output of
     ``gradient_norm``. Outputs: ``[updated_name, *updated_state_names]``, each a view of the whole
     of the tensor that it updates. The orders of states and scalars are those of the op's schema
-    (``csrc/ops/update_*.cpp``).
+    (``csrc/ops/update``).
 
     Attributes:
         parameter: Canonical name of the parameter, ``w``.

@@ -21,7 +21,13 @@ from popsim_torch.optim.captures import unwrapped
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.rules import Rule
 
-__all__ = ["AttributeRecord", "GroupSettings", "OptimizerSettings", "read_optimizer"]
+__all__ = [
+    "AttributeRecord",
+    "GroupSettings",
+    "OptimizerSettings",
+    "read_optimizer",
+    "structure_of",
+]
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -38,18 +44,6 @@ _NAMES = {
     "RMSPROP": ("lr", "alpha", "eps", "weight_decay", "momentum"),
 }
 _STRUCTURAL = ("nesterov",)
-
-# torch.optim: an attribute with this value in all groups is constant; None: always constant.
-_TORCH_CONSTANT_AT: Mapping[str, float | None] = {
-    "betas": None,
-    "alpha": None,
-    "nesterov": None,
-    "momentum": 0.0,
-    "dampening": 0.0,
-    "weight_decay": 0.0,
-    "eps": 1e-8,
-}
-_ADAMW_WEIGHT_DECAY = 0.01
 
 _KNOWN_CLASSES = {
     *(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB),
@@ -120,6 +114,10 @@ class AttributeRecord:
         )
 
 
+Values = Mapping[str, HyperParameter]
+"""Hyper-parameters by attribute name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class GroupSettings:
     """A parameter group as it was when the optimizer was read.
@@ -130,7 +128,7 @@ class GroupSettings:
     """
 
     parameters: tuple[torch.Tensor, ...]
-    values: Mapping[str, HyperParameter]
+    values: Values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +145,32 @@ class OptimizerSettings:
 
     rule: Rule
     loss_scaling: HyperParameter
-    defaults: Mapping[str, HyperParameter]
+    defaults: Values
     groups: tuple[GroupSettings, ...]
     attributes: AttributeRecord
+
+    def as_constant_as(self, other: OptimizerSettings) -> OptimizerSettings:
+        """Return these values, where those are constant that are so in other settings."""
+
+        def values(own: Values, others: Values) -> Values:
+            return {
+                name: dataclasses.replace(value, constant=others.get(name, value).constant)
+                for name, value in own.items()
+            }
+
+        # (groups that have no counterpart cannot replace anything)
+        known = [*other.groups[: len(self.groups)], *self.groups[len(other.groups) :]]
+        return dataclasses.replace(
+            self,
+            loss_scaling=dataclasses.replace(
+                self.loss_scaling, constant=other.loss_scaling.constant
+            ),
+            defaults=values(self.defaults, other.defaults),
+            groups=tuple(
+                dataclasses.replace(own, values=values(own.values, one.values))
+                for own, one in zip(self.groups, known, strict=True)
+            ),
+        )
 
     @property
     def forces_running_mean(self) -> bool:
@@ -234,13 +255,30 @@ class _ValueReader:
     def _is_constant(self, name: str) -> bool:
         if isinstance(self._optimizer, optim.Optimizer):
             return name in _STRUCTURAL or self._optimizer.variable_attrs.isConstant(name)
-        if name not in _TORCH_CONSTANT_AT:
-            return False
-        constant_at = _TORCH_CONSTANT_AT[name]
-        if name == "weight_decay" and isinstance(self._optimizer, torch.optim.AdamW):
-            constant_at = _ADAMW_WEIGHT_DECAY
-        groups = (self._optimizer.defaults, *self._optimizer.param_groups)
-        return constant_at is None or all(group.get(name) == constant_at for group in groups)
+        # Schedulers of PyTorch may change whatever a program can take without being another one.
+        return name in _STRUCTURAL or (name == "momentum" and not _has_momentum(self._optimizer))
+
+
+def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a torch optimizer has velocities: without, they cost memory for nothing."""
+    return any(group.get("momentum") for group in (optimizer.defaults, *optimizer.param_groups))
+
+
+def structure_of(optimizer: torch.optim.Optimizer) -> list[object]:
+    """Return what a program is compiled for; equal where only values differ.
+
+    A ``poptorch.optim`` optimizer says itself what is constant; there it is the parameters alone.
+
+    Args:
+        optimizer: As for ``read_optimizer``.
+    """
+    optimizer, _ = unwrapped(optimizer)
+    groups = optimizer.param_groups
+    structure: list[object] = [[id(parameter) for parameter in g["params"]] for g in groups]
+    if not isinstance(optimizer, optim.Optimizer):
+        structure.append(_has_momentum(optimizer))
+        structure += [(bool(g.get("nesterov")), bool(g.get("centered"))) for g in groups]
+    return structure
 
 
 def _number(name: str, value: object) -> float:

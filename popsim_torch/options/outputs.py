@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import UsageTypeError
+from popsim_torch.errors import UsageAttributeError, UsageTypeError
 from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class OutputOptions(OptionsGroup):
     output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
     output_return_period = Setting(1, setter="outputMode")
     anchored_tensors = Setting[dict[str, list[Any]]]({}, setter="anchorTensor")
+    _takes_anchors = True
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
         """Choose which micro-batches of a call are returned.
@@ -44,6 +45,10 @@ class OutputOptions(OptionsGroup):
         """Return whether ``outputMode`` was never set."""
         return self.output_mode == OutputMode.Default
 
+    def _take_anchors(self, takes: bool) -> None:
+        """Say whether an anchor that is added now can act; a compiled executor says no."""
+        self.__dict__["_takes_anchors"] = takes
+
     def anchorTensor(
         self,
         short_name: str,
@@ -56,32 +61,40 @@ class OutputOptions(OptionsGroup):
     ) -> None:
         """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
 
-        It can be called on frozen options, but models that are wrapped already do not notice. The
-        requests are ``options.anchored_tensors``: by short name a list of the long name, whether
-        mode and period are the model's, the mode and the period.
+        It can be called on frozen options, but models that are wrapped already do not notice. On
+        ``model.options`` it acts until the model is compiled. The requests are
+        ``options.anchored_tensors``: by short name a list of the long name, whether mode and period
+        are the model's, the mode and the period.
 
         Args:
             short_name: The name to fetch the tensor by. The same name again replaces the request.
             long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
             output_mode: Which micro-batches to return; the model's mode and period if None.
-            output_return_period: The period of ``EveryN`` (device iterations), 1 by default. Other
-                modes ignore it, with a log line.
+            output_return_period: The period of ``EveryN`` (device iterations). One up to
+                ``deviceIterations`` counts those of each call, a longer one goes on from call to
+                call. Other modes ignore it, with a log line.
             anchor_mode: An older spelling of ``output_mode``.
             anchor_return_period: An older spelling of ``output_return_period``.
 
         Raises:
             UsageTypeError: Both spellings of one argument are given.
+            UsageAttributeError: These are the options of a model that is compiled.
             UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
-                period of ``EveryN`` is not positive.
+                period of ``EveryN`` is missing or not positive.
         """
         call = f"Options.anchorTensor({short_name!r}, {long_name!r})"
         require(
             isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
         )
+        if not self._takes_anchors:
+            raise UsageAttributeError(
+                f"{call}: these are the options of a model that is compiled, and what it records "
+                "is fixed then. Register the anchor in the options that trainingModel or "
+                "inferenceModel is given, or call model.destroy() first: the next call compiles "
+                "the model anew."
+            )
         mode = _one_of(call, "mode", output_mode, anchor_mode)
         period = _one_of(call, "return_period", output_return_period, anchor_return_period)
-        if mode == OutputMode.EveryN and period is None:
-            period = 1
         uses_default = mode is None or mode == OutputMode.Default
         mode = OutputMode.Default if uses_default else mode
         self.anchored_tensors[short_name] = [
@@ -108,7 +121,9 @@ def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
     if mode == OutputMode.EveryN:
         require(
             isinstance(period, int) and period > 0,
-            f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0.",
+            f"{call}: output_return_period={period!r}; OutputMode.EveryN needs an int above 0. "
+            "Pass output_return_period=10 for every tenth device iteration, or OutputMode.All for "
+            "each of them.",
         )
         return int(period or 1)
     if period is not None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.enums import MeanReductionStrategy, NamedIntEnum, OutputMode, ReductionType
 from popsim_torch.errors import UsageValueError
 from popsim_torch.options.locations import TensorLocationSettings
 from popsim_torch.options.options import Options
 from popsim_torch.stages import PipelinedExecution, PipelineSchedule, Stage, count_rule
 
 
-class GradientAccumulationReductionMethod(IntEnum):
+class GradientAccumulationReductionMethod(NamedIntEnum):
     """How the gradients of the micro-batches of an update are combined."""
 
     SUM = 0
@@ -28,7 +28,7 @@ class GradientAccumulationReductionMethod(IntEnum):
     """The accumulator always holds the mean of what it has seen."""
 
 
-class RecomputationMode(IntEnum):
+class RecomputationMode(NamedIntEnum):
     """Which forward values of a stage the backward pass rebuilds; no value depends on it."""
 
     Auto = 0

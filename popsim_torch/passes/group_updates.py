@@ -1,8 +1,9 @@
 """Joins the weight updates of a model, so that threads share all of its parameters at once.
 
 Update ops of the same kind become one op, with the inputs and outputs of one parameter after the
-other and the number of parameters as its attribute ``parameters``. Values stay the same to the last
-bit: threads share blocks of elements, and where blocks begin depends on no other parameter.
+other and the number of parameters as an attribute: those whose schema has one (``OpInfo.repeats``).
+Values stay the same to the last bit: threads share blocks of elements, and where blocks begin
+depends on no other parameter.
 
 Plain SGD stays as it is: it reads and writes so little that sharing gains nothing, and where
 nothing else of a step uses several threads, it takes weights away from the core that needs them.
@@ -15,15 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popsim_torch.ir import Graph, Op
-
-_KINDS = {
-    "adam_update",
-    "lamb_update",
-    "rmsprop_update",
-    "sgd_combined_update",
-    "sgd_momentum_update",
-}
-_COUNT = "parameters"
+from popsim_torch.passes.op_table import op_table
 
 
 def group_updates(graph: Graph) -> int:
@@ -41,7 +34,7 @@ def group_updates(graph: Graph) -> int:
     ops: list[Op] = []
     for op in graph.ops:
         read, written = _roots(graph, op.inputs), _roots(graph, op.outputs)
-        key = _key(op) if op.kind in _KINDS else None
+        key = _key(op) if _counter(op) else None
         if key in groups and groups[key].can_take(read, written):
             groups[key].members.append(op)
         else:
@@ -72,15 +65,21 @@ class _Group:
         return not (written & self.read or written & self.written or read & self.written)
 
 
+def _counter(op: Op) -> str:
+    """Return the attribute that says how many parameters an op has; empty: one and no more."""
+    return op_table()[op.kind].repeats
+
+
 def _key(op: Op) -> object:
     """Return what ops of one group have in common."""
-    attributes = {name: value for name, value in op.attributes.items() if name != _COUNT}
+    counter = _counter(op)
+    attributes = {name: value for name, value in op.attributes.items() if name != counter}
     lengths = len(op.inputs) // _count(op), len(op.outputs) // _count(op)
     return op.kind, op.phase, op.stage, lengths, repr(sorted(attributes.items()))
 
 
 def _count(op: Op) -> int:
-    count: Any = op.attributes.get(_COUNT, 1)
+    count: Any = op.attributes.get(_counter(op), 1)
     return int(count)
 
 
@@ -93,7 +92,7 @@ def _join(ops: list[Op]) -> None:
     first, others = ops[0], ops[1:]
     if not others:
         return
-    first.attributes = {**first.attributes, _COUNT: sum(map(_count, ops))}
+    first.attributes = {**first.attributes, _counter(first): sum(map(_count, ops))}
     first.inputs = [i for op in ops for i in op.inputs]
     first.outputs = [i for op in ops for i in op.outputs]
     first.name = f"{first.name} and {len(others)} more"

@@ -29,6 +29,8 @@ def _info(entry: _native.OpDef) -> OpInfo:
         entry.reuses_input,
         entry.cheap,
         entry.layer,
+        entry.exact,
+        entry.calls_host,
     )
 
 

@@ -12,7 +12,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from popsim_torch.ir import Graph, Program, TensorKind, graphs, names, verify, walk
+from popsim_torch.errors import InternalError
+from popsim_torch.ir import Graph, Program, TensorKind, graphs, walk
+from popsim_torch.ir.offers import Offers
 from popsim_torch.passes import (
     fuse_attention,
     fuse_elementwise,
@@ -20,7 +22,6 @@ from popsim_torch.passes import (
     fuse_products,
 )
 from popsim_torch.passes.group_updates import group_updates
-from popsim_torch.passes.op_table import op_table
 from popsim_torch.passes.patterns import Rewrite
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
@@ -28,6 +29,7 @@ from popsim_torch.passes.returns import ReturnRequest, add_returns
 from popsim_torch.passes.stage_tensors import add_stage_tensors
 from popsim_torch.passes.stochastic_rounding import round_at_random
 from popsim_torch.passes.synthetic_data import SyntheticData, make_inputs
+from popsim_torch.passes.verify import verify
 
 
 @dataclass(frozen=True)
@@ -49,35 +51,34 @@ class ProgramRequest:
     synthetic_data: SyntheticData = SyntheticData.NONE
 
 
-def invent_inputs(program: Program, request: ProgramRequest) -> None:
+def invent_inputs(program: Program, request: ProgramRequest, offers: Offers) -> None:
     """Let the device make its inputs, if the options say so."""
     make_inputs(program, request.synthetic_data)
 
 
-def round_results(program: Program, request: ProgramRequest) -> None:
+def round_results(program: Program, request: ProgramRequest, offers: Offers) -> None:
     """Round float16 results at random, if the options say so."""
     if request.stochastic_rounding:
         round_at_random(program)
 
 
-def rebuild_values(program: Program, request: ProgramRequest) -> None:
+def rebuild_values(program: Program, request: ProgramRequest, offers: Offers) -> None:
     """Rebuild forward values in the backward pass, as the options say."""
     recompute(program.graph, request.recomputation, program.checkpoints)
 
 
-def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
+def name_stage_tensors(program: Program, request: ProgramRequest, offers: Offers) -> None:
     """Give names to what crosses from one stage to another."""
     returns = request.returns
-    wanted = {name for anchor in returns.anchors for name in names.spellings(anchor.long_name)}
-    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, wanted)
+    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, offers)
 
 
-def bring_back(program: Program, request: ProgramRequest) -> None:
+def bring_back(program: Program, request: ProgramRequest, offers: Offers) -> None:
     """Let outputs, changed inputs and anchored tensors come back from a run."""
     add_returns(program, request.returns)
 
 
-PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
+PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest, Offers], object], ...] = (
     invent_inputs,
     round_results,
     rebuild_values,
@@ -108,32 +109,36 @@ REWRITES: tuple[Rewrite, ...] = (
 """All patterns of the host passes and what takes their place, in the order in which they run."""
 
 
-def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:
+def run_program_passes(program: Program, request: ProgramRequest, offers: Offers) -> Iterator[str]:
     """Run the passes that state a program, in place, and yield the name of each behind it.
 
     Args:
         program: As it was lowered.
         request: What the options ask for.
+        offers: Those of the program; takes what passes offer.
 
     Raises:
         Error: The options ask for what the program does not have.
         InternalError: The program breaks a rule; our own bug.
     """
     each = _verifies_passes()
+    in_flight = request.returns.pipelined
     if each:
-        verify(program.graph, op_table())
+        verify(program.graph, in_flight=in_flight)
     for run_pass in PROGRAM_PASSES:
-        run_pass(program, request)
+        run_pass(program, request, offers)
         if each or run_pass is PROGRAM_PASSES[-1]:
-            verify(program.graph, op_table())
+            # The types of results are looked at before the program runs, too.
+            _verify(run_pass, program, in_flight=in_flight, types=each)
         yield run_pass.__name__
 
 
-def run_host_passes(program: Program) -> Iterator[str]:
+def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
     """Run the passes that fit a program to this host, in place, and yield the name of each.
 
     Args:
         program: A complete program, all passes that state it done.
+        pipelined: Several micro-batches are in flight at a time.
 
     Raises:
         InternalError: The program breaks a rule; our own bug.
@@ -144,8 +149,16 @@ def run_host_passes(program: Program) -> Iterator[str]:
             run_pass(graph)
             forget_uncomputed(graph)
         if each:
-            verify(program.graph, op_table())
+            _verify(run_pass, program, in_flight=pipelined)
         yield run_pass.__name__
+
+
+def _verify(run_pass: Callable[..., object], program: Program, **rules: bool) -> None:
+    """Verify a program behind a pass, which the message names."""
+    try:
+        verify(program.graph, **rules)
+    except InternalError as error:
+        raise InternalError(f"behind the pass {run_pass.__name__}: {error.message}") from error
 
 
 def _verifies_passes() -> bool:

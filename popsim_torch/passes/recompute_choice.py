@@ -44,7 +44,6 @@ class Recomputation(enum.IntEnum):
     ALL = 4
 
 
-_HOST_CALL = "host_call"
 _RUNNING = "running_"
 """How the operands are called that a norm moves with every micro-batch."""
 
@@ -56,7 +55,8 @@ def _info(op: Op) -> OpInfo:
 def _is_noticed(op: Op) -> bool:
     """Whether users see how often an op runs: they read prints and count calls of their code."""
     inside = (inner for body in op.bodies for _, inner in walk_all(body))
-    return any(_info(part).sees_inputs or part.kind == _HOST_CALL for part in (op, *inside))
+    parts = (_info(part) for part in (op, *inside))
+    return any(part.sees_inputs or part.calls_host for part in parts)
 
 
 def _is_cheap(op: Op) -> bool:

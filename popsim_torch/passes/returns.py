@@ -27,6 +27,7 @@ from popsim_torch.ir import (
     names,
 )
 from popsim_torch.ir.map_code import MapCode
+from popsim_torch.ir.offers import find_name
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,7 @@ class _Returns:
         """Keep a tensor's values of each run until they are asked for."""
         graph, name = self._graph, self._anchored_name(request)
         tensor = graph.tensors[graph.names[name]]
-        # A period longer than the run would never end: its last iteration is the one returned.
-        mode, period = request.output_mode, min(request.period, self._loop.device_iterations)
+        mode, period = request.output_mode, request.period
         where = f"Options.anchorTensor('{request.short_name}')"
         is_state = tensor.role == Role.UPDATED or self._is_state(name)
         place = self._complete(tensor) if is_state else self._in_forward(tensor)
@@ -112,7 +112,7 @@ class _Returns:
         root = graph.root(tensor)
         shape = _returned_shape(tensor, count)
         kept: int | None = None
-        if self._stays(root, mode):
+        if self._stays(root, mode, period):
             self._staying.add(root.id)
             source, strides, offset = root, tensor.strides, tensor.offset
         else:
@@ -129,20 +129,29 @@ class _Returns:
         contiguous = strides == contiguous_strides(tensor.shape)
         is_whole = contiguous and tensor.numel == source.numel
         self._program.anchors[request.short_name] = AnchorView(
-            kept, root.id, shape, count, tensor.shape, strides, offset, is_whole
+            kept,
+            root.id,
+            shape,
+            count,
+            tensor.shape,
+            strides,
+            offset,
+            is_whole,
+            period if period > self._loop.device_iterations else 0,
         )
 
     def _anchored_name(self, anchor: AnchorRequest) -> str:
         known = self._graph.names
-        for candidate in names.spellings(anchor.long_name):
-            if candidate in known:
-                return candidate
-            if candidate in self._program.offered:
-                raise Error(
-                    f"Options.anchorTensor: '{candidate}' is in the body of a loop that makes no "
-                    "trip, or as many as a value says: there is no fixed number of values to give "
-                    "back. Return it from the body, and anchor the result of the loop."
-                )
+        found = find_name(anchor.long_name, known)
+        if found is not None:
+            return found
+        offered = find_name(anchor.long_name, self._program.offered)
+        if offered is not None:
+            raise Error(
+                f"Options.anchorTensor: '{offered}' is in the body of a loop that makes no "
+                "trip, or as many as a value says: there is no fixed number of values to give "
+                "back. Return it from the body, and anchor the result of the loop."
+            )
         everything = self._program.tensor_names()
         closest = closest_names(anchor.long_name, everything)
         raise Error(
@@ -166,7 +175,7 @@ class _Returns:
             return all(op.phase == Phase.SETUP for op in writers)
         return root.kind == TensorKind.CONSTANT and not writers
 
-    def _stays(self, root: Tensor, mode: OutputMode) -> bool:
+    def _stays(self, root: Tensor, mode: OutputMode, period: int) -> bool:
         """Whether a tensor's memory can hold what an anchor asks for until the next run.
 
         It does if it is constant or only one op writes it, the last micro-batch is the one asked
@@ -178,7 +187,8 @@ class _Returns:
             and not self._pipelined
             and returned_dtype(root.dtype, mode) == root.dtype
             and (
-                mode == OutputMode.Final or loop.device_iterations * loop.gradient_accumulation == 1
+                mode == OutputMode.Final
+                or (period == 1 and loop.device_iterations * loop.gradient_accumulation == 1)
             )
         )
 
@@ -195,9 +205,12 @@ class _Returns:
         self._graph.ops = ops
 
     def _is_state(self, name: str) -> bool:
-        """Whether a name is that of what is kept between runs, as the latest op left it."""
+        """Whether a name is that of what is kept between runs, as the latest op left it.
+
+        A weight is what the micro-batch used: its update has a name of its own.
+        """
         program = self._program
-        kept = (program.parameters, program.buffers, program.states, program.scalars)
+        kept = (program.buffers, program.states, program.scalars)
         return any(name in known for known in kept)
 
     def _add(

@@ -12,26 +12,28 @@ IPUs. Only those that are anchored become tensors, by ops that copy; the readers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from popsim_torch.ir import Graph, Op, Phase, Program, Role, Tensor, TensorKind, Uses, names, walk
+from popsim_torch.ir.offers import Offers
 
 
 def add_stage_tensors(
-    program: Program, ipu_of_stage: Mapping[int, int], pipelined: bool, wanted: Collection[str]
+    program: Program, ipu_of_stage: Mapping[int, int], pipelined: bool, offers: Offers
 ) -> None:
-    """Add the tensors that are wanted to a program, in place, and offer the others.
+    """Offer what a program has at the borders of its stages.
 
     Args:
         program: With what backward rebuilds, and without returns.
         ipu_of_stage: The IPU of each stage.
         pipelined: Several micro-batches are in flight at a time.
-        wanted: Names of the tensors to add.
+        offers: Takes them.
     """
-    tensors = _StageTensors(program, ipu_of_stage, wanted)
+    tensors = _StageTensors(program, ipu_of_stage, offers)
     num_stages = 1 + max((op.stage for _, op in walk(program.graph)), default=0)
     if num_stages > 1:
         tensors.add_copies()
@@ -42,17 +44,15 @@ def add_stage_tensors(
 
 
 class _StageTensors:
-    def __init__(
-        self, program: Program, ipu_of_stage: Mapping[int, int], wanted: Collection[str]
-    ) -> None:
+    def __init__(self, program: Program, ipu_of_stage: Mapping[int, int], offers: Offers) -> None:
         self._program = program
         self._graph: Graph = program.graph
         self._ipu_of_stage = ipu_of_stage
-        self._wanted = wanted
+        self._offers = offers
         self._uses = Uses(self._graph)
         # Ops to put in, by the op that they go before.
         self._before: dict[int, list[Op]] = {}
-        # Of tensors that are not read by their own name.
+        # The names of tensors, for those that are asked for by id.
         self._name_of = {tensor_id: name for name, tensor_id in self._graph.names.items()}
 
     def add_copies(self) -> None:
@@ -63,7 +63,7 @@ class _StageTensors:
             for name, tensor, writer in self._named_values(reader):
                 ipu = self._ipu(reader.stage)
                 if writer.phase == reader.phase and self._ipu(writer.stage) != ipu:
-                    self._copy(names.copied_to(name, ipu), tensor, reader)
+                    self._offer_copy(names.copied_to(name, ipu), tensor, reader)
 
     def add_stashes(self, last_stage: int) -> None:
         """Add what stages keep for their backward pass.
@@ -76,8 +76,8 @@ class _StageTensors:
                 continue
             for name, tensor, writer in self._named_values(reader):
                 if writer.phase == Phase.FORWARD and writer.stage < last_stage:
-                    self._alias(names.stashed(name), tensor)
-                    self._copy(names.restored(name), tensor, reader)
+                    self._offer(names.stashed(name), partial(_itself, tensor))
+                    self._offer_copy(names.restored(name), tensor, reader)
 
     def add_counters(self, pipelined: bool) -> None:
         """Add the count of micro-batches in the running means of each stage."""
@@ -87,8 +87,7 @@ class _StageTensors:
                 stage = op.stage if pipelined else None
                 found.setdefault(names.counter(self._ipu(op.stage), stage), op)
         for name, op in found.items():
-            if self._is_new(name):
-                self._count(name, op)
+            self._offer(name, partial(self._count, name, op))
 
     def finish(self) -> None:
         """Put the collected ops into their places."""
@@ -113,26 +112,23 @@ class _StageTensors:
                 found.append((name, tensor, writers[-1]))
         return found
 
-    def _is_new(self, name: str) -> bool:
-        """Offer a tensor; return whether it is to be added now."""
-        if name in self._graph.names or name in self._program.offered:
-            return False
-        self._program.offered[name] = None
-        return name in self._wanted
+    def _offer(self, name: str, make: Callable[[], Tensor]) -> None:
+        """Offer a tensor whose name is none yet."""
+        if name not in self._graph.names and name not in self._program.offered:
+            self._offers.add(self._graph, name, make)
 
-    def _alias(self, name: str, tensor: Tensor) -> None:
-        if self._is_new(name):
-            self._graph.set_name(tensor, name)
+    def _offer_copy(self, name: str, tensor: Tensor, reader: Op) -> None:
+        self._offer(name, partial(self._copy, name, tensor, reader))
 
-    def _copy(self, name: str, tensor: Tensor, reader: Op) -> None:
-        if not self._is_new(name):
-            return
+    def _copy(self, name: str, tensor: Tensor, reader: Op) -> Tensor:
+        """Add a copy of a tensor in front of an op that reads it."""
         copy = self._graph.add_tensor(TensorKind.VALUE, tensor.dtype, tensor.shape, name=name)
         op = replace(reader, kind="copy", inputs=[tensor.id], outputs=[copy.id], attributes={})
         op.name = name
         self._before.setdefault(id(reader), []).append(op)
+        return copy
 
-    def _count(self, name: str, accumulation: Op) -> None:
+    def _count(self, name: str, accumulation: Op) -> Tensor:
         """Add ones up where gradients are added up."""
         graph = self._graph
         one = graph.add_tensor(
@@ -151,3 +147,8 @@ class _StageTensors:
         )
         op.name = name
         self._before.setdefault(id(accumulation), []).append(op)
+        return count
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor

@@ -5,7 +5,9 @@ gives a float32 result, which ``stochastic_round`` rounds. So one op rounds for 
 knows of it. Weight updates and accumulations change their tensors where they are, a part at a time,
 and round by themselves: they have a stream of random numbers as an attribute.
 
-What moves numbers and computes none stays as it is, and so does what depends on constants only.
+What moves numbers and computes none stays as it is (``OpInfo.exact``): so does the long tail, which
+computes in float32 and is followed by a conversion, and so do users' kernels, which know no float32
+in the place of float16. What depends on constants only stays, too.
 """
 
 from __future__ import annotations
@@ -23,17 +25,6 @@ from popsim_torch.ir import Graph, Op, Phase, Program, Tensor, TensorKind, graph
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
 
-_EXACT = frozenset(
-    {
-        *("anchor", "cat", "custom", "dynamic_slice", "dynamic_update", "embedding", "host_call"),
-        *("into_zeros", "max_pool", "print", "random", "stochastic_round"),
-    }
-)
-"""Kinds of ops that give numbers as they were, or are given them in their type.
-
-And users' kernels, which know no float32 in the place of float16."""
-_LONG_TAIL = "aten"
-"""Computes in float32 and is followed by a conversion, or moves numbers."""
 _TYPE_ATTRIBUTES = ("dtype", "dtypes", "statistics")
 _PARTIALS = "partials"
 _OUTPUTS_PER_STREAM = 8
@@ -77,7 +68,7 @@ class _Rounding:
 
     def _rounds(self, op: Op) -> bool:
         """Whether an op computes float16 results."""
-        if op.phase == Phase.SETUP or op.kind in _EXACT or op.kind == _LONG_TAIL or op.bodies:
+        if op.phase == Phase.SETUP or op_table()[op.kind].exact or op.bodies:
             return False
         if op.kind == "copy" and "dtype" not in op.attributes:
             return False

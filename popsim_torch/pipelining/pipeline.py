@@ -175,7 +175,7 @@ def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What of the last stage is enqueued, and where."""
+    """Which results of the last stage are enqueued, and where."""
 
     queue: OutfeedQueue | None
     loss: bool

@@ -8,8 +8,8 @@ in TensorFlow for IPUs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
 
+from popsim_torch.enums import NamedIntEnum
 from popsim_torch.errors import Error
 from popsim_torch.stages.strategies import ExecutionStrategy
 
@@ -35,7 +35,7 @@ class WrongNumberOfMicroBatches(Error):
         self.rule, self.near = rule, near
 
 
-class PipelineSchedule(IntEnum):
+class PipelineSchedule(NamedIntEnum):
     """When the stages of a pipeline run; no value depends on it.
 
     A micro-batch takes a slot for each stage forward and one for each backward, ``2 n`` slots for

@@ -17,6 +17,7 @@ from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.cumulative_norm import cumulative_norm
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation
+from popsim_torch.trace.host_reads import noticed_host_reads
 
 
 @contextmanager
@@ -111,4 +112,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_autocast,
     _with_range_on_device,
     cumulative_norm,
+    noticed_host_reads,
 )

@@ -1,7 +1,8 @@
 """Parts of a tensor that begin where a run says, as operators of ours.
 
 ``popsim::dynamic_slice`` reads a part, and ``popsim::dynamic_update`` returns the tensor with
-another part in its place. Each is the gradient of the other.
+another part in its place. Each is the gradient of the other. Slices wrap around the end of an axis;
+the position of ``t[x]`` must be there.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, nod
 from popsim_torch.trace.known_values import changed_arguments, memories_of
 
 _SCHEMAS = (
-    "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step) -> Tensor",
-    "dynamic_update(Tensor x, Tensor part, Tensor start, int axis, int step) -> Tensor",
+    "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step, bool wraps) -> Tensor",
+    "dynamic_update(Tensor x, Tensor part, Tensor start, int axis, int step, bool wraps) -> Tensor",
 )
 
 
-def _slice(x: torch.Tensor, _start: object, axis: int, count: int, _step: int) -> torch.Tensor:
+def _slice(x: torch.Tensor, _start: object, axis: int, count: int, *_: object) -> torch.Tensor:
     shape = list(x.shape)
     shape[axis] = count
     return x.new_empty(shape)
@@ -37,7 +38,7 @@ def _update(x: torch.Tensor, *_: object) -> torch.Tensor:
 
 
 def _keep_for_slice(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, start, ctx.axis, _count, ctx.step = inputs
+    x, start, ctx.axis, _count, *ctx.steps = inputs
     ctx.shape = x.shape
     ctx.save_for_backward(start)
 
@@ -45,12 +46,12 @@ def _keep_for_slice(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 def _slice_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     (start,) = ctx.saved_tensors
     zeros = gradient.new_zeros(()).expand(ctx.shape)
-    result = torch.ops.popsim.dynamic_update(zeros, gradient, start, ctx.axis, ctx.step)
-    return result, None, None, None, None
+    result = torch.ops.popsim.dynamic_update(zeros, gradient, start, ctx.axis, *ctx.steps)
+    return result, None, None, None, None, None
 
 
 def _keep_for_update(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _x, part, start, ctx.axis, ctx.step = inputs
+    _x, part, start, ctx.axis, *ctx.steps = inputs
     ctx.shape = part.shape
     ctx.save_for_backward(start)
 
@@ -59,9 +60,9 @@ def _update_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     (start,) = ctx.saved_tensors
     place = (start, ctx.axis)
     zeros = gradient.new_zeros(()).expand(ctx.shape)
-    of_x = torch.ops.popsim.dynamic_update(gradient, zeros, *place, ctx.step)
-    of_part = torch.ops.popsim.dynamic_slice(gradient, *place, ctx.shape[ctx.axis], ctx.step)
-    return of_x, of_part, None, None, None
+    of_x = torch.ops.popsim.dynamic_update(gradient, zeros, *place, *ctx.steps)
+    of_part = torch.ops.popsim.dynamic_slice(gradient, *place, ctx.shape[ctx.axis], *ctx.steps)
+    return of_x, of_part, None, None, None, None
 
 
 def _register() -> Any:
@@ -99,8 +100,8 @@ class _Values(Protocol):
 
 aten = torch.ops.aten
 
-# Axis, first position, how many positions it reaches over, step.
-_Place = tuple[int, torch.Tensor, int, int]
+# Axis, first position, how many positions it reaches over, step, whether it wraps around.
+_Place = tuple[int, torch.Tensor, int, int, bool]
 _POSITIONS = (torch.int8, torch.int16, torch.int32, torch.int64)  # uint8 is a mask
 _MAX_DEPTH = 8  # of arithmetic that is written down twice
 
@@ -145,10 +146,10 @@ def slicing_call(
     for item in index:
         part = _part(values, item)
         if part is not None:
-            parts.append((axis, *part))
+            parts.append((axis, *part, True))
             item = slice(None)
         elif (position := _position(values, item)) is not None:
-            parts.append((axis, position, 1, 1))
+            parts.append((axis, position, 1, 1, False))
             item = 0
         rest.append(item)
         axis += tensor.dim() - _num_axes(index) if item is Ellipsis else _num_axes((item,))
@@ -251,8 +252,8 @@ def _number(node: torch.fx.Node) -> tuple[torch.fx.Node | None, int]:
 
 
 def _sliced(tensor: torch.Tensor, parts: Sequence[_Place], rest: tuple[Any, ...]) -> torch.Tensor:
-    for place in parts:
-        tensor = slice_of_run(tensor, *place)
+    for axis, start, size, step, wraps in parts:
+        tensor = slice_of_run(tensor, axis, start, size, step, wraps=wraps)
     return tensor if all(map(_is_whole, rest)) else tensor[rest]
 
 
@@ -264,10 +265,11 @@ def _assign(
     tensor: torch.Tensor, parts: Sequence[_Place], rest: tuple[Any, ...], value: Any
 ) -> None:
     """Assign to a part of the first part, and put that back into the tensor."""
-    (axis, start, size, step), *others = parts
-    part = slice_of_run(tensor, axis, start, size, step)
+    (axis, start, size, step, wraps), *others = parts
+    part = slice_of_run(tensor, axis, start, size, step, wraps=wraps)
     if others:
         _assign(part, others, rest, value)
     else:
         part[rest] = value
-    tensor.copy_(torch.ops.popsim.dynamic_update(tensor, part, as_index(start), axis, step))
+    position = as_index(start)
+    tensor.copy_(torch.ops.popsim.dynamic_update(tensor, part, position, axis, step, wraps))

@@ -36,7 +36,7 @@ from popsim_torch.trace.control.higher_order import higher_order_call
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
-from popsim_torch.trace.graph.device_types import as_device_types, seen_dtype
+from popsim_torch.trace.graph.device_types import as_device_types, as_seen
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
     host_computation,
@@ -47,6 +47,7 @@ from popsim_torch.trace.graph.traced_tensors import (
     of_another_trace,
 )
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
+from popsim_torch.trace.host_reads import warn_of_host_read
 from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.loop_body import LoopTrace
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
@@ -54,6 +55,7 @@ from popsim_torch.trace.recurrent import recurrent_call
 from popsim_torch.trace.traceable import traceable_call
 
 _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
+_RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
 # Answered with the tensor's values, in ways that pass by the operators of PyTorch.
 _READS = _PRINTS | {"tolist"}
@@ -87,6 +89,9 @@ class FunctionListener(HostData, Protocol):
 
     def after_call(self, result: torch.Tensor) -> None:
         """Take note of a tensor that a function returned or changed."""
+
+    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook of a gradient in which operations of ``popsim_torch`` work."""
 
     def mark_loss(self, loss: torch.Tensor) -> None:
         """Take note of the result of a loss function."""
@@ -174,13 +179,17 @@ class FunctionMode(TorchFunctionMode):
             result = func(*args, **kwargs)
             if self._listener.loop is not None and _takes_gradient_away(func, name, args):
                 self._listener.loop.notice_cleared(args[0])
-            return seen_dtype(result) if is_traced(args[0]) else result
+            return as_seen(func, args[0], result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
+            if name in _RANDOM_CONSTRUCTORS or draws_random_numbers(func, {}):
+                warn_of_host_read(f"torch.{name}")
             return _call_on_host(func, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
         if _leaves_device(name, args, kwargs):
             return self._to_host(func, name, args, kwargs)
+        if name == "register_hook" and len(args) == 2 and callable(args[1]):
+            args = (args[0], self._listener.hook(args[1]))
         if name == "__reduce_ex__" or (name == "__deepcopy__" and args[0].is_leaf):
             return copied(name, args[0])
         func, args, kwargs = as_device_types(func, args, kwargs)

@@ -38,11 +38,12 @@ class UnknownObject(Exception):
 
     Attributes:
         found: The object.
+        where: What used it, as the beginning of a message; may be empty.
     """
 
-    def __init__(self, found: object) -> None:
+    def __init__(self, found: object, where: str = "") -> None:
         super().__init__(f"the body of a loop uses a {type(found).__name__} that was not found")
-        self.found = found
+        self.found, self.where = found, where
 
 
 class LoopBody(nn.Module):
@@ -128,6 +129,7 @@ class LoopTrace:
         loss_dtype: Element type of the last loss.
         gradients: The gradient that each update uses, by the parameter's name.
         steps: The optimizers that the body steps.
+        computed_outside: What the function computed of weights outside of the loop.
         called: The modules that the body calls, by identity.
     """
 
@@ -140,6 +142,7 @@ class LoopTrace:
     loss_dtype: torch.dtype = torch.float32
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
+    computed_outside: list[torch.Tensor] = field(default_factory=list)
     called: dict[int, nn.Module] = field(default_factory=dict)
     _updated: dict[int, str] = field(default_factory=dict)
     _cleared: set[int] = field(default_factory=set)
@@ -189,6 +192,13 @@ class LoopTrace:
             )
         for leaf, new in zip(leaves, found, strict=True):
             if new is not None:
+                if any(leaf is one for one in self.computed_outside):
+                    raise Error(
+                        f"backward(){user_line(' at ')}: the loss depends on a weight by a tensor "
+                        f"of shape {tuple(leaf.shape)} that was computed outside of the loop, "
+                        "where gradients of a trip do not get to. Compute it in the body, or use "
+                        "tensor.detach() of it."
+                    )
                 before = leaf.grad
                 leaf.grad = new if before is None else before + new
                 self._unread[id(leaf)] = leaf.grad

@@ -12,7 +12,7 @@ from popsim_torch.ir import names as spelling
 from popsim_torch.trace.graph.bodies import control_of, controls_in
 from popsim_torch.trace.graph.functionalise import is_check, is_mutating
 from popsim_torch.trace.graph.markers import MARK, PRINT
-from popsim_torch.trace.graph.origin import draw_of
+from popsim_torch.trace.graph.origin import draw_of, gradient_key_of
 from popsim_torch.trace.names import NameTable
 from popsim_torch.trace.result import TraceResult
 
@@ -32,6 +32,7 @@ class NamedGraph:
         results: The nodes of the outputs, then of the gradients.
         names: Name by node.
         aliases: Node by name, of tensors that have that name only where it is asked for.
+        by_name: Node by name, of both kinds.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class NamedGraph:
         self.results: list[Any] = list(self.nodes[-1].args[0])  # type: ignore[arg-type]
         self.names = names
         self.aliases = aliases
-        self._by_name = aliases | {name: node for node, name in names.items()}
+        self.by_name = aliases | {name: node for node, name in names.items()}
         controls = traced.controls
         self._owners = {
             inner: node
@@ -81,13 +82,6 @@ class NamedGraph:
         """Return the data of a ``get_attr`` node: a tensor that PyTorch made of Python numbers."""
         data: torch.Tensor = getattr(self.traced.graph_module, str(node.target))
         return data
-
-    def find(self, name: str) -> torch.fx.Node | None:
-        """Return the node of that name, in its present or its old form, if there is one."""
-        for candidate in spelling.spellings(name):
-            if candidate in self._by_name:
-                return self._by_name[candidate]
-        return None
 
     def message_name(self, node: torch.fx.Node) -> str:
         """Return what to call a node in messages: its name, or that of a node it feeds."""
@@ -187,7 +181,23 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
             loss = None if forward is None else losses.get(forward)
             if loss is not None and loss != marked:
                 aliases[spelling.gradient(loss)] = node
+    _name_gradients_in_bodies(traced, table)
     return NamedGraph(traced, table.of_node, aliases)
+
+
+def _name_gradients_in_bodies(traced: TraceResult, table: NameTable) -> None:
+    """Name the gradients of what bodies compute: those that bodies of gradients mark."""
+    bodies = [
+        body
+        for _, control in controls_in(traced.graph_module.graph, traced.controls)
+        for body in control.bodies
+    ]
+    nodes = list(dict.fromkeys(node for body in bodies for node in body.graph.nodes))
+    # Of several nodes that one call has become the last one has its result.
+    names = {gradient_key_of(node): table.of_node[node] for node in nodes if node in table.of_node}
+    for node in nodes:
+        if node.target is MARK and NamedGraph.key_of(node) in names:
+            table.set(node, spelling.gradient(names[NamedGraph.key_of(node)]))
 
 
 def _check_not_reserved(given: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.constants import Constants
 from popsim_torch.trace.control.cut import unchanged
 from popsim_torch.trace.control.flow import ControlFlow
@@ -26,7 +27,13 @@ from popsim_torch.trace.custom import custom_results
 from popsim_torch.trace.gradient_uses import watch_uses
 from popsim_torch.trace.graph.enqueues import Sums, record_enqueue
 from popsim_torch.trace.graph.markers import PrintedTensor, mark
-from popsim_torch.trace.graph.origin import set_origin, user_line
+from popsim_torch.trace.graph.origin import (
+    note_gradient,
+    note_hook,
+    origin_kept,
+    set_origin,
+    user_line,
+)
 from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
     find_node,
@@ -101,6 +108,8 @@ class Recorder:
         self.without_traced_state: Callable[[], AbstractContextManager[None]] = nullcontext
         self._endings: list[Callable[[], None]] = []
         self.losses: list[torch.Tensor] = []
+        # Prints with gradient: the tensor, and what stands for it behind the print.
+        self._printed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.differentiated: list[torch.Tensor] = []
 
     def begin_loop(
@@ -143,6 +152,7 @@ class Recorder:
         """
         for seen in (self._seen, self._hooked, self.losses, self.differentiated, self.overlaps):
             seen.clear()
+        self._printed.clear()
         for tensors in (self._known, self._tensor_ids, self._constants, self.values):
             tensors.clear()
         self._state_of.clear()
@@ -199,16 +209,32 @@ class Recorder:
             return
         if current_graph() is not self._graph:
             return  # traced on its own, by torch.func.linearize
-        if self._depth_of_bodies:
-            return  # its gradient is the body's
         place = (result.grad_fn, result.output_nr)
         if place in self._hooked:
             return
         self._hooked.add(place)
         key = next(self._keys)
-        self._result.forward_of[key] = node_of(result)
         self._mark_gradient(result, key)
+        if self._depth_of_bodies:  # its gradient is the body's, and its node will be cut out
+            note_gradient(node_of(result), key)
+            return
+        self._result.forward_of[key] = node_of(result)
         self._follow(result.grad_fn)
+
+    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a user's hook of a gradient: it may enqueue and print, as forward may."""
+
+        def called(*gradients: Any) -> Any:
+            # Autograd calls it in a thread of its own.
+            token, origin = op_listener.set(self), self._origin
+            try:
+                with origin_kept():
+                    return function(*gradients)
+            finally:
+                self._origin = origin
+                op_listener.reset(token)
+
+        return called
 
     def mark_loss(self, loss: torch.Tensor) -> None:
         """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
@@ -238,7 +264,21 @@ class Recorder:
             self._result.prints[gradient_key] = PrintRequest(title, key, text_format)
         result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
         self.after_call(result)
+        if print_gradient:
+            self._printed.append((tensor, result))
         return result
+
+    def behind_prints(self, loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a loss as its last print hands it on: the gradient comes from there.
+
+        A print whose result nobody uses is none.
+        """
+        nodes = {find_node(output) for output in outputs}
+        for tensor, result in self._printed:
+            node = find_node(result)
+            if tensor is loss and node is not None and (node.users or node in nodes):
+                loss = result
+        return loss
 
     def at_end(self, ending: Callable[[], None]) -> None:
         """Call ``ending`` when all of forward has been traced."""
@@ -261,6 +301,9 @@ class Recorder:
             record_enqueue(
                 self._result.enqueues, queue, structure, given, self._origin.source, self._sums
             )
+        graph = current_graph()
+        if self._in_backward and graph is not None:
+            note_hook(graph._root.prev)
 
     @contextmanager
     def summed_elements(self, dtype: torch.dtype | None) -> Iterator[None]:
@@ -363,6 +406,11 @@ class Recorder:
         """Return what records loops and branches."""
         return self._control_flow
 
+    @property
+    def is_inside_of_body(self) -> bool:
+        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        return self._depth_of_bodies > 0
+
     @contextmanager
     def inside_of_body(self) -> Iterator[None]:
         """Take note of no losses and gradients in this scope: they are not the model's."""
@@ -381,9 +429,16 @@ class Recorder:
     def gradient_of_body(self) -> Iterator[None]:
         """Take note that the nodes made in this scope belong to the gradient of a body."""
         set_origin(replace(self._origin, backward=True, op_type=None))
+        before, self._in_backward = self._in_backward, True
         try:
             yield
+        except RuntimeError as error:
+            located = explained(error, user_line(excludes=("contextlib.py",)))
+            if located is None:
+                raise
+            raise located from error
         finally:
+            self._in_backward = before
             set_origin(self._origin)
 
     def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
@@ -444,7 +499,7 @@ class Recorder:
         self._origin = Origin(
             self._scopes.current,
             self._stages.current_stage(),
-            self._loop is not None and self._loop.has_backward,
+            self._in_backward or (self._loop is not None and self._loop.has_backward),
             op_type,
             source,
             next(self._calls),

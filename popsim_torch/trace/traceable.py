@@ -28,7 +28,10 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 def _bincount(
     input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """Compute ``torch.bincount`` with as many bins as it is told; others are not counted."""
+    """Compute ``torch.bincount`` with as many bins as it is told.
+
+    Larger numbers are not counted. A negative one has no place to be counted in, which fails.
+    """
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
     if input.dim() != 1:
@@ -39,8 +42,7 @@ def _bincount(
         name = torch.empty(0, dtype=input.dtype, device="cpu").type()  # torch.FloatTensor
         name = name.removeprefix("torch.").removesuffix("Tensor")
         raise NotImplementedError(f"\"bincount_cpu\" not implemented for '{name}'")
-    outside = (input < 0) | (input >= minlength)
-    bins = torch.where(outside, minlength, input)
+    bins = torch.where(input >= minlength, minlength, input)
     if weights is None:
         weights = torch.ones(input.shape, dtype=torch.int64, device=DEVICE)
     elif weights.dtype != torch.float32:

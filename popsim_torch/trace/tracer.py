@@ -30,11 +30,12 @@ from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
+from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.graph.device import DEVICE
-from popsim_torch.trace.graph.origin import recording
+from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.traced_tensors import TraceMode
 from popsim_torch.trace.loop_body import LoopBody, LoopTrace
 from popsim_torch.trace.losses import find_final_loss
@@ -141,7 +142,8 @@ class _Tracer:
         if self._loop is not None:
             gradients = self._end_loop(self._loop)
         else:
-            gradients = self._backward(state, flat[-1]) if self._request.training else []
+            training = self._request.training
+            gradients = self._backward(state, flat[-1], outputs) if training else []
         return [*outputs, *gradients]
 
     def _forward(
@@ -183,7 +185,10 @@ class _Tracer:
         return list(loop.gradients.values())
 
     def _backward(
-        self, state: Mapping[str, torch.Tensor], loss_scale: torch.Tensor
+        self,
+        state: Mapping[str, torch.Tensor],
+        loss_scale: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
         self._result.loss_dtype = loss.dtype
@@ -193,6 +198,7 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
+        loss = self._recorder.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
         with self._recorder.backward_of(loss):
@@ -256,7 +262,10 @@ def _translated_errors() -> Iterator[None]:
         raise Error(f"Unsupported ops found in compiled model: [{func._schema.name}]") from error
     except Exception as error:
         without_fakes(error)
-        raise
+        located = explained(error, current_origin().source)
+        if located is None:
+            raise
+        raise located from error
 
 
 def trace(request: TraceRequest) -> TraceResult:

@@ -22,7 +22,7 @@ class Callbacks:
     Args:
         function: Which, for messages.
         callbacks: One or several; each has at least one of ``on_epoch_begin(epoch)``,
-            ``on_epoch_end(epoch, logs)`` and ``on_batch_end(step, logs)``.
+            ``on_epoch_end(epoch, logs, anchors)`` and ``on_batch_end(step, logs)``.
 
     Raises:
         UsageTypeError: One has none of these.
@@ -51,27 +51,29 @@ class Callbacks:
         """An epoch begins."""
         self._call("on_epoch_begin", epoch, {})
 
-    def epoch_end(self, epoch: int, logs: Logs) -> None:
+    def epoch_end(self, epoch: int, logs: Logs, anchors: Logs) -> None:
         """An epoch has ended; ``logs`` has a tensor of all its steps for each value."""
-        self._call("on_epoch_end", epoch, logs)
+        self._call("on_epoch_end", epoch, logs, anchors)
 
     def batch_end(self, step: int, logs: Logs) -> None:
         """A step has ended; ``logs`` has a scalar for each value."""
         self._call("on_batch_end", step, logs)
 
-    def _call(self, name: str, number: int, logs: Logs) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
         for method in self._methods[name]:
-            method(*[number, logs][: _num_taken(method)])
+            method(*arguments[: _num_taken(method, len(arguments))])
 
 
-def _num_taken(method: Callable[..., Any]) -> int:
-    """Return how many of two positional arguments a method takes."""
+def _num_taken(method: Callable[..., Any], most: int) -> int:
+    """Return how many positional arguments a method takes, at most so many."""
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
-        return 2
-    try:
-        signature.bind(0, {})
-    except TypeError:
-        return 1
-    return 2
+        return most
+    for count in range(most, 1, -1):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count
+    return 1

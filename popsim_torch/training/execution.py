@@ -11,6 +11,7 @@ from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 from popsim_torch.loops import Function, repeat
 from popsim_torch.options import Options
 from popsim_torch.stages import WrongNumberOfMicroBatches
+from popsim_torch.training.anchors import FittedAnchors
 
 __all__ = ["Execution"]
 
@@ -29,6 +30,9 @@ class Execution:
         steps: In a run (count).
         accumulation: Micro-batches per weight update (count); None if weights are not updated.
         options: Of the program.
+
+    Attributes:
+        anchors: What the options' anchors recorded in the latest run.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Execution:
             repeat(steps, step, infeed=infeed, gradient_accumulation=accumulation)
 
         self._function = Function(run, options)
+        self.anchors = FittedAnchors(self._function, list(options.anchored_tensors))
 
     @property
     def batch_size(self) -> int:
@@ -146,6 +151,7 @@ class Execution:
     def end(self) -> None:
         """Bring the weights to the host, and let go of the program and the queues."""
         try:
+            self.anchors.keep()
             self._function.destroy()
         finally:
             self._outfeed.close()

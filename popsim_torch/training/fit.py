@@ -63,7 +63,9 @@ def fit(
         callbacks: Objects with any of ``on_epoch_begin(epoch)``, ``on_epoch_end(epoch, logs)``,
             whose ``logs`` has a tensor of shape ``(steps_per_epoch,)`` for the loss and each
             metric, and ``on_batch_end(step, logs)``, which is called with scalars while the
-            device runs, in another thread. One that raises ``StopIteration`` ends the training.
+            device runs, in another thread. ``on_epoch_end`` may take a third argument: what the
+            options' anchors recorded in the latest run, by short name. One that raises
+            ``StopIteration`` ends the training.
         loss: A function of the output and the target; None if forward returns the loss: a
             scalar, alone or in a tuple, or under the key ``"loss"``.
         optimizer: From ``torch.optim`` or ``poptorch.optim``, or an ``OutfeedOptimizer``.
@@ -74,7 +76,8 @@ def fit(
             ``"auto"`` is 1 on a terminal and 2 elsewhere.
 
     Returns:
-        The numbers of each epoch.
+        The numbers of each epoch; ``history.anchors`` has what anchors recorded, and so has
+        ``model.getAnchoredTensor`` of an executor.
 
     Raises:
         UsageTypeError: An argument is something else.
@@ -119,9 +122,10 @@ def fit(
     history = History()
     with (
         mode(module, training=True),
-        _execution("fit", batches, body, steps, epochs, accumulation, options) as execution,
+        _execution("fit", model, batches, body, steps, epochs, accumulation, options) as execution,
         contextlib.suppress(_Ended),
     ):
+        history.anchors = execution.anchors
         for epoch in range(epochs):
             title = f"Epoch {epoch + 1}/{epochs}"
             with _may_end():
@@ -131,7 +135,7 @@ def fit(
             if shown:
                 print(record.line(title), flush=True)
             with _may_end():
-                told.epoch_end(epoch, logs)
+                told.epoch_end(epoch, logs, execution.anchors)
     return history
 
 
@@ -178,7 +182,7 @@ def evaluate(
 
     with (
         mode(module, training=False),
-        _execution("evaluate", batches, body, counts, 1, None, options) as execution,
+        _execution("evaluate", model, batches, body, counts, 1, None, options) as execution,
     ):
         try:
             _, record = _run_epoch(execution, counts, 0, "Evaluation", told, shown)
@@ -222,15 +226,11 @@ def predict(
     batches = Batches("predict", data)
     counts = _inference_steps("predict", batches, steps, steps_per_execution, options)
 
-    def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        args, kwargs = inputs_of(module, args, kwargs)
-        with torch.no_grad():
-            return module(*args, **kwargs)
-
+    body = _prediction(module)
     parts = []
     with (
         mode(module, training=False),
-        _execution("predict", batches, body, counts, 1, None, options) as execution,
+        _execution("predict", model, batches, body, counts, 1, None, options) as execution,
         _bar(execution, counts, "Prediction", shown),
     ):
         for _ in range(counts.executions):
@@ -238,6 +238,17 @@ def predict(
     if len(parts) == 1:
         return parts[0]
     return tree_map(lambda *tensors: torch.cat(tensors), *parts)
+
+
+def _prediction(model: nn.Module) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
+    """Return what calls a model with a batch. Its tensors are named after the variable."""
+
+    def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        args, kwargs = inputs_of(model, args, kwargs)
+        with torch.no_grad():
+            return model(*args, **kwargs)
+
+    return body
 
 
 def _without_steps(tensor: torch.Tensor) -> torch.Tensor:
@@ -301,6 +312,7 @@ def _run_live(execution: Execution, first: int, told: Callbacks) -> Values:
 @contextlib.contextmanager
 def _execution(
     function: str,
+    model: nn.Module | PoplarExecutor,
     batches: Batches,
     body: Callable[[Sequence[Any], Mapping[str, Any]], Any],
     steps: Steps,
@@ -313,6 +325,8 @@ def _execution(
     batches.check_sizes(total)
     stream = batches.stream(total)
     execution = Execution(function, body, stream, steps.per_execution, accumulation, options)
+    if isinstance(model, PoplarExecutor) and options.anchored_tensors:
+        model._device.fitted_anchors = execution.anchors
     try:
         yield execution
     finally:
@@ -356,13 +370,29 @@ def _unwrapped(
         )
     if isinstance(model, PoplarExecutor):
         optimizer = model._use.optimizer if optimizer is None else optimizer
-        return model.model, model.options if options is None else options, optimizer
+        return model.model, _options_of(function, model) if options is None else options, optimizer
     if not isinstance(model, nn.Module):
         raise UsageTypeError(
             f"{function}: the model is a {type(model).__name__}. Pass a torch.nn.Module, or what "
             "poptorch.trainingModel or poptorch.inferenceModel returned."
         )
-    return model, Options() if options is None else options, optimizer
+    options = Options() if options is None else options
+    if function != "fit" and options.anchored_tensors:
+        raise UsageValueError(
+            f"{function}: the options have anchors ({', '.join(options.anchored_tensors)}), and "
+            "there is no executor to read them from. Pass poptorch.inferenceModel(model, options) "
+            "as the model, and call its getAnchoredTensor afterwards."
+        )
+    return model, options, optimizer
+
+
+def _options_of(function: str, executor: PoplarExecutor) -> Options:
+    """Return the options of an executor: anchors of a training program are those of ``fit``."""
+    if function == "fit" or not executor.training_mode:
+        return executor.options
+    options = executor.options.clone()
+    options.anchored_tensors.clear()
+    return options.freeze()
 
 
 def _checked_verbose(function: str, verbose: object) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 __all__ = ["EpochRecord", "History"]
 
 
@@ -46,9 +48,12 @@ class History:
 
     Attributes:
         epochs: One record for each.
+        anchors: What each anchor of the options recorded in the latest run of the device, by its
+            short name.
     """
 
     epochs: list[EpochRecord] = field(default_factory=list)
+    anchors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> list[float]:
         """Return the means of the loss or of a metric, one for each epoch."""

@@ -1,5 +1,6 @@
 """Mistakes with ``poptorch.function``, ``repeat`` and ``while_loop``: what is told, and where."""
 
+import copy
 import re
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 import popsim_torch as poptorch
 from popsim_torch.errors import Error, UsageTypeError
 
+MODEL = nn.Linear(1, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 ONE = torch.ones(1)
 
 
@@ -213,21 +216,46 @@ def test_a_function_without_a_loop():
         nothing(ONE)
 
 
-@pytest.mark.parametrize("place", ["before", "behind", "weight"])
-def test_computing_outside_of_a_loop(place):
-    model = nn.Linear(1, 1)
-
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (lambda x, r: x.sum().item(), r"'item' at {line} turns values that differ"),
+        (lambda x, r: 1 if r > 0 else 0, r"'__bool__' at {line} .*torch\.where"),
+        (lambda x, r: float(MODEL.weight.detach()), r"'__float__' at {line} turns values"),
+        (lambda x, r: str(r), r"'__repr__' at {line} turns values|'__format__'"),
+        (lambda x, r: r.numpy(), r"'numpy' at {line} turns values"),
+        (lambda x, r: torch.rand(2).tolist(), r"'tolist' at {line} turns values"),
+        (lambda x, r: torch.zeros(1).add_(x).tolist(), r"'tolist' at {line} turns values"),
+        (lambda x, r: MODEL(r).sum().backward(), r"'backward' is called at {line} outside of a"),
+        (lambda x, r: OPTIMIZER.step(), r"SGD\.step\(\) is called at {line} outside of a loop"),
+        (lambda x, r: torch.vmap(torch.sin)(r), r"'sin' is called at {line} .*torch\.func"),
+        (lambda x, r: copy.deepcopy(r), r"'__deepcopy__' is called at .*tensor\.clone"),
+        (lambda x, r: x[: r.long()], r"a slice has tensors for bounds"),
+    ],
+)
+def test_values_outside_of_a_loop(code, message):
     @poptorch.function
     def run(x):
-        if place == "weight":
-            model.weight.sum()
-        carried = x + 1 if place == "before" else x
-        result = poptorch.repeat(2, lambda y: y, carried)
-        return result * 2
+        code(x, poptorch.repeat(2, lambda y: y, x))
 
-    with pytest.raises(
-        Error, match=r"is computed at .*test_device_loops\.py:\d+ outside of a loop"
-    ):
+    line = r".*test_device_loops\.py:\d+"
+    with pytest.raises(Error, match=message.replace("{line}", line)):
+        run(ONE)
+
+
+def test_gradients_through_what_was_computed_outside():
+    @poptorch.function
+    def run(x):
+        doubled = MODEL.weight * 2
+
+        def body():
+            OPTIMIZER.zero_grad()
+            (x @ doubled).sum().backward()
+            OPTIMIZER.step()
+
+        poptorch.repeat(2, body)
+
+    with pytest.raises(Error, match=r"test_device_loops\.py:\d+: the loss depends on a weight by"):
         run(ONE)
 
 

@@ -22,7 +22,7 @@ def test_output_mode(h, d, period):
     h.check_inference(poptorch.inferenceModel(net, h.make_options()))
 
 
-@pytest.mark.parametrize("period, returned", [(3, [2]), (8, [3]), (2, [1, 3])])
+@pytest.mark.parametrize("period, returned", [(3, [2]), (4, [3]), (2, [1, 3])])
 def test_an_anchor_may_have_any_period(h, period, returned):
     options = h.make_options(4)
     options.anchorTensor("it", "input", OutputMode.EveryN, period)
@@ -40,7 +40,20 @@ def test_no_period(h, period):
         options.outputMode(OutputMode.EveryN, period)
 
 
-@pytest.mark.parametrize("period", [0, -1, 1.5, "2"])
+def test_an_anchor_that_no_iteration_has_reached_says_when_one_will(h):
+    options = h.make_options(4)
+    options.anchorTensor("it", "input", OutputMode.EveryN, 10)
+    model = poptorch.inferenceModel(h.Net(), options)
+    model(h.good_batch(24)[0])
+    with pytest.raises(AssertionError) as caught:
+        model.getAnchoredTensor("it")
+    text = str(caught.value)
+    assert "'it' has no value yet" in text
+    assert "every 10 device iterations, counted over all calls, and 4 have run" in text
+    assert "OutputMode.All" in text
+
+
+@pytest.mark.parametrize("period", [0, -1, 1.5, "2", None])
 def test_no_period_of_an_anchor(h, period):
     options = h.make_options(4)
     with pytest.raises(AssertionError, match="output_return_period"):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from popsim_torch import _native, ir
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 from tests.ops.one_op import infer_types
 
 TypeAndShape = tuple[torch.dtype, Sequence[int]]

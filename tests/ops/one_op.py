@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from popsim_torch import _native, ir
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 
 Type = tuple[torch.dtype, Sequence[int]]
 

@@ -1,11 +1,15 @@
 """The op that copies a tensor to the host: which entry of a return a micro-batch goes to."""
 
+import itertools
+
 import pytest
 import torch
 
 from popsim_torch import _native, ir
+from popsim_torch.anchors import kept_micro_batches, num_returned
+from popsim_torch.enums import OutputMode
 from popsim_torch.errors import InternalError
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 
 
 def anchored(mode, period=1, dtype="float32", buffer=0, phase=ir.Phase.FORWARD, times=1):
@@ -46,6 +50,22 @@ def run(graph, iterations, accumulation, num_entries):
 def test_one_program_serves_every_loop_count(mode, period, expected):
     for counts, values in expected.items():
         assert run(anchored(mode, period), *counts, len(values)) == values
+
+
+@pytest.mark.parametrize("mode", [m for m in OutputMode if m != OutputMode.Default])
+def test_the_device_keeps_what_the_rule_of_python_says(mode):
+    for iterations, accumulation, period in itertools.product((1, 2, 4), (1, 3), (1, 2, 3, 4)):
+        # One that is longer than the run takes its value in a later one.
+        if period > iterations:
+            continue
+        kept = kept_micro_batches(mode, period, iterations, accumulation)
+        expected = [i * accumulation + step for i in kept[0] for step in kept[1]]
+        if mode == OutputMode.Sum:
+            expected = [sum(range(iterations * accumulation))]
+        count = num_returned(mode, period, iterations, accumulation, 1, any_period=True)
+        assert count == len(expected)
+        graph = anchored(mode.name, period)
+        assert run(graph, iterations, accumulation, len(expected)) == expected
 
 
 @pytest.mark.parametrize("mode, num_entries", [("All", 5), ("All", 7), ("Final", 0), ("Sum", 2)])

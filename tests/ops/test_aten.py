@@ -102,7 +102,9 @@ def run_gradient(case, position):
 @pytest.mark.parametrize("case", [LOSS, POOL], ids=lambda case: case[0])
 def test_positions_outside_of_the_tensor_are_an_error(case, position):
     """PyTorch leaves them to the forward, and writes wherever they point."""
-    with pytest.raises(Error, match=f"aten::{case[0]}: a position is out of range: there are 3"):
+    with pytest.raises(
+        Error, match=f"aten::{case[0]}: position {position} is out of range: there are 3"
+    ):
         run_gradient(case, position)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from popsim_torch import _native, ir
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 from tests.ops.one_op import LAYOUTS, dtype_name, run_op
 
 DTYPES = [torch.bool, torch.int16, torch.bfloat16, torch.float32, torch.int64]

@@ -14,7 +14,7 @@ import torch
 import popsim_torch as poptorch
 from popsim_torch import _native, ir
 from popsim_torch.custom_ops.attributes import packed
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 from tests.custom_ops import library
 from tests.custom_ops.library import DOMAIN
 from tests.ops.one_op import OneOp, run_op

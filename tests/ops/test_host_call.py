@@ -7,7 +7,7 @@ import torch
 
 from popsim_torch import _native, ir
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 from tests.ops.one_op import infer_types
 
 RESULTS = {"dtypes": ["float32", "int64", "bool"], "ranks": [1, 0, 2], "sizes": [4, 2, 1]}

@@ -7,7 +7,7 @@ import torch
 
 from popsim_torch import _native, ir
 from popsim_torch.errors import InternalError
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 
 # Largest error as a share of the largest value.
 TOLERANCES = {

@@ -8,7 +8,7 @@ import torch
 
 from popsim_torch import _native, ir
 from popsim_torch.errors import InternalError
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 
 COUNT = 200_000
 # Standard errors; a correct generator fails one test in a million.

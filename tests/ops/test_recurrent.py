@@ -8,7 +8,7 @@ from torch import nn
 
 from popsim_torch import _native, ir
 from popsim_torch.errors import InternalError
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 MODES = list(GATES)

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -88,6 +89,108 @@ def test_every_kind_that_python_names_exists(folder) -> None:
     found = list(kinds_of(folder))
     assert found
     assert [where for kind, where in found if kind not in op_table()] == []
+
+
+# --- Facts of ops stand in their entries ---
+
+# Where names of ops stand for something else, or say what becomes of one op of each.
+NO_FACTS = {
+    "csrc/graph/work.cpp": "kinds of work",
+    "popsim_torch/lowering/rules/aten.py": "operators of PyTorch",
+    "popsim_torch/lowering/update_terms.py": "the names of what each kind of update computes",
+    "popsim_torch/passes/fuse_attention.py": "the ops of the pattern that it looks for",
+}
+PYTHON_FOLDERS = ("executor", "files", "ir", "lowering", "passes")
+_CPP_STRING = re.compile(r'"([^"\n]*)"')
+_CPP_LIST = re.compile(r"\{[^{};]*\}")
+_CPP_KINDS = re.compile(r"kind\s*[=!]=\s*\"(\w+)\"")
+_CPP_COMMENT = re.compile(r"//[^\n]*")
+
+
+def name_lists_of_python(text: str) -> Iterator[tuple[int, set[str]]]:
+    """Yield the line and the names of each collection of two kinds of ops or more."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Set, ast.Tuple, ast.List)):
+            parts: list[ast.expr | None] = list(node.elts)
+        elif isinstance(node, ast.Dict):
+            parts = list(node.keys)
+        elif isinstance(node, ast.BoolOp):  # kind == "a" or kind == "b"
+            compared = [value for value in node.values if isinstance(value, ast.Compare)]
+            parts = [part for value in compared for part in value.comparators]
+        else:
+            continue
+        names = {
+            part.value
+            for part in parts
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        if len(names & set(op_table())) > 1:
+            yield node.lineno, names & set(op_table())
+
+
+def name_lists_of_cpp(text: str) -> Iterator[tuple[int, set[str]]]:
+    """Yield the same of C++: of lists in braces, and of comparisons in one statement."""
+    text = _CPP_COMMENT.sub("", text)
+    found = [(part.start(), _CPP_STRING.findall(part[0])) for part in _CPP_LIST.finditer(text)]
+    start = 0
+    for statement in re.split("(?<=;)", text):
+        found.append((start, _CPP_KINDS.findall(statement)))
+        start += len(statement)
+    for position, strings in found:
+        names = set(strings) & set(op_table())
+        if len(names) > 1:
+            yield text.count("\n", 0, position) + 1, names
+
+
+def sources() -> Iterator[Path]:
+    for folder in PYTHON_FOLDERS:
+        yield from sorted((ROOT / "popsim_torch" / folder).rglob("*.py"))
+    for suffix in ("*.cpp", "*.h"):
+        yield from sorted((ROOT / "csrc").rglob(suffix))
+
+
+def test_what_is_so_of_several_ops_is_said_in_their_entries():
+    """A list of ops elsewhere is one that nobody thinks of who adds an op: op_def.h has a field."""
+    found = {}
+    for path in sources():
+        lists = name_lists_of_python if path.suffix == ".py" else name_lists_of_cpp
+        for line, names in lists(path.read_text()):
+            found[f"{path.relative_to(ROOT)}:{line}"] = sorted(names)
+    unexpected = {at: names for at, names in found.items() if at.split(":")[0] not in NO_FACTS}
+    assert unexpected == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '_EXACT = frozenset({"cat", "copy"})',
+        'KINDS = ["map", *others, "copy"]',
+        'x = op.kind in ("cat", "copy")',
+        'x = op.kind == "cat" or op.kind == "copy"',
+        'FACTS = {"cat": 1, "copy": 2}',
+    ],
+)
+def test_a_list_in_python_is_found(text):
+    assert [names for _, names in name_lists_of_python(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'constexpr std::array<std::string_view, 2> kExact{"cat", "copy"};',
+        'const std::set<std::string> k = {\n  "cat",  // moves\n  "copy",\n};',
+        'return op.kind == "cat" ||\n       op.kind == "copy";',
+    ],
+)
+def test_a_list_in_cpp_is_found(text):
+    assert [names for _, names in name_lists_of_cpp(text)]
+
+
+@pytest.mark.parametrize(
+    "text", ['add_op("cat", "copy");', 'f({"cat"}); f({"copy"});', '// {"cat", "copy"}']
+)
+def test_what_is_no_list_of_ops_is_not_found(text):
+    assert list(name_lists_of_cpp(text)) == []
 
 
 def test_onednn_is_in_this_build_unless_it_was_left_out() -> None:

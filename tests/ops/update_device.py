@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from popsim_torch import _native, ir, optim
-from popsim_torch.executor.build import to_native
 from popsim_torch.optim.planning import GradientInput, OptimizerPlan
 from popsim_torch.passes.group_updates import group_updates
+from popsim_torch.passes.native_graph import to_native
 
 SHAPE = (3, 1023)  # several blocks, the last one not full
 

@@ -442,10 +442,41 @@ def test_the_loss_can_be_printed(capfd):
             return ipu_print_tensor(poptorch.identity_loss(self.w * x, "sum"), "loss")
 
     x = torch.tensor([5.0])
-    loss = train(Net(), x)(x)
+    loss = train(Net(), x, loss_scaling=4.0)(x)
     assert loss.shape == ()
-    # Backprop starts at the loss itself: nothing flows through what comes behind it.
-    assert capfd.readouterr().err == "loss: 10.00\n"
+    assert capfd.readouterr().err == "loss: 10.00\nloss_gradient: 4.000\n"
+
+
+@pytest.mark.parametrize("prints", [1, 2])
+def test_the_loss_of_a_function_of_torch(capfd, prints):
+    class Net(Scale):
+        def forward(self, x):
+            loss = nn.functional.mse_loss(self.w * x, x)
+            for _ in range(prints):
+                loss = ipu_print_tensor(loss)
+            return x, loss
+
+    x, net = torch.tensor([5.0]), Net()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.5)
+    model = poptorch.trainingModel(net, make_options(), optimizer)
+    model(x)
+    text = capfd.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in text] == ["25.00"] * prints + ["1.000"] * prints
+    assert text[0].startswith("IdentityLoss:0: ") or text[0].startswith("Mse")
+    assert text[-1] == f"Gradient___{text[0].replace('25.00', '1.000')}"
+    torch.testing.assert_close(net.w.detach(), torch.tensor([2.0 - 0.5 * 2 * 5 * 5]))
+
+
+def test_a_print_of_the_loss_that_nobody_uses_is_removed(capfd):
+    class Net(Scale):
+        def forward(self, x):
+            loss = poptorch.identity_loss(self.w * x, "sum")
+            ipu_print_tensor(loss, "loss")
+            return loss
+
+    x = torch.tensor([5.0])
+    train(Net(), x)(x)
+    assert capfd.readouterr().err == ""
 
 
 def test_printing_changes_no_value(capfd):
@@ -460,7 +491,7 @@ def test_printing_changes_no_value(capfd):
             show = ipu_print_tensor if self._prints else (lambda t, title: t)
             x = show(self.fc1(show(x, "x")), "fc1")
             x = show(self.fc2(show(torch.relu(x), "relu")), "fc2")
-            return show(x, "out"), nn.functional.cross_entropy(x, y)
+            return show(x, "out"), show(nn.functional.cross_entropy(x, y), "loss")
 
     x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
     net = Net(prints=False)

@@ -4,40 +4,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned, resolve
+from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError
 
-UNDECIDED = AnchorRequest("w", "fc.weight", OutputMode.Default, 1, uses_default=True)
+UNDECIDED = ["fc.weight", True, OutputMode.Default, 1]
 
 
 def test_request_without_a_mode_takes_the_mode_of_the_model():
-    assert resolve(UNDECIDED, OutputMode.All, 1) == AnchorRequest(
-        "w", "fc.weight", OutputMode.All, 1, uses_default=False
-    )
+    request = AnchorRequest.of("w", UNDECIDED, OutputMode.All, 1)
+    assert request == AnchorRequest("w", "fc.weight", OutputMode.All, 1)
 
 
 def test_request_without_a_mode_takes_the_period_of_every_n():
-    assert resolve(UNDECIDED, OutputMode.EveryN, 4).period == 4
+    assert AnchorRequest.of("w", UNDECIDED, OutputMode.EveryN, 4).period == 4
 
 
 def test_request_ignores_the_period_of_a_model_with_another_mode():
-    assert resolve(UNDECIDED, OutputMode.Sum, 4).period == 1
+    assert AnchorRequest.of("w", UNDECIDED, OutputMode.Sum, 4).period == 1
 
 
 def test_request_with_a_mode_keeps_it():
-    request = AnchorRequest("w", "fc.weight", OutputMode.EveryN, 2, uses_default=False)
-    assert resolve(request, OutputMode.Final, 1) == request
-
-
-def test_resolving_twice_changes_nothing():
-    once = resolve(UNDECIDED, OutputMode.EveryN, 4)
-    assert resolve(once, OutputMode.Final, 1) == once
+    entry = ["fc.weight", False, int(OutputMode.EveryN), 2]
+    request = AnchorRequest.of("w", entry, OutputMode.Final, 1)
+    assert request == AnchorRequest("w", "fc.weight", OutputMode.EveryN, 2)
 
 
 def test_mode_of_the_model_must_be_known():
     with pytest.raises(InternalError, match="anchor 'w'"):
-        resolve(UNDECIDED, OutputMode.Default, 1)
+        AnchorRequest.of("w", UNDECIDED, OutputMode.Default, 1)
+
+
+@pytest.mark.parametrize("entry", [None, "fc.weight", ["fc.weight", True, 9, 1], ["fc.weight"]])
+def test_an_entry_that_is_no_request_is_refused(entry):
+    with pytest.raises(Error, match=r"anchored_tensors\['w'\] is .*call Options\.anchorTensor"):
+        AnchorRequest.of("w", entry, OutputMode.All, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """The mirrored enums have exactly PopTorch's members and values."""
 
-from enum import Enum, IntEnum
+from enum import Enum
 
 import pytest
 
+import popsim_torch as poptorch
 from popsim_torch import enums
 
 MEMBERS = {
@@ -49,8 +50,17 @@ def test_members_have_the_values_programs_rely_on(name):
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_only_the_enums_with_text_values_are_not_integers(name):
-    expected = Enum if name in WITH_TEXT else IntEnum
+    expected = Enum if name in WITH_TEXT else enums.NamedIntEnum
     assert getattr(enums, name).__mro__[1] is expected
+
+
+@pytest.mark.parametrize("name", [*MEMBERS, "OutfeedMode", "PipelineSchedule"])
+def test_members_print_their_names(name):
+    for member in getattr(poptorch, name):
+        full = f"{name}.{member.name}"
+        assert str(member) == f"{member}" == full
+        assert f"{member:>50}" == full.rjust(50)
+        assert repr(member) == f"<{full}: {member.value!r}>"
 
 
 def test_public_list_names_every_enum():

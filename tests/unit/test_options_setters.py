@@ -86,9 +86,10 @@ def test_anchor_keeps_its_mode_and_period(opts):
     assert opts.anchored_tensors["w"] == ["fc.weight", False, OutputMode.EveryN, 4]
 
 
-def test_anchor_period_is_1_by_default(opts):
-    opts.anchorTensor("w", "fc.weight", output_mode=OutputMode.EveryN)
-    assert opts.anchored_tensors["w"][3] == 1
+def test_anchor_needs_a_period_for_every_n(opts):
+    with pytest.raises(UsageAssertionError, match=r"EveryN needs an int above 0\. Pass output_ret"):
+        opts.anchorTensor("w", "fc.weight", output_mode=OutputMode.EveryN)
+    assert not opts.anchored_tensors
 
 
 def test_anchor_period_counts_for_every_n_only(opts):

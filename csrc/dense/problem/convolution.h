@@ -28,7 +28,7 @@ struct ConvolutionSpec {
   Extents padding;    // on both ends
   Extents dilation;   // 1: neighbours
   bool bias = false;  // forward: added
-  // Numbers that are read have so many: fewer if widened from 16 bits.
+  // Bits of each number that is read: fewer if widened from 16 bits.
   int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
   Order output_order = Order::kChannelsFirst;

@@ -22,7 +22,7 @@ class ProductRow {
   [[nodiscard]] bool plain() const { return plain_; }
 
   // `sums` has whole vectors. `out` has `columns` elements from `column` on and
-  // holds what is to be scaled by beta or updated; in c it is at `offset`.
+  // holds what beta scales or an update changes; it begins at `offset` in c.
   void finish(const MatmulOperands& operands, const float* sums,
               int64_t columns, int64_t offset, int64_t column,
               float* out) const {

@@ -1,4 +1,4 @@
-// Convolutions by the matrix units of the processor (tile_units.h), on images
+// Convolutions by the matrix units of the processor (units.h), on images
 // that are channels last.
 #pragma once
 
@@ -32,7 +32,7 @@ class TileConvolution {
   [[nodiscard]] virtual double cycles() const = 0;
   [[nodiscard]] virtual size_t workspace_bytes() const = 0;
   // Returns false, and leaves results incomplete, where numbers are not
-  // ordinary (tile_parts.h).
+  // ordinary (parts.h).
   [[nodiscard]] virtual bool run(const ConvolutionTensors& tensors,
                                  void* workspace) = 0;
 };

@@ -15,7 +15,7 @@ namespace {
 
 // Packed images that stay in a core's cache.
 constexpr int64_t kCacheBytes = 1 << 20;
-// Of images, that there are to be for several threads to share.
+// The least number of images, or parts of them, that threads share.
 constexpr int64_t kUnits = 4;
 // Sums that are added up, one for each task: fewer where they are large.
 constexpr int64_t kMaxTasks = 8;
@@ -112,7 +112,7 @@ class TileGradWeight final : public TileConvolution {
   }
 
  private:
-  // The memory of a task; all but the sums is that of a share of the tasks.
+  // The memory of a task: its own sums; the rest it shares with its share.
   struct Area {
     float* sums;
     uint16_t* input;   // packed

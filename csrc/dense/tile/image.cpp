@@ -166,7 +166,7 @@ float pack_image(const PackedImage& image, const RowContents& contents,
   const int64_t num_groups = contents.num_groups();
   const bool shifted = contents.group == kTileRows;
   float squares = 0.0F;
-  // Position 0 of a row of a phase, or of what is to be side by side with it.
+  // Position 0 of a row of a phase, or of the part that goes beside it.
   const auto row_at = [&](const Point& start, int64_t channel) {
     PositionRow row{
         .data = data,

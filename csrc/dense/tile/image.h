@@ -86,7 +86,7 @@ struct ImageProducts {
 
   // Positions of the lattices on the band's axis.
   [[nodiscard]] int64_t num_rows() const;
-  // Makes bands of so many of them.
+  // Makes bands of this many of them.
   void cut(int64_t num_rows);
 };
 

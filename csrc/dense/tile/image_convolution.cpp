@@ -22,7 +22,7 @@ namespace {
 
 // Packed weights, or packed images, that stay in a core's cache.
 constexpr int64_t kCacheBytes = 1 << 20;
-// Of images, that there are to be for several threads to share.
+// The least number of images, or parts of them, that threads share.
 constexpr int64_t kUnits = 4;
 // Steps whose sum is added to that of the steps before, which keeps the error
 // of long sums small.

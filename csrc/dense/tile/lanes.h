@@ -90,7 +90,7 @@ struct Floats {
 struct Bits {
   uint32_t of[kLanes];
 };
-// The first ones, so many.
+// How many lanes, counted from the first, an operation acts on.
 using Lanes = int64_t;
 
 inline Lanes first_lanes(int64_t count) {

@@ -106,7 +106,7 @@ class TileMatmul final : public Matmul {
     return std::max(kResidentBytes / resident_step, kMinPanelSteps);
   }
 
-  // Of a thread that has a matrix for itself, or that may wake no other.
+  // Whether a thread has a matrix for itself, or may wake no other.
   [[nodiscard]] bool alone() const { return own_ || spec_.one_thread; }
 
   [[nodiscard]] threads::Work block_work() const {

@@ -1,6 +1,6 @@
-// Matrix products by the matrix units of the processor (tile_units.h): of
+// Matrix products by the matrix units of the processor (units.h): of
 // float32, float16 and bfloat16 numbers, all in parts of bfloat16
-// (tile_parts.h), with sums in float32.
+// (parts.h), with sums in float32.
 #pragma once
 
 #include <memory>

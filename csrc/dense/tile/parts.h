@@ -76,8 +76,8 @@ struct PartBlock {
 // of their squares: then no sum overflows (its square is at most the product of
 // the operands' squares, which leaves room for the scale and for what rounding
 // to parts adds), and no number is infinite or NaN. Otherwise products of the
-// following parts may be other than small: infinities and NaN meet zeros there,
-// and sums beyond float32 are infinite with either sign. `num_sums`: so many of
+// following parts may not be small: infinities and NaN meet zeros there, and
+// sums beyond float32 are infinite with either sign. `num_sums`: how many of
 // the sums are added up.
 [[nodiscard]] constexpr bool are_ordinary(float a, float b, int64_t num_sums) {
   constexpr double kLargest = 0x1p76;  // and 2^48 times that: 2^124

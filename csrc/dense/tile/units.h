@@ -3,7 +3,7 @@
 //
 // A block of the output has kBlock x kBlock numbers: two rows of two tiles. For
 // every kStepDepth numbers along the depth, a step, and for each part of the
-// numbers (tile_parts.h), it takes two tiles of either operand.
+// numbers (parts.h), it takes two tiles of either operand.
 #pragma once
 
 #include <cstdint>

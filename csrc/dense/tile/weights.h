@@ -1,5 +1,5 @@
 // Weights of convolutions packed for the matrix units, in the order in which
-// products on packed images (tile_image.h) go along their depth.
+// products on packed images (image.h) go along their depth.
 #pragma once
 
 #include <cstdint>

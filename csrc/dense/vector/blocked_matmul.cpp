@@ -32,8 +32,8 @@ constexpr int64_t kGroupBlocks = 8;
 constexpr int64_t kRowPadding = 16;
 
 // Rows of a that are columns in memory are read element by element where they
-// are: for so many panels that takes less time than to copy them, and no more
-// for any number with long vectors, of which a tile has more rows.
+// lie. For this many panels that takes less time than copying them; with long
+// vectors, whose tiles have more rows, it takes no more for any number.
 constexpr int64_t kFewPanels = 8;
 
 // Whether whole panels are copied.
@@ -133,7 +133,7 @@ class BlockedMatmul final : public Matmul {
     return depth_.count > 1 && !keeps_in_c_;
   }
 
-  // The slowest share of a grid takes so long, for each element of the depth:
+  // How long the slowest share of a grid takes for an element of the depth, in
   // cycles of multiplying, and of fetching an element of b or copying one of a.
   [[nodiscard]] int64_t cost(const Grid& grid) const {
     const int64_t blocks = ceil_div(rows_.count, grid.blocks);
@@ -259,8 +259,8 @@ class BlockedMatmul final : public Matmul {
     }
   }
 
-  // Of columns, rows behind those asked for are copied as well, if there are
-  // any: whole blocks take less time than parts of them.
+  // Where `a` lies by columns, rows behind those asked for are copied as well,
+  // if there are any: whole blocks take less time than parts of them.
   void copy(const float* a, int64_t rows, int64_t existing, int64_t length,
             float* to) const {
     const int64_t stride = a_stride();

@@ -57,7 +57,7 @@ struct TileRight {
 struct TileOutput {
   float* data;
   int64_t row;
-  // Of an update; the sums themselves are also written, where it wants them.
+  // For an update; where it wants the sums themselves, they go to `sums`.
   float rate = 0.0F;
   float decay = 0.0F;
   float* sums = nullptr;

@@ -25,8 +25,8 @@ constexpr int64_t kMinTransposed = 12;
 // Products that are added up one after the other: the error of such a sum grows
 // with its length.
 constexpr int64_t kMaxDepth = 1024;
-// Rows that push each other out of the caches are copied for so many tiles that
-// read them: for fewer, a copy takes as long as it spares.
+// Rows that push each other out of the caches are copied if at least this many
+// tiles read them: for fewer, a copy takes as long as it saves.
 constexpr int64_t kMinReads = 4;
 constexpr int64_t kLineFloats = 16;  // of a cache line
 // Tiles of a transposed output that are finished together: most of what follows

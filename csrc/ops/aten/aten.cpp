@@ -67,9 +67,8 @@ class AtenKernel final : public Kernel {
         writes_outputs_(op.has_attribute("out")),
         generator_(call_.generator()),
         shares_work_(may_share_work(op)),
-        followed_(follows_positions(op.attribute<std::string>("operator"))
-                      ? op.attribute<std::string>("operator")
-                      : ""),
+        operator_(op.attribute<std::string>("operator")),
+        follows_(follows_positions(operator_)),
         stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
     op.require(
         !writes_outputs_ || call_.out_positions().size() == outputs_.size(),
@@ -91,8 +90,7 @@ class AtenKernel final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    call_.fill(stack_,
-               [&](size_t input) { return context.tensor(inputs_[input]); });
+    fill(context);
     if (writes_outputs_) {
       for (size_t i = 0; i < outputs_.size(); ++i) {
         stack_[call_.out_positions()[i]] = context.tensor(outputs_[i]);
@@ -103,19 +101,31 @@ class AtenKernel final : public Kernel {
           mix_seed(context.seed, static_cast<uint64_t>(stream_),
                    static_cast<uint64_t>(context.cursor.step)));
     }
-    if (!followed_.empty()) {
-      threads::run_alone([&] { check_positions(followed_, stack_); });
+    if (follows_) {
+      threads::run_alone([&] { check_positions(operator_, stack_); });
     }
-    if (shares_work_) {
-      call_.handle().callBoxed(stack_);
-    } else {
-      threads::run_alone([&] { call_.handle().callBoxed(stack_); });
+    try {
+      if (shares_work_) {
+        call_.handle().callBoxed(stack_);
+      } else {
+        threads::run_alone([&] { call_.handle().callBoxed(stack_); });
+      }
+    } catch (const c10::Error& error) {
+      fill(context);  // the call has taken its arguments
+      const std::string which = wrong_position(operator_, stack_);
+      if (which.empty()) throw;
+      throw UserError(error.what_without_backtrace() + which);
     }
     if (!writes_outputs_) store_results(context);
     stack_.clear();
   }
 
  private:
+  void fill(const RunContext& context) {
+    call_.fill(stack_,
+               [&](size_t input) { return context.tensor(inputs_[input]); });
+  }
+
   void store_results(const RunContext& context) {
     size_t index = 0;
     for_each_result(stack_, [&](const at::Tensor& result) {
@@ -134,8 +144,9 @@ class AtenKernel final : public Kernel {
   bool writes_outputs_;
   std::optional<at::Generator> generator_;
   bool shares_work_;
-  std::string followed_;  // the operator, if it does not check positions
-  int64_t stream_;        // of random numbers, one per random op of the model
+  std::string operator_;
+  bool follows_;    // positions that it does not check
+  int64_t stream_;  // of random numbers, one per random op of the model
   std::vector<c10::IValue> stack_;
 };
 
@@ -154,6 +165,7 @@ extern const OpDef kAten{
     .work = no_arithmetic,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

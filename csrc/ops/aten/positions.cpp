@@ -31,6 +31,24 @@ constexpr std::array<Positions, 6> kPositions{{
     {"aten::nll_loss_backward", 2, 0},
 }};
 
+// Operators that refuse a position and do not say which: where they have them,
+// and the axis of their first argument that these are positions of.
+enum Axis : int8_t { kFirst = 0, kLast = -1, kGiven = 1 };
+struct Unnamed {
+  std::string_view name;
+  size_t argument;
+  Axis axis;
+  int64_t least = 0;
+};
+
+constexpr std::array<Unnamed, 5> kUnnamed{{
+    {"aten::embedding", 1, kFirst},
+    {"aten::index_reduce", 2, kGiven},
+    {"aten::index_select", 2, kGiven},
+    {"aten::multi_margin_loss", 1, kLast},
+    {"aten::multilabel_margin_loss_forward", 1, kLast, -1},
+}};
+
 const Positions* find(std::string_view name) {
   const auto* found = std::ranges::find(kPositions, name, &Positions::name);
   return found == kPositions.end() ? nullptr : found;
@@ -59,8 +77,27 @@ void check_positions(const std::string& name,
   if (entry->last_axes == 0) {
     outside.logical_and_(positions.ne(arguments[kIgnored].toInt()));
   }
-  check_user(!outside.any().item<bool>(), name,
-             ": a position is out of range: there are ", limit);
+  if (!outside.any().item<bool>()) return;
+  const at::Tensor wrong = positions.masked_select(outside);
+  throw UserError(join(name, ": position ", wrong[0].item<int64_t>(),
+                       " is out of range: there are ", limit));
+}
+
+std::string wrong_position(const std::string& name,
+                           const std::vector<c10::IValue>& arguments) {
+  const auto* entry = std::ranges::find(kUnnamed, name, &Unnamed::name);
+  if (entry == kUnnamed.end()) return "";
+  const at::Tensor& positions = arguments[entry->argument].toTensor();
+  const at::Tensor& x = arguments[0].toTensor();
+  const int64_t axis = entry->axis == kGiven
+                           ? arguments[1].toInt()
+                           : static_cast<int64_t>(entry->axis);
+  const int64_t limit = x.dim() == 0 ? 1 : x.size(axis);
+  const at::Tensor outside =
+      positions.lt(entry->least).logical_or_(positions.ge(limit));
+  const at::Tensor wrong = positions.masked_select(outside);
+  if (wrong.numel() == 0) return "";
+  return join(": ", wrong[0].item<int64_t>(), " is none of ", limit);
 }
 
 }  // namespace popsim::ops

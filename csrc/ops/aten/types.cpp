@@ -95,8 +95,8 @@ std::string key_of(const OpCall& op) {
   return key.take();
 }
 
-// Of PyTorch's own operators what was asked before, since much of its code
-// without data is Python, and a model asks for most of its layers several
+// Remembers what PyTorch's own operators answered: much of the code that runs
+// them without data is Python, and a model asks for most of its layers several
 // times. Other operators may be defined anew under the same name.
 class Answers {
  public:

@@ -38,7 +38,7 @@ class ScoreMap {
     StridedWalk heads;  // offset of each head
     int64_t row_stride;
   };
-  // The map over a piece of so many rows.
+  // The map over a piece with this number of rows.
   struct Sized {
     MapPlan plan;
     MapRunner runner;

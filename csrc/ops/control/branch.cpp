@@ -62,7 +62,7 @@ double flops_of(const std::vector<graph::Work>& all) {
   return sum;
 }
 
-// Of the longer side.
+// The work of the side that has more.
 std::vector<graph::Work> branch_work(const OpView& op) {
   auto if_true = work_of_body(*op.op().bodies[0], 1);
   auto if_false = work_of_body(*op.op().bodies[1], 1);

@@ -1,4 +1,4 @@
-// Runs a body so many times, or as long as a value says.
+// Runs a body a fixed number of times, or as long as a value says.
 //
 // The inputs are, in this order: values that are carried from trip to trip,
 // tensors of which each trip reads one slice, and what every trip reads whole.

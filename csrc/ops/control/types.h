@@ -21,7 +21,7 @@ struct BodyTypes {
   return a.dtype == b.dtype && a.shape == b.shape;
 }
 
-// What one run of a body has to do, so many times.
+// The work of one run of a body, times the number of runs.
 [[nodiscard]] std::vector<graph::Work> work_of_body(const graph::Graph& body,
                                                     int64_t times);
 

@@ -2,7 +2,7 @@
 //
 // Floating types up to 32 bits are computed in float32 by csrc/dense: 16-bit
 // operands are widened on the way in and results are rounded once, on the way
-// out; or float16 ones are added up in float16 (convolution_half.h). Everything
+// out; or float16 ones are added up in float16 (half.h). Everything
 // else goes to ATen.
 #include "dense/convolution.h"
 
@@ -183,6 +183,7 @@ extern const OpDef kConvolution{
     .work = forward_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 extern const OpDef kConvolutionGradInput{
@@ -199,6 +200,7 @@ extern const OpDef kConvolutionGradInput{
     .work = grad_input_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 extern const OpDef kConvolutionGradWeight{
@@ -216,6 +218,7 @@ extern const OpDef kConvolutionGradWeight{
     .work = grad_weight_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

@@ -191,7 +191,7 @@ void require_type(const OpCall& op, size_t input, const TensorType& type) {
              to_string(type.shape));
 }
 
-// Of the gradient: what it reads follows from the operator's inputs.
+// The results of the gradient, whose own inputs follow the operator's.
 std::vector<TensorType> gradients_of(const OpCall& op,
                                      const popsim_custom_op& entry,
                                      size_t num_inputs) {

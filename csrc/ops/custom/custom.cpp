@@ -69,7 +69,7 @@ std::vector<TensorType> custom_types(const OpCall& op) {
 
 int64_t counted(const OpView& op, double amount) {
   check_user(std::isfinite(amount) && amount >= 0 && amount < 1e18,
-             "the cost of '", op.op().name, "' (custom) is ", amount,
+             "the cost of ", op.op(), " is ", amount,
              ": it has to be a number from 0 on");
   return std::llround(amount);
 }
@@ -105,6 +105,7 @@ extern const OpDef kCustom{
     },
     .work = custom_work,
     .layer = true,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

@@ -11,7 +11,7 @@ namespace {
 constexpr int32_t kNone = PrefixTree::kNone;
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// Of the sum of two probabilities, neither of which is plus infinity.
+// The logarithm of exp(a) + exp(b); neither is plus infinity.
 double log_sum(double a, double b) {
   if (a < b) std::swap(a, b);
   return b == kNever ? a : a + std::log1p(std::exp(b - a));
@@ -32,8 +32,8 @@ BeamSearch::BeamSearch(const BeamSpec& spec)
   for (int64_t c = 0; c < spec.classes; ++c) {
     if (c != spec.blank) classes_.push_back(static_cast<int32_t>(c));
   }
-  // Of what a sequence may become by one more label, some are in the beam by
-  // themselves and one repeats its last label; of the others no more than the
+  // A sequence may grow by any label. Some of the grown ones are in the beam
+  // already, and one repeats its last label; of the others no more than the
   // beam holds can be among the best.
   num_ranked_ = std::min(classes_.size(), 2 * width_ + 1);
 }

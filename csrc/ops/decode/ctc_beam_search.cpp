@@ -90,8 +90,8 @@ class CtcBeamSearch final : public Kernel {
     return true;
   }
 
-  // Paths that there are not have no labels. The probability of all is NaN
-  // where there was no search.
+  // Where fewer paths were found than asked for, the others have no labels. All
+  // probabilities are NaN where there was no search.
   void write(const RunContext& context, int64_t item, bool has_paths,
              Scratch& scratch) const {
     const decode::BeamSearch& found = scratch.search;

@@ -12,7 +12,7 @@ class PrefixTree {
   static constexpr int32_t kNone = -1;
   static constexpr int32_t kRoot = 0;  // no label
 
-  // With room for so many sequences.
+  // Has room for this number of sequences.
   explicit PrefixTree(int64_t most) {
     nodes_.resize(static_cast<size_t>(most));
   }

@@ -174,6 +174,7 @@ extern const OpDef kEmbedding{
     },
     .work = embedding_work,
     .cheap = true,
+    .exact = true,
 };
 
 extern const OpDef kEmbeddingGrad{
@@ -187,6 +188,7 @@ extern const OpDef kEmbeddingGrad{
       return std::make_unique<EmbeddingGrad>(op);
     },
     .work = embedding_grad_work,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

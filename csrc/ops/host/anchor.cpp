@@ -9,7 +9,9 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "ops/operands/aten_types.h"
 #include "ops/work.h"
@@ -17,30 +19,60 @@
 namespace popsim::ops {
 namespace {
 
-struct AnchorSpec {
-  std::string mode;
-  int64_t period;
-  int64_t buffer;
-  bool per_update;
-  DType dtype;  // of the return buffer
+// Which micro-batches of a run have an entry in the return buffer. It is the
+// rule of popsim_torch/anchors.py, `kept_micro_batches`.
+class Kept {
+ public:
+  explicit Kept(const OpView& op)
+      : per_step_(is(op, "All") || is(op, "EveryN")),
+        period_(is(op, "EveryN") ? op.attribute<int64_t>("period") : 1) {}
+
+  [[nodiscard]] int64_t num_entries(LoopCounts loop) const {
+    if (!per_step_) return 1;
+    return std::max<int64_t>(1, loop.device_iterations / period_) *
+           loop.accumulation_steps;
+  }
+
+  // Where the values of the accumulation steps from `first` to `last` of the
+  // device iteration that runs begin; -1 where the last one has none.
+  [[nodiscard]] int64_t entry(const RunContext& context, int64_t first,
+                              int64_t last) const {
+    const auto [iterations, steps] = context.loop;
+    const int64_t d = context.cursor.device_iteration;
+    if (!per_step_) return d == iterations - 1 && last == steps - 1 ? 0 : -1;
+    // A period longer than a run goes on from one run to the next.
+    const bool goes_on = period_ > iterations;
+    const int64_t before = goes_on ? context.iterations_before : 0;
+    if ((before + d + 1) % period_ != 0) return -1;
+    return (goes_on ? 0 : d / period_) * steps + first;
+  }
+
+  // Whether each step has an entry of its own.
+  [[nodiscard]] bool per_step() const { return per_step_; }
+
+ private:
+  static bool is(const OpView& op, std::string_view mode) {
+    return op.attribute<std::string>("mode") == mode;
+  }
+
+  bool per_step_;
+  int64_t period_;  // device iterations
 };
 
 class AnchorKernel final : public Kernel {
  public:
   explicit AnchorKernel(const OpView& op)
       : source_(op.input_id(0)),
-        spec_{op.attribute<std::string>("mode"),
-              op.attribute<int64_t>("period"), op.attribute<int64_t>("buffer"),
-              op.attribute<bool>("per_update"),
-              dtype_from_name(op.attribute<std::string>("dtype"))},
+        kept_(op),
+        buffer_(op.attribute<int64_t>("buffer")),
+        per_update_(op.attribute<bool>("per_update")),
+        dtype_(dtype_from_name(op.attribute<std::string>("dtype"))),
         shape_(op.input(0).shape),
-        entry_bytes_(op.input(0).numel() * size_in_bytes(spec_.dtype)),
-        plain_copy_(op.input(0).contiguous() &&
-                    op.input(0).dtype == spec_.dtype) {
-    if (spec_.mode == "Sum") {
-      const at::ScalarType type = is_floating(spec_.dtype)
-                                      ? at::ScalarType::Double
-                                      : at::ScalarType::Long;
+        entry_bytes_(op.input(0).numel() * size_in_bytes(dtype_)),
+        plain_copy_(op.input(0).contiguous() && op.input(0).dtype == dtype_) {
+    if (op.attribute<std::string>("mode") == "Sum") {
+      const at::ScalarType type =
+          is_floating(dtype_) ? at::ScalarType::Double : at::ScalarType::Long;
       sum_ = at::zeros(shape_, type);
     }
   }
@@ -48,40 +80,34 @@ class AnchorKernel final : public Kernel {
   std::vector<graph::TensorId> at_tensors() const override { return {source_}; }
 
   void run(const RunContext& context) override {
-    const Cursor& cursor = context.cursor;
-    const auto [iterations, steps] = context.loop;
-    const int64_t d = cursor.device_iteration;
-    const int64_t first = spec_.per_update ? 0 : cursor.accumulation_step;
-    const int64_t last = spec_.per_update ? steps - 1 : first;
-    const bool is_last = d == iterations - 1 && last == steps - 1;
-    if (spec_.mode == "All") {
-      store(context, d * steps + first, last - first + 1);
-    } else if (spec_.mode == "EveryN") {
-      if ((d + 1) % spec_.period != 0) return;
-      store(context, d / spec_.period * steps + first, last - first + 1);
-    } else if (spec_.mode == "Final") {
-      if (is_last) store(context, 0, 1);
-    } else {
-      add(context, d == 0 && first == 0, is_last, last - first + 1);
+    const int64_t step = context.cursor.accumulation_step;
+    const int64_t first = per_update_ ? 0 : step;
+    const int64_t last =
+        per_update_ ? context.loop.accumulation_steps - 1 : step;
+    const int64_t entry = kept_.entry(context, first, last);
+    if (sum_.defined()) {
+      const bool begins = context.cursor.device_iteration == 0 && first == 0;
+      add(context, begins, entry, last - first + 1);
+    } else if (entry >= 0) {
+      store(context, entry, kept_.per_step() ? last - first + 1 : 1);
     }
   }
 
  private:
-  [[nodiscard]] void* entry(const RunContext& context, int64_t index) const {
-    return context.sink(spec_.buffer).entry(index, entry_bytes_);
+  [[nodiscard]] void* place(const RunContext& context, int64_t index) const {
+    return context.sink(buffer_).entry(index, entry_bytes_);
   }
 
   // The entry seen as a tensor, to be converted into.
   [[nodiscard]] at::Tensor target(const RunContext& context,
                                   int64_t index) const {
-    return at::from_blob(entry(context, index), shape_,
-                         to_scalar_type(spec_.dtype));
+    return at::from_blob(place(context, index), shape_, to_scalar_type(dtype_));
   }
 
   void store(const RunContext& context, int64_t index, int64_t count) const {
     for (int64_t i = index; i < index + count; ++i) {
       if (plain_copy_) {
-        std::memcpy(entry(context, i), context.data(source_),
+        std::memcpy(place(context, i), context.data(source_),
                     static_cast<size_t>(entry_bytes_));
       } else {
         target(context, i).copy_(context.tensor(source_));
@@ -89,20 +115,24 @@ class AnchorKernel final : public Kernel {
     }
   }
 
-  void add(const RunContext& context, bool first, bool last, int64_t times) {
-    if (first) sum_.zero_();
+  void add(const RunContext& context, bool begins, int64_t entry,
+           int64_t times) {
+    if (begins) sum_.zero_();
     // In double (or int64): summing many micro-batches must not round away
     // what each of them adds.
     sum_.add_(context.tensor(source_).to(sum_.scalar_type()), times);
-    if (last) target(context, 0).copy_(sum_);
+    if (entry >= 0) target(context, entry).copy_(sum_);
   }
 
   graph::TensorId source_;
-  AnchorSpec spec_;
+  Kept kept_;
+  int64_t buffer_;
+  bool per_update_;
+  DType dtype_;  // of the return buffer
   Shape shape_;
   int64_t entry_bytes_;
   bool plain_copy_;
-  at::Tensor sum_;
+  at::Tensor sum_;  // undefined in other modes than Sum
 };
 
 std::vector<TensorType> anchor_types(const OpCall& op) {
@@ -121,16 +151,9 @@ std::vector<graph::Work> work(const OpView& op) {
 }  // namespace
 
 Filled filled_by(const OpView& op, LoopCounts loop) {
-  const auto& mode = op.attribute<std::string>("mode");
-  const auto [iterations, steps] = loop;
-  int64_t entries = 1;
-  if (mode == "All") entries = iterations * steps;
-  if (mode == "EveryN") {
-    entries = iterations / op.attribute<int64_t>("period") * steps;
-  }
   return {op.attribute<int64_t>("buffer"),
           dtype_from_name(op.attribute<std::string>("dtype")),
-          entries * op.input(0).numel()};
+          Kept(op).num_entries(loop) * op.input(0).numel()};
 }
 
 extern const OpDef kAnchor{
@@ -144,6 +167,7 @@ extern const OpDef kAnchor{
       return std::make_unique<AnchorKernel>(op);
     },
     .work = work,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

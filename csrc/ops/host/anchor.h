@@ -13,7 +13,7 @@ struct Filled {
   int64_t numel;  // of all entries together
 };
 
-// Of an op of the kind "anchor" in a program that passed verify().
+// What an "anchor" op fills, in a program that passed verify().
 [[nodiscard]] Filled filled_by(const OpView& op, LoopCounts loop);
 
 }  // namespace popsim::ops

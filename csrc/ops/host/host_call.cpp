@@ -111,6 +111,8 @@ extern const OpDef kHostCall{
       return std::make_unique<HostCallKernel>(op);
     },
     .work = work,
+    .exact = true,
+    .calls_host = true,
 };
 
 }  // namespace popsim::ops

@@ -131,6 +131,7 @@ extern const OpDef kPrint{
     .prepare = prepare_print,
     .work = work,
     .outputs = OutputLayout::kAny,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

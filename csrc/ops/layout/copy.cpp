@@ -98,6 +98,8 @@ extern const OpDef kCopy{
     .work = no_arithmetic,
     .outputs = OutputLayout::kAny,
     .cheap = true,
+    .elementwise = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

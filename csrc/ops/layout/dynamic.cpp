@@ -1,7 +1,9 @@
 // Parts of a tensor along an axis that begin where a run says: read, and
-// replaced. Behind the end of the axis they go on at its beginning.
+// replaced. Behind the end of the axis they go on at its beginning, or there is
+// no such part: that is what `wraps` says.
 #include <vector>
 
+#include "base/check.h"
 #include "ops/layout/layout_copy.h"
 #include "ops/op_def.h"
 #include "ops/operands/indices.h"
@@ -16,6 +18,7 @@ struct Positions {
   int64_t length = 0;  // of the axis
   int64_t count = 0;
   int64_t step = 1;
+  bool wraps = true;
 
   [[nodiscard]] int64_t reach() const { return (count - 1) * step; }
 };
@@ -28,6 +31,8 @@ void require_positions(const OpCall& op, size_t start, const Positions& p) {
       p.count >= 1 && p.length >= 1 && p.count - 1 <= (p.length - 1) / p.step,
       "an axis of ", p.length, " has ", p.count, " positions, each ", p.step,
       " behind the one before");
+  op.require(p.wraps || p.count == 1,
+             "one position is looked up where parts do not wrap around");
 }
 
 graph::Tensor with_axis(graph::Tensor tensor, size_t axis, int64_t size,
@@ -55,8 +60,12 @@ class PartCopy {
         one_(copy(with_axis(whole, positions.axis, 1),
                   with_axis(part, positions.axis, 1))) {}
 
+  // Throws UserError where there is no such position.
   void run(char* whole, char* part, int64_t start) const {
     const int64_t length = positions_.length;
+    check_user(positions_.wraps || (start >= -length && start < length),
+               "index ", start, " is out of bounds for dimension ",
+               positions_.axis, " with size ", length);
     const int64_t first = (start % length + length) % length;
     if (first + positions_.reach() < length) {
       return move(all_, whole + first * whole_stride_, part);
@@ -95,7 +104,7 @@ size_t axis_of(const OpCall& op) {
 Positions read_positions(const OpCall& op) {
   const size_t axis = axis_of(op);
   return {axis, op.input(0).shape[axis], op.attribute<int64_t>("count"),
-          op.attribute<int64_t>("step")};
+          op.attribute<int64_t>("step"), op.attribute<bool>("wraps")};
 }
 
 class DynamicSlice final : public Kernel {
@@ -140,7 +149,7 @@ Positions written_positions(const OpCall& op) {
   const size_t axis = axis_of(op);
   op.require_rank(kPart, op.input(0).shape.size());
   return {axis, op.input(0).shape[axis], op.input(kPart).shape[axis],
-          op.attribute<int64_t>("step")};
+          op.attribute<int64_t>("step"), op.attribute<bool>("wraps")};
 }
 
 class DynamicUpdate final : public Kernel {
@@ -190,24 +199,26 @@ extern const OpDef kDynamicSlice{
     .name = "dynamic_slice",
     .schema =
         "dynamic_slice(Tensor x, Tensor{indices} start, *, int{0..} axis, "
-        "int{1..} count, int{1..} step=1) -> Tensor",
+        "int{1..} count, int{1..} step=1, bool wraps=True) -> Tensor",
     .family = "layout",
     .shape = slice_type,
     .prepare = prepare_slice,
     .work = no_arithmetic,
     .cheap = true,
+    .exact = true,
 };
 
 extern const OpDef kDynamicUpdate{
     .name = "dynamic_update",
     .schema =
         "dynamic_update(Tensor x, Tensor part, Tensor{indices} start, *, "
-        "int{0..} axis, int{1..} step=1) -> Tensor",
+        "int{0..} axis, int{1..} step=1, bool wraps=True) -> Tensor",
     .family = "layout",
     .shape = update_type,
     .prepare = prepare_update,
     .work = no_arithmetic,
     .cheap = true,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

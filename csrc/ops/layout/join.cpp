@@ -113,6 +113,7 @@ extern const OpDef kCat{
     .prepare = prepare_cat,
     .work = no_arithmetic,
     .cheap = true,
+    .exact = true,
 };
 
 extern const OpDef kIntoZeros{
@@ -124,6 +125,7 @@ extern const OpDef kIntoZeros{
     .shape = into_zeros_type,
     .prepare = prepare_into_zeros,
     .work = no_arithmetic,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

@@ -73,7 +73,7 @@ LayoutCopy::LayoutCopy(const graph::Tensor& from, const graph::Tensor& to)
   const CopyAxis& rows = plan_.rows;
   const CopyAxis& columns = plan_.columns;
   transposes_ = rows.from == 1 && columns.from > 1 && columns.to == 1;
-  // Of tensors without elements every row is one without columns.
+  // A tensor without elements has rows without columns.
   rows_per_unit_ =
       transposes_
           ? kTransposedRows

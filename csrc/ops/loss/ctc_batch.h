@@ -47,7 +47,7 @@ class Batch {
   Batch(const OpView& op, const Inputs& inputs);
 
   // To be called before item(), once in a run. Throws UserError for lengths and
-  // labels that there cannot be.
+  // labels out of range.
   void read(const RunContext& context);
   [[nodiscard]] const Item& item(int64_t i) const {
     return items_[static_cast<size_t>(i)];

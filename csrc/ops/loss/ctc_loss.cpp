@@ -120,8 +120,8 @@ class CtcLoss final : public Kernel {
 constexpr ctc::Inputs kGradInputs{
     .log_probs = 1, .labels = 2, .input_lengths = 3, .target_lengths = 4};
 
-// Of the logits, where the log-probabilities are their log-softmax: what each
-// class has of a step, less what the alignments have of it.
+// The gradient of the logits whose log-softmax the log-probabilities are: the
+// probability of each class at a step, less its share of the alignments.
 class CtcLossGrad final : public Kernel {
  public:
   explicit CtcLossGrad(const OpView& op)

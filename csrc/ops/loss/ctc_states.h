@@ -17,7 +17,7 @@ inline constexpr float kHardlyEver = -1e29f;
 
 class States {
  public:
-  // For items that have so many states at most.
+  // For items that have no more states than this.
   States(int64_t most_states, int64_t blank);
 
   // Begins an item: no state can be.
@@ -41,7 +41,7 @@ class States {
   [[nodiscard]] static double end(const float* states, int64_t count);
 
  private:
-  // Cells on both sides of a row, for the states that there are not.
+  // Cells on both sides of a row: neighbours of its first and last states.
   static constexpr int64_t kMargin = 2;
 
   int64_t blank_;

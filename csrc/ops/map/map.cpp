@@ -94,6 +94,7 @@ extern const OpDef kMap{
     .work = map_work,
     .reuses_input = true,
     .cheap = true,
+    .elementwise = true,
 };
 
 }  // namespace popsim::ops

@@ -345,6 +345,7 @@ extern const OpDef kMatmul{
     .work = product_work,
     .outputs = OutputLayout::kAny,
     .layer = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

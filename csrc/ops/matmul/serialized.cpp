@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kA = 0;
 constexpr size_t kB = 1;
 
-// Of the matrices in a tensor, which may be one or a batch.
+// The sizes of a tensor that is one matrix or a batch of them.
 int64_t rows_of(const Shape& shape) { return shape[shape.size() - 2]; }
 int64_t columns_of(const Shape& shape) { return shape.back(); }
 int64_t batch_of(const Shape& shape) {

@@ -161,6 +161,7 @@ extern const OpDef kAveragePool{
     .work = pool_work,
     .outputs = OutputLayout::kImage,
     .layer = true,
+    .only_overflows = true,
 };
 
 extern const OpDef kAveragePoolGrad{

@@ -241,6 +241,7 @@ extern const OpDef kMaxPool{
     .work = pool_work,
     .outputs = OutputLayout::kImage,
     .layer = true,
+    .exact = true,
 };
 
 extern const OpDef kMaxPoolGrad{

@@ -39,7 +39,7 @@ struct PoolGeometry {
 
 // `x`: shape of the input. Attributes: kernel, stride, padding, dilation, two
 // values each, and ceil: the last windows may hang over the end. Or output_size
-// alone: so many windows cover the input evenly.
+// alone: that many windows cover the input evenly.
 [[nodiscard]] PoolGeometry read_pool(const OpCall& op, const Shape& x);
 // Shape of the result. Throws InternalError for attributes that fit no image of
 // shape `x`.

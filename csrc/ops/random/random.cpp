@@ -297,6 +297,7 @@ extern const OpDef kRandom{
       return std::make_unique<RandomKernel>(op, parse_spec(op));
     },
     .work = work,
+    .exact = true,
 };
 
 }  // namespace popsim::ops

@@ -59,6 +59,9 @@ extern const OpDef kStochasticRound{
       return std::make_unique<StochasticRound>(op);
     },
     .work = elementwise<kCost>,
+    .exact = true,
+    .elementwise = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

@@ -23,11 +23,11 @@ constexpr int64_t kStretch = 512;
 constexpr int64_t kColumns = 1024;
 static_assert(kColumns <= kRows * kStretch, "they are converted, too");
 
-// Adds up so many rows, from sums on that are kept for the next stretch.
+// Adds up kCount rows onto `sums`, which are kept for the next stretch.
 template <size_t kCount>
 void add_up(const float* const* x, float* const* out, int64_t length,
             double* sums) {
-  // Of this function alone: the compiler keeps them in registers.
+  // Copies that nothing else can see: the compiler keeps them in registers.
   std::array<const float*, kCount> from;
   std::array<float*, kCount> to;
   std::array<double, kCount> sum;
@@ -162,6 +162,7 @@ extern const OpDef kCumsum{
     },
     .work = elementwise<1>,
     .cheap = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

@@ -414,6 +414,7 @@ extern const OpDef kReduce{
       return std::make_unique<Reduce>(op);
     },
     .work = reduce_work,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

@@ -72,6 +72,7 @@ extern const OpDef kAccumulate{
     .work = elementwise<2>,
     .begins_anew = true,
     .layer = true,
+    .only_overflows = true,
 };
 
 }  // namespace popsim::ops

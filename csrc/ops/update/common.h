@@ -2,7 +2,7 @@
 // loops over blocks whose results do not depend on the number of threads, and
 // checks of the operands.
 //
-// Every update op has, for each of its parameters (update_parts.h), inputs
+// Every update op has, for each of its parameters (parts.h), inputs
 // [weight, gradient, states..., scalars...] and, if it has the attribute
 // "max_grad_norm", the global gradient norm as the last one. Its outputs are
 // [weight, states...], views of the whole of the same tensors. Scalars are

@@ -160,6 +160,7 @@ extern const OpDef kSgdUpdate{
     },
     .work = elementwise<2>,
     .layer = true,
+    .only_overflows = true,
 };
 
 extern const OpDef kSgdMomentumUpdate{

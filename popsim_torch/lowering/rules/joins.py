@@ -57,10 +57,10 @@ def _into_zeros(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 def _dynamic_slice(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
-    x, start, axis, count, step = arguments
+    x, start, axis, count, step, wraps = arguments
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)
-    attributes: dict[str, Attribute] = {"axis": axis, "count": count, "step": step}
+    attributes: dict[str, Attribute] = {"axis": axis, "count": count, "step": step, "wraps": wraps}
     inputs = [builder.tensor(x), builder.tensor(start)]
     builder.op("dynamic_slice", inputs, [out], attributes, place=place)
     return out
@@ -68,11 +68,12 @@ def _dynamic_slice(builder: Builder, node: torch.fx.Node, place: Place) -> Value
 
 def _dynamic_update(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     arguments: Any = node.args
-    *tensors, axis, step = arguments
+    *tensors, axis, step, wraps = arguments
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)
     inputs = [builder.tensor(tensor) for tensor in tensors]
-    builder.op("dynamic_update", inputs, [out], {"axis": axis, "step": step}, place=place)
+    attributes: dict[str, Attribute] = {"axis": axis, "step": step, "wraps": wraps}
+    builder.op("dynamic_update", inputs, [out], attributes, place=place)
     return out
 
 

@@ -20,13 +20,14 @@ from popsim_torch.trace.control.repeats import copy_quietly
 from popsim_torch.trace.graph.bodies import (
     INPUT,
     Control,
+    control_of,
     controls_known,
     placeholders_of,
     results_of,
 )
 from popsim_torch.trace.graph.functionalise import functionalise_graph, is_check, is_mutating
 from popsim_torch.trace.graph.markers import CONSTANT
-from popsim_torch.trace.graph.origin import number_draw, origin_of
+from popsim_torch.trace.graph.origin import is_of_hook, number_draw, origin_of
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
 __all__ = ["Cut", "Recorded", "check_not_outside", "cut", "nodes_behind", "unchanged"]
@@ -80,7 +81,10 @@ class Cut:
             position = self._placeholders.index(target)
             if position >= num_inputs:
                 self.changed[position - num_inputs] = value
-        self._checks = [node for node in module.graph.nodes if is_check(node, controls)]
+        self._checks: dict[bool, list[torch.fx.Node]] = {False: [], True: []}
+        for node in module.graph.nodes:
+            if is_check(node, controls):
+                self._checks[_is_of_gradient(node, controls)].append(node)
 
     def input(self, position: int) -> torch.fx.Node:
         """Return the node of one of the things that it is given."""
@@ -102,15 +106,15 @@ class Cut:
         Args:
             inputs: Nodes of inputs and captures, in the order of the new function's.
             results: What it returns.
-            repeats: It is not the first to compute this: prints and checks are left out. The
-                trace's controls; gets those without prints.
+            repeats: It is the gradient, and not the first to compute this: prints and checks of
+                the values are left out. The trace's controls; gets those without prints.
         """
         graph = torch.fx.Graph()
         known: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in inputs:
             known[node] = graph.placeholder(node.name)
             known[node].meta = dict(node.meta)
-        checks = self._checks if repeats is None else []
+        checks = self._checks[repeats is not None]
         for node in sorted(_needed([*results, *checks], known)):
             if repeats is None:
                 known[node] = graph.node_copy(node, known.__getitem__)
@@ -119,11 +123,20 @@ class Cut:
         graph.output([known[node] for node in results])
         return _make_graph_module({}, graph)
 
-    def reads(self, results: Sequence[torch.fx.Node], node: torch.fx.Node) -> bool:
-        """Whether some results depend on an input or a capture."""
+    def reads(
+        self, results: Sequence[torch.fx.Node], node: torch.fx.Node, *, gradient: bool
+    ) -> bool:
+        """Whether some results, of the gradient or not, depend on an input or a capture."""
+        checks = self._checks[gradient]
         return node in results or any(
-            node in other.all_input_nodes for other in _needed([*results, *self._checks], {})
+            node in other.all_input_nodes for other in _needed([*results, *checks], {})
         )
+
+
+def _is_of_gradient(node: torch.fx.Node, controls: Sequence[Control]) -> bool:
+    """Whether a node came with the gradient of the function that it stands in."""
+    control = control_of(node, controls)
+    return is_of_hook(node) if control is None else control.is_gradient
 
 
 def _needed(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.map import map_impl
+from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from popsim_torch.errors import Error
 from popsim_torch.trace.control.flow import ControlFlow
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["higher_order_call"]
 
@@ -57,7 +62,76 @@ def _while_loop(
     return tuple(results)
 
 
+def _scan(
+    flow: ControlFlow, combine: Callable[..., Any], init: Any, xs: Any, further: Any = ()
+) -> Any:
+    return _over_slices(flow, "scan()", combine, init, xs, further)
+
+
+def _map(flow: ControlFlow, function: Callable[..., Any], xs: Any, further: Any = ()) -> Any:
+    return _over_slices(flow, "map()", function, (), xs, further)
+
+
+def _over_slices(
+    flow: ControlFlow,
+    name: str,
+    function: Callable[..., Any],
+    init: Sequence[torch.Tensor],
+    xs: Sequence[torch.Tensor],
+    further: Sequence[Any],
+) -> Any:
+    """Call a function of carried values and slices of tensors; stack what else it returns.
+
+    The first trip stands in front of the loop: it tells how large the stacks are. Where gradients
+    may be wanted all trips stand in a row, as a loop would keep the stacks of each trip for its
+    backward pass.
+    """
+    flat = _Flat(function)
+    count, num_carried = len(xs[0]), len(init)
+    first = flat(*init, *(x[0] for x in xs), *further)
+    carried, given = first[:num_carried], first[num_carried:]
+    if list(map(_kind, carried)) != list(map(_kind, init)):
+        raise Error(
+            f"{name}{user_line(' at ')}: the function returns the carried values "
+            f"{', '.join(map(_kind, carried))}, and they must be {', '.join(map(_kind, init))}, as "
+            "those that it is given. Convert them with .to(dtype), or reshape them."
+        )
+    places = [place for place, one in enumerate(given) if isinstance(one, torch.Tensor)]
+    stacks = [[given[place]] for place in places]
+    if torch.is_grad_enabled():
+        for number in range(1, count):
+            results = flat(*carried, *(x[number] for x in xs), *further)
+            carried = results[:num_carried]
+            for place, stack in zip(places, stacks, strict=True):
+                stack.append(results[num_carried + place])
+        stacked = [torch.stack(stack) for stack in stacks]
+    else:
+
+        def trip(number: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+            slices = (x.index_select(0, number).squeeze(0) for x in xs)
+            results = flat(*values[:num_carried], *slices, *further)
+            written = (
+                stack.index_put((number,), results[num_carried + place].unsqueeze(0))
+                for stack, place in zip(values[num_carried:], places, strict=True)
+            )
+            return [number + 1, *results[:num_carried], *written]
+
+        empty = [stack[0].expand(count, *stack[0].shape).clone() for stack in stacks]
+        start = torch.ones(1, dtype=torch.int32, device=DEVICE)
+        _, *results = flow.for_loop(name, count - 1, trip, [start, *carried, *empty])
+        carried, stacked = results[:num_carried], results[num_carried:]
+    for place, whole in zip(places, stacked, strict=True):
+        given[place] = whole
+    return flat.restore([*carried, *given])
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
 _CALLS: dict[HigherOrderOperator, Callable[..., Any]] = {
     cond_op: _cond,
+    map_impl: _map,
+    scan_op: _scan,
     while_loop_op: _while_loop,
 }

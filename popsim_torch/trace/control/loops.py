@@ -104,7 +104,10 @@ class LoopCall(Call):
     def _read_again(self) -> list[torch.fx.Node]:
         """Return the carried values that the gradient reads."""
         gradients = self._gradient_nodes()
-        return [node for node in self._carried if self._body.cut.reads(gradients, node)]
+        return [node for node in self._carried if self._reads(gradients, node)]
+
+    def _reads(self, gradients: Sequence[torch.fx.Node], node: torch.fx.Node) -> bool:
+        return self._body.cut.reads(gradients, node, gradient=True)
 
     def _gradient_nodes(self) -> list[torch.fx.Node]:
         found = [node for node in self._body.gradients().values() if node is not None]
@@ -115,7 +118,7 @@ class LoopCall(Call):
         cut = self._body.cut
         known = self._body.placeholders()
         results = [*self._next, *stacked]
-        whole = [node for node in self._whole if cut.reads(results, known[node])]
+        whole = [node for node in self._whole if cut.reads(results, known[node], gradient=False)]
         function = cut.function([*self._carried, *(known[node] for node in whole)], results)
         loop = Loop(
             function,
@@ -143,7 +146,7 @@ class _LoopGradient:
         body = call._body
         known = body.placeholders()
         wanted = call._gradient_nodes()
-        self._whole = [node for node in call._whole if body.cut.reads(wanted, known[node])]
+        self._whole = [node for node in call._whole if call._reads(wanted, known[node])]
         self._given = [known[node] for node in self._whole]
         self._kept = [add_copy(node) for node in self._whole]
         self._stacks: list[torch.fx.Node] = []

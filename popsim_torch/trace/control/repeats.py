@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _make_graph_module
 from popsim_torch.trace.graph.bodies import Branch, Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import PRINT
-from popsim_torch.trace.graph.origin import origin_of
+from popsim_torch.trace.graph.origin import is_of_hook, origin_of
 
 __all__ = ["copy_quietly"]
 
@@ -50,7 +50,7 @@ def _prints(node: torch.fx.Node) -> bool:
 
 
 def _enqueues(node: torch.fx.Node) -> bool:
-    return node.target is ENQUEUE
+    return node.target is ENQUEUE and not is_of_hook(node)
 
 
 def _prints_in(control: Control, controls: list[Control]) -> bool:

@@ -38,7 +38,7 @@ class Loop:
         reverse: The first trip has the last slice.
         conditional: It goes on as long as the first carried value is true.
         num_named: How many of the results have names.
-        is_gradient: It computes gradients; nothing in it has a name.
+        is_gradient: It computes gradients, which alone have names in it.
     """
 
     body: torch.fx.GraphModule
@@ -73,7 +73,7 @@ class Branch:
         if_true: A function.
         if_false: Its results have the same types.
         num_named: How many of the results have names.
-        is_gradient: It computes gradients; nothing in it has a name.
+        is_gradient: It computes gradients, which alone have names in it.
     """
 
     if_true: torch.fx.GraphModule

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
+from popsim_torch.trace.graph.traced_tensors import is_traced
 
 _CASTS = frozenset({"double", "bfloat16"})
 # Reads memory as if it had another type.
@@ -59,6 +60,22 @@ def seen_dtype(dtype: Any) -> Any:
     return returned_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
+def as_seen(getter: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any:
+    """Return what forward sees where it reads an attribute of a tensor of the device.
+
+    Args:
+        getter: Of the attribute.
+        tensor: The traced tensor.
+        value: What the attribute is of the tensor that the device holds.
+    """
+    attribute = getattr(getter, "__self__", None)
+    if attribute is torch.Tensor.itemsize:
+        return seen_dtype(tensor.dtype).itemsize
+    if attribute is torch.Tensor.nbytes:
+        return tensor.numel() * seen_dtype(tensor.dtype).itemsize
+    return seen_dtype(value)
+
+
 def as_device_types(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -72,6 +89,8 @@ def as_device_types(
     name = getattr(func, "__name__", "")
     if name in _CASTS:
         func = torch.Tensor.float
+    elif func is torch.Tensor.element_size and is_traced(args[0]):
+        func = _element_size
     elif name in _REINTERPRETS:
         args = _reinterpretable(args, kwargs)
     else:
@@ -87,6 +106,11 @@ def as_device_types(
 
         args, kwargs = _with(fitting, _SOURCES[key], args, kwargs)
     return func, args, kwargs
+
+
+def _element_size(tensor: torch.Tensor) -> int:
+    """Return the bytes of an element as forward sees it."""
+    return int(seen_dtype(tensor.dtype).itemsize)
 
 
 def _reinterpretable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

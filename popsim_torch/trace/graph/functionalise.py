@@ -7,8 +7,9 @@ forward changed in place (a buffer, an input) has one ``copy_`` of its new value
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import origin_of
-from popsim_torch.trace.graph.parts import has_part, is_view, restore, taken_parts, views_to
+from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
 
 # Operators without results: they fail for some values, or show them to the host.
 _CHECKS = frozenset(
@@ -82,10 +83,11 @@ class _Replay(torch.fx.Interpreter):
         self._watched = frozenset(watched)
         self.became: dict[torch.fx.Node, torch.fx.Node] = {}
         self.taken_parts: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._views = Views()
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
-            with self._noting_parts(views_to(n) if is_mutating(n) else []):
+            with self._noting_parts(n) if is_mutating(n) else nullcontext():
                 result = super().run_node(n)
         except RuntimeError as error:
             if not is_mutating(n):
@@ -104,22 +106,23 @@ class _Replay(torch.fx.Interpreter):
         if not is_view(n):
             # What it reads is brought up to date one by one, in the order in which it would be.
             for node in n.all_input_nodes:
-                views = views_to(node)
-                if has_part(views):
-                    with self._noting_parts(views):
+                if self._views.has_part(node):
+                    with self._noting_parts(node):
                         _bring_up_to_date(self.env[node])
         return super().fetch_args_kwargs_from_env(n)
 
     @contextmanager
-    def _noting_parts(self, views: Sequence[torch.fx.Node]) -> Iterator[None]:
-        """Note which new nodes take a part anew while the last one of ``views`` is."""
-        if not has_part(views):
+    def _noting_parts(self, node: torch.fx.Node) -> Iterator[None]:
+        """Note which new nodes take a part anew while the views that lead to ``node`` are."""
+        if not self._views.has_part(node):
             yield
             return
         graph = _proxy_mode().tracer.graph
-        num_before = len(graph.nodes)
+        last = next(iter(reversed(graph.nodes)))
         yield
-        self.taken_parts.update(taken_parts(views, list(graph.nodes)[num_before:]))
+        created = itertools.takewhile(lambda one: one is not last, reversed(graph.nodes))
+        views = self._views.views_to(node)
+        self.taken_parts.update(taken_parts(views, list(created)[::-1]))
 
 
 def _proxy_mode() -> ProxyTorchDispatchMode:
@@ -169,7 +172,9 @@ def functionalise_graph(
     with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
         inputs = [torch.empty_like(value) for value in values]
         functional = make_fx(
-            functionalize(replay.run, remove="mutations_and_views"), tracing_mode="real"
+            functionalize(replay.run, remove="mutations_and_views"),
+            tracing_mode="real",
+            _disable_torch_fn_metadata_mode=True,
         )(*inputs)
     for node, part in replay.taken_parts.items():
         restore(node, part)

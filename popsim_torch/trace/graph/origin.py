@@ -20,6 +20,8 @@ from popsim_torch.ir import NOWHERE, Origin
 _CHANNEL = "custom"
 _KEY = "popsim"
 _DRAW = "popsim_draw"
+_GRADIENT = "popsim_gradient"
+_IN_HOOK = "popsim_hook"
 _OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -38,6 +40,12 @@ def set_origin(origin: Origin) -> None:
     fx_traceback.get_current_meta()[_CHANNEL] = {_KEY: origin}
 
 
+def current_origin() -> Origin:
+    """Return the origin that new nodes get now."""
+    origin: Origin = fx_traceback.get_current_meta().get(_CHANNEL, {}).get(_KEY, NOWHERE)
+    return origin
+
+
 def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
     origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)
@@ -54,6 +62,40 @@ def number_draw(node: torch.fx.Node, numbers: Iterator[int]) -> None:
 def draw_of(node: torch.fx.Node) -> object:
     """Return what a node that draws random numbers has in common with its copies."""
     return node.meta.get(_CHANNEL, {}).get(_DRAW, node)
+
+
+def note_gradient(node: torch.fx.Node, key: int) -> None:
+    """Let a node of a body say which mark shows the gradient of its result."""
+    node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _GRADIENT: key}
+
+
+def gradient_key_of(node: torch.fx.Node) -> int | None:
+    """Return the key of the mark that shows the gradient of a node of a body, if one does."""
+    key: int | None = node.meta.get(_CHANNEL, {}).get(_GRADIENT)
+    return key
+
+
+def note_hook(node: torch.fx.Node) -> None:
+    """Let a node say that a hook of a gradient has made it."""
+    node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _IN_HOOK: True}
+
+
+def is_of_hook(node: torch.fx.Node) -> bool:
+    """Whether a hook of a gradient has made a node."""
+    return _IN_HOOK in node.meta.get(_CHANNEL, {})
+
+
+@contextmanager
+def origin_kept() -> Iterator[None]:
+    """Let new nodes have the origin again that they have now, behind this scope."""
+    meta = fx_traceback.get_current_meta()
+    before = meta.get(_CHANNEL)
+    try:
+        yield
+    finally:
+        meta.pop(_CHANNEL, None)
+        if before is not None:
+            meta[_CHANNEL] = before
 
 
 def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:

@@ -31,20 +31,50 @@ def is_view(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
-def views_to(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the views that lead to a node, the first one first and the node itself last."""
-    views: list[torch.fx.Node] = []
-    while is_view(node) or _is_in_place(node):
-        if is_view(node):
-            views.append(node)
-        source: Any = node.args[0]
-        node = source.args[0] if _is_part(node) else source
-    return views[::-1]
+class Views:
+    """Which views lead to the nodes of a graph; each node is looked at once."""
+
+    def __init__(self) -> None:
+        self._last: dict[torch.fx.Node, torch.fx.Node | None] = {}
+        self._has_part: dict[torch.fx.Node, bool] = {}
+
+    def views_to(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """Return the views that lead to a node, the first one first and the node itself last."""
+        views: list[torch.fx.Node] = []
+        view = self._last_view(node)
+        while view is not None:
+            views.append(view)
+            view = self._last_view(_source(view))
+        return views[::-1]
+
+    def has_part(self, node: torch.fx.Node) -> bool:
+        """Whether one of the views that lead to a node is a part of a tensor that was cut."""
+        views: list[torch.fx.Node] = []
+        view = self._last_view(node)
+        while view is not None and view not in self._has_part:
+            views.append(view)
+            view = self._last_view(_source(view))
+        found = view is not None and self._has_part[view]
+        for view in reversed(views):
+            found = self._has_part[view] = found or _is_part(view)
+        return found
+
+    def _last_view(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """Return the node, or the view that it changes in place; None if that is no view."""
+        changes: list[torch.fx.Node] = []
+        while node not in self._last and not is_view(node) and _is_in_place(node):
+            changes.append(node)
+            node = _source(node)
+        last = self._last[node] if node in self._last else (node if is_view(node) else None)
+        for change in (*changes, node):
+            self._last[change] = last
+        return last
 
 
-def has_part(views: Sequence[torch.fx.Node]) -> bool:
-    """Whether one of them is a part of a tensor that was cut."""
-    return any(map(_is_part, views))
+def _source(node: torch.fx.Node) -> torch.fx.Node:
+    """Return what a view looks at, or an operator changes in place."""
+    source: Any = node.args[0]
+    return source.args[0] if _is_part(node) else source  # type: ignore[no-any-return]
 
 
 def taken_parts(

@@ -86,8 +86,10 @@ class Eager:
                     self._record([f"Accum___{name}"], [total[name]])
             for name, parameter in net.named_parameters():
                 parameter.grad = total[name] / ga
+            used = {name: p.detach().clone() for name, p in net.named_parameters()}
             optimizer.step()
             for _ in range(ga):
+                self._record(used.keys(), used.values())
                 self._record_update(net, optimizer)
 
     def _record(self, names, tensors):
@@ -100,7 +102,7 @@ class Eager:
 
     def _record_update(self, net, optimizer):
         for name, parameter in net.named_parameters():
-            self._record([name, f"UpdatedVar___{name}"], [parameter, parameter])
+            self._record([f"UpdatedVar___{name}"], [parameter])
             state = optimizer.state[parameter]
             if "exp_avg" in state:
                 self._record([f"Accl1___{name}"], [state["exp_avg"]])

@@ -54,7 +54,7 @@ def test_gradients_of_weights(sgd, name):
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_hold_their_value_after_each_update(sgd, name):
+def test_weights_are_what_each_micro_batch_used(sgd, name):
     sgd.check(name)
 
 

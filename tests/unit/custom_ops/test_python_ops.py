@@ -7,7 +7,7 @@ import torch
 
 import popsim_torch as poptorch
 from popsim_torch import _native
-from popsim_torch.executor.build import to_native
+from popsim_torch.passes.native_graph import to_native
 from tests.custom_ops import library
 from tests.custom_ops.library import OneCall
 from tests.options import make_options

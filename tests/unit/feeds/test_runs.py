@@ -3,7 +3,7 @@
 import pytest
 
 from popsim_torch.errors import Error
-from popsim_torch.feeds.runs import Runs
+from popsim_torch.feeds.runs import Running, Runs
 
 
 def test_nested_runs_are_one():
@@ -50,3 +50,39 @@ def test_who_ends_a_run_does_not_make_it_fail(error):
     runs.begin()
     runs.end(error)
     assert runs.failure is None
+
+
+class Told:
+    def __init__(self, log, refuses=False):
+        self.log, self.refuses = log, refuses
+
+    def _begin_run(self):
+        if self.refuses:
+            raise Error("not now")
+        self.log.append((self, "begins"))
+
+    def _end_run(self, error):
+        self.log.append((self, error))
+
+
+def test_queues_are_told_of_a_scope_as_often_as_it_is_entered():
+    log = []
+    first, second = Told(log), Told(log)
+    scope, failure = Running([first, second]), ValueError("failed")
+    for _ in range(2):
+        log.clear()
+        with scope:
+            assert log == [(first, "begins"), (second, "begins")]
+        assert log[2:] == [(second, None), (first, None)]
+    with pytest.raises(ValueError, match="failed"), scope:
+        raise failure
+    assert log[-2:] == [(second, failure), (first, failure)]
+
+
+def test_a_queue_that_refuses_a_run():
+    log = []
+    first, last = Told(log), Told(log)
+    refusing = Told(log, refuses=True)
+    with pytest.raises(Error, match="not now") as caught, Running([first, refusing, last]):
+        raise AssertionError("never here")
+    assert log == [(first, "begins"), (first, caught.value)]

@@ -7,8 +7,8 @@ import torch
 
 from popsim_torch import _native
 from popsim_torch.errors import InternalError
-from popsim_torch.executor.build import to_native
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
+from popsim_torch.passes.native_graph import to_native
 
 F32 = torch.float32
 RELU = {"code": ["relu 0"], "constants": [], "results": [1], "dtypes": ["float32"]}
@@ -216,7 +216,7 @@ def test_an_output_with_elements_at_one_place(program):
 
 def test_a_value_read_before_it_is_written(program):
     program.graph.ops[:2] = program.graph.ops[1::-1]
-    refused(program, "matmul 'matmul' (forward, stage 0) reads 'y' before it is written")
+    refused(program, "'matmul' (matmul), forward, stage 0, reads 'y' before it is written")
 
 
 def test_phases_out_of_order(program):
@@ -257,7 +257,7 @@ def test_what_is_not_there_when_constants_are_computed(program, kind):
     program.x.kind = TensorKind.CONSTANT
     program.verify()
     program.x.kind = kind
-    refused(program, "map 'map' (setup, stage 0) reads 'x' before it is written")
+    refused(program, "'map' (map), setup, stage 0, reads 'x' before it is written")
 
 
 def test_a_value_of_a_later_stage(program):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from popsim_torch import _native, ir
-from popsim_torch.executor.build import to_native
 from popsim_torch.ir import Phase, TensorKind
+from popsim_torch.passes.native_graph import to_native
 
 ALIGNMENT = 64  # bytes
 

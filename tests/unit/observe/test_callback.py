@@ -58,8 +58,14 @@ def test_a_queue_that_nobody_feeds(capsys):
 
 
 def test_a_plain_queue_that_nobody_feeds(capsys):
-    OutfeedCallback(OutfeedQueue(), "name").on_epoch_end(0)
-    assert capsys.readouterr().out.splitlines()[:3] == ["", "name", "No data enqueued"]
+    queue = OutfeedQueue()
+    OutfeedCallback(queue, "name").on_epoch_end(0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["", "name", "No data enqueued"]
+    assert lines[3:] == [queue.why_empty()] and "No compiled program enqueues" in lines[3]
+    queue.close()
+    OutfeedCallback(queue, "name").on_epoch_end(1)
+    assert "closed before a program" in capsys.readouterr().out
 
 
 def test_an_epoch_without_new_data(queue, monkeypatch, capsys):

@@ -1,9 +1,12 @@
 """On the host the layers are identities; mistakes in their arguments are told."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.feeds import OutfeedQueue
 from popsim_torch.observe import MaybeOutfeed, MaybeOutfeedQueue, Outfeed
@@ -28,6 +31,32 @@ def test_they_have_no_parameters_and_print_their_names():
 def test_names_that_nobody_gave():
     assert Outfeed(OutfeedQueue()).name == "outfeed"
     assert MaybeOutfeed(MaybeOutfeedQueue()).name == "maybe_outfeed"
+    queue = MaybeOutfeedQueue()
+    layers = [
+        MaybeOutfeed(queue),
+        MaybeOutfeed(queue, name="maybe_outfeed_1"),
+        MaybeOutfeed(queue),
+        MaybeOutfeed(queue),
+    ]
+    assert [layer.name for layer in layers] == [
+        "maybe_outfeed",
+        *(f"maybe_outfeed_{number}" for number in (1, 2, 3)),
+    ]
+
+
+def test_two_layers_without_names_are_two():
+    queue = MaybeOutfeedQueue()
+    model = nn.Sequential(
+        MaybeOutfeed(queue, final_outfeed=False), nn.ReLU(), MaybeOutfeed(copy.deepcopy(queue))
+    )
+    x = torch.tensor([[-1.0, 2.0]])
+    for _ in range(2):  # (a second model of the same layers has the same keys)
+        poptorch.inferenceModel(copy.deepcopy(model))(x)
+        found = queue.dequeue()
+        assert {key: value[0].tolist() for key, value in found.items()} == {
+            "maybe_outfeed": [[-1.0, 2.0]],
+            "maybe_outfeed_1": [[0.0, 2.0]],
+        }
 
 
 @pytest.mark.parametrize(

@@ -164,22 +164,26 @@ def test_an_element_type_assigned_later(fc):
 
 # --- Constants of torch's optimizers ---------------------------------------------------------
 
+# All that PyTorch's schedulers can move, but for a momentum of 0, which has no velocities.
+OF_SGD = {"lr", "dampening", "weight_decay"}
+OF_ADAM = {"lr", "beta1", "beta2", "eps", "weight_decay"}
+OF_RMSPROP = {"lr", "alpha", "eps", "weight_decay"}
 TORCHS = [
-    (torch.optim.SGD, {"lr": 0.1}, {"lr"}),
-    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, {"lr", "momentum"}),
+    (torch.optim.SGD, {"lr": 0.1}, OF_SGD),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, OF_SGD | {"momentum"}),
     (
         torch.optim.SGD,
         {"lr": 0.1, "momentum": 0.5, "dampening": 0.1, "weight_decay": 0.1},
-        {"lr", "momentum", "dampening", "weight_decay"},
+        OF_SGD | {"momentum"},
     ),
-    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.5, "nesterov": True}, {"lr", "momentum"}),
-    (torch.optim.Adam, {}, {"lr"}),
-    (torch.optim.Adam, {"betas": (0.5, 0.5), "eps": 1e-3}, {"lr", "eps"}),
-    (torch.optim.Adam, {"weight_decay": 0.1}, {"lr", "weight_decay"}),
-    (torch.optim.AdamW, {}, {"lr"}),
-    (torch.optim.AdamW, {"weight_decay": 0.0}, {"lr", "weight_decay"}),
-    (torch.optim.RMSprop, {"alpha": 0.5}, {"lr"}),
-    (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}, {"lr", "momentum"}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.5, "nesterov": True}, OF_SGD | {"momentum"}),
+    (torch.optim.Adam, {}, OF_ADAM),
+    (torch.optim.Adam, {"betas": (0.5, 0.5), "eps": 1e-3}, OF_ADAM),
+    (torch.optim.Adam, {"weight_decay": 0.1}, OF_ADAM),
+    (torch.optim.AdamW, {}, OF_ADAM),
+    (torch.optim.AdamW, {"weight_decay": 0.0}, OF_ADAM),
+    (torch.optim.RMSprop, {"alpha": 0.5}, OF_RMSPROP),
+    (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}, OF_RMSPROP | {"momentum"}),
 ]
 
 

@@ -21,6 +21,11 @@ def test_changed_variable_is_uploaded(fc):
     }
 
 
+def _with(optimizer, **values):
+    optimizer.param_groups[0].update(values)
+    return optimizer
+
+
 REPLACEMENTS = [
     (
         lambda p: optim.SGD(p, lr=0.1),
@@ -78,9 +83,14 @@ REPLACEMENTS = [
         "Can not replace a constant value with a non constant value: 'loss_scaling'",
     ),
     (
-        lambda p: torch.optim.Adam(p, lr=0.1),
-        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)),
+        lambda p: optim.Adam(p, lr=0.1),
+        lambda p: _with(optim.Adam(p, lr=0.1), betas=(0.8, 0.9)),
         "Values are constant but do not match: 'beta1'",
+    ),
+    (
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        "Values are constant but do not match: 'nesterov'",
     ),
     (
         lambda p: optim.SGD(p, lr=0.1),
@@ -117,9 +127,12 @@ def test_replacements_that_need_another_program(fc, before, after, message):
             lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.0),
             lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
         ),
-        (lambda p: optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.2)),
+        (
+            lambda p: torch.optim.Adam(p, lr=0.1),
+            lambda p: torch.optim.Adam(p, lr=0.2, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1),
+        ),
     ],
-    ids=["Adam accumulation types", "TF variant", "dampening", "torch for poptorch"],
+    ids=["Adam accumulation types", "TF variant", "dampening", "all of torch's Adam"],
 )
 def test_replacements_that_are_let_through(fc, before, after):
     old, new = (plan(make(fc.parameters()), fc) for make in (before, after))

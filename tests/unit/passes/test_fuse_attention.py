@@ -6,10 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import popsim_torch as poptorch
-from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, verify
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.passes import fuse_attention as module
 from popsim_torch.passes import pipeline
 from popsim_torch.passes.fuse_attention import fuse_attention
+from tests.unit.passes.sketch import verify_sketch
 
 F32 = torch.float32
 BATCH, ROWS, COLUMNS, DEPTH = 6, 86, 96, 32
@@ -106,7 +107,7 @@ def no_kept_probabilities(monkeypatch) -> None:
 def test_forward_and_backward_become_one_op_each() -> None:
     program = Program()
     assert fuse_attention(program.graph) == 8
-    verify(program.graph)
+    verify_sketch(program.graph)
     forward, backward = (op for op in program.graph.ops if op.kind != "anchor")
     p = program
     assert forward.kind == "attention"
@@ -132,7 +133,7 @@ def test_few_probabilities_are_kept(monkeypatch) -> None:
     monkeypatch.setattr(module, "_MAX_KEPT", BATCH * ROWS * COLUMNS)
     program = Program()
     assert fuse_attention(program.graph) == 8
-    verify(program.graph)
+    verify_sketch(program.graph)
     forward, backward = (op for op in program.graph.ops if op.kind != "anchor")
     assert forward.outputs == [program.out.id, program.weights.id]
     assert backward.inputs[:4] == [program.weights.id, -1, -1, -1]
@@ -154,7 +155,7 @@ def test_a_gradient_that_nobody_reads(index, name) -> None:
     unread = getattr(program, name)
     program.drop(program.backward[index], unread)
     assert fuse_attention(program.graph) == 7
-    verify(program.graph)
+    verify_sketch(program.graph)
     assert program.kinds() == ["attention", "attention_grad"]
     (backward,) = (op for op in program.graph.ops if op.kind == "attention_grad")
     assert backward.outputs.count(-1) == 1
@@ -166,7 +167,7 @@ def test_the_gradient_of_the_values_alone() -> None:
     for op in program.backward[1:]:
         program.drop(op, program.for_q, program.for_k)
     assert fuse_attention(program.graph) == 3
-    verify(program.graph)
+    verify_sketch(program.graph)
     (backward,) = (op for op in program.graph.ops if op.kind == "attention_grad")
     assert backward.outputs == [-1, -1, program.for_v.id]
     assert backward.inputs[4:8] == [-1] * 4

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.ir import Graph, Phase, Tensor, TensorKind, verify
+from popsim_torch.ir import Graph, Phase, Tensor, TensorKind
 from popsim_torch.passes.fuse_loss_gradient import fuse_loss_gradient
+from tests.unit.passes.sketch import verify_sketch
 
 F32 = torch.float32
 LOSS = {"reduction": "mean", "ignore_index": -100, "classes": 3, "dtype": "float32"}
@@ -29,7 +30,7 @@ def backward_graph(axis: int = 1, *, log: bool = True, stage: int = 0) -> tuple[
 def test_both_become_one_op() -> None:
     graph, _ = backward_graph()
     assert fuse_loss_gradient(graph) == 1
-    verify(graph)
+    verify_sketch(graph)
     fused, _ = graph.ops
     assert fused.kind == "cross_entropy_grad"
     assert fused.inputs == [0, 1, 2, -1, 3]

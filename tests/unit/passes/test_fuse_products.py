@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, verify
+from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.passes.fuse_products import fuse_products
+from tests.unit.passes.sketch import verify_sketch
 
 
 def add_product(graph: Graph, m: int = 8, k: int = 5, n: int = 12) -> Tensor:
@@ -35,9 +36,9 @@ def add_map(
 
 
 def fused(graph: Graph) -> Op:
-    verify(graph)
+    verify_sketch(graph)
     assert fuse_products(graph) == 1
-    verify(graph)
+    verify_sketch(graph)
     product, *_ = graph.ops
     assert fuse_products(graph) == 0
     return product

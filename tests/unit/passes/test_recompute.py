@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from popsim_torch.ir import Graph, Origin, Phase, Tensor, TensorKind, verify
+from popsim_torch.ir import Graph, Origin, Phase, Tensor, TensorKind
 from popsim_torch.passes.recompute import recompute
 from popsim_torch.passes.recompute_choice import Recomputation
+from tests.unit.passes.sketch import verify_sketch
 
 F32 = torch.float32
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
@@ -44,10 +45,10 @@ class Program:
 
     def recompute(self, mode, *checkpoints) -> int:
         """Run the pass, which must leave a sound program that a second run does not change."""
-        verify(self.graph)
+        verify_sketch(self.graph)
         forward = [(op.kind, list(op.inputs)) for op in self.graph.ops if op.phase == FORWARD]
         count = recompute(self.graph, mode, {tensor.id for tensor in checkpoints})
-        verify(self.graph)
+        verify_sketch(self.graph)
         ops = list(self.graph.ops)
         assert recompute(self.graph, mode, {tensor.id for tensor in checkpoints}) == 0
         assert self.graph.ops == ops

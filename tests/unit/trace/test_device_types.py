@@ -203,3 +203,36 @@ def test_memory_read_as_another_type(case):
 def test_memory_is_not_read_as_what_the_device_does_not_have(dtype):
     with pytest.raises(poptorch.Error, match="no elements of this type"):
         run(lambda x: x.view(dtype), VALUES[:2, :2].contiguous())
+
+
+SIZES = {
+    "int64": (torch.zeros(2, 3, dtype=torch.int64), 4),
+    "int32": (torch.zeros(2, 3, dtype=torch.int32), 4),
+    "float64": (torch.zeros(2, 3, dtype=torch.float64), 4),
+    "float32": (torch.zeros(2, 3), 4),
+    "float16": (torch.zeros(2, 3, dtype=torch.float16), 2),
+    "int8": (torch.zeros(2, 3, dtype=torch.int8), 1),
+    "truth values": (torch.zeros(2, 3, dtype=torch.bool), 1),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_an_element_takes_as_many_bytes_as_on_the_device(case):
+    tensor, size = SIZES[case]
+    seen = []
+
+    def function(x):
+        for y in (x, x + x if x.dtype != torch.bool else x.logical_not(), x.t()):
+            sizes = y.element_size(), torch.Tensor.element_size(y), y.itemsize
+            seen.append((*sizes, y.dtype.itemsize, y.nbytes // y.numel()))
+        return x
+
+    run(function, tensor)
+    assert seen == [(size,) * 5] * 3
+
+
+def test_an_element_of_a_tensor_of_the_host_takes_what_it_takes_there():
+    kept = torch.zeros(3, dtype=torch.int64)
+    seen = []
+    run(lambda x: seen.append((kept.element_size(), kept.nbytes)) or x, VALUES)
+    assert seen == [(8, 24)]

@@ -1,0 +1,127 @@
+"""``next(iterator)`` in the body of a loop: the iterator becomes an infeed queue.
+
+A body runs once, while it is traced. What Python takes from an iterator then would be the same
+element in every trip. So a queue goes through the iterators that were there before the function was
+called, and each trip takes an element of the queue.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import types
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from popsim_torch.errors import Error
+from popsim_torch.feeds.infeed import lasting_queue_of, queue_of, taking
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.loop_body import UnknownObject
+
+__all__ = ["HostIterators"]
+
+
+class HostIterators:
+    """The iterators that the body of a loop can use.
+
+    Args:
+        reached: Those that its names lead to.
+        lasting: Those that were there before the function was called.
+    """
+
+    def __init__(
+        self, reached: Collection[Iterator[Any]], lasting: Collection[Iterator[Any]]
+    ) -> None:
+        self._reached = reached
+        self._lasting = lasting
+
+    @contextmanager
+    def taken_by_trips(self) -> Iterator[None]:
+        """Let ``next(iterator)`` take an element of the iterator's queue, for a scope."""
+        on_host = builtins.next
+
+        def next_of_trip(iterator: Any, *default: Any) -> Any:
+            if taking.get() is None:  # another thread
+                return on_host(iterator, *default)
+            if any(iterator is one for one in self._reached):
+                return self._next(iterator, default)
+            if isinstance(iterator, _BaseDataLoaderIter):
+                raise Error(
+                    f"next(iterator){user_line(' at ')}: the body has this iterator of a "
+                    "DataLoader from a place where it cannot be found before. Name it in the "
+                    "body, or give poptorch.InfeedQueue(loader) to the loop."
+                )
+            return on_host(iterator, *default)
+
+        begin = DataLoader.__iter__
+
+        def begin_in_trip(loader: DataLoader[Any]) -> Any:
+            if taking.get() is None:
+                return begin(loader)
+            raise Error(
+                f"The body of the loop goes through a DataLoader{user_line(' at ')}. That would "
+                "happen once, while the body is traced. Make an iterator in front of the function, "
+                "iterator = iter(loader), and call next(iterator) in the body; or give "
+                "poptorch.InfeedQueue(loader) to the loop."
+            )
+
+        with (
+            mock.patch.object(builtins, "next", next_of_trip),
+            mock.patch.object(DataLoader, "__iter__", begin_in_trip),
+        ):
+            yield
+
+    def _next(self, iterator: Iterator[Any], default: tuple[Any, ...]) -> Any:
+        where = f"next(iterator){user_line(' at ')}"
+        if default:
+            raise Error(
+                f"{where}: in a loop it takes no default value, as the loop ends with an Error at "
+                "the end of the data. Leave it out, and make no more trips than there is data."
+            )
+        if not any(iterator is one for one in self._lasting):
+            raise Error(
+                f"{where}: this {type(iterator).__name__} was made in the function, whose code "
+                "runs once: later calls could not begin it anew. Make it in front of the function, "
+                "or give poptorch.InfeedQueue(dataset) to the loop."
+            )
+        queue = lasting_queue_of(iterator)
+        try:
+            return next(queue)
+        except UnknownObject as unknown:
+            raise UnknownObject(queue, where) from unknown
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Refuse that the body goes through an iterator otherwise, where that can be seen.
+
+        Raises:
+            Error: It was done in this scope.
+        """
+        before = [(one, _position(one)) for one in self._reached if queue_of(one) is None]
+        yield
+        for one, position in before:
+            if queue_of(one) is None and _position(one) != position:
+                raise Error(
+                    f"The body of the loop takes elements of a {type(one).__name__} otherwise than "
+                    "by next(iterator), such as by a `for` loop: that happened once, while the "
+                    "body was traced. Call next(iterator) once in the body, and let the device "
+                    "loop make the trips."
+                )
+
+
+def _position(iterator: Iterator[Any]) -> Any:
+    """Return what is another thing when an element has been taken, where there is such a thing."""
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        return None if frame is None else frame.f_lasti
+    if isinstance(iterator, _BaseDataLoaderIter):
+        return iterator._num_yielded
+    try:
+        return operator.length_hint(iterator)
+    except Exception:  # the iterator's own code
+        return None

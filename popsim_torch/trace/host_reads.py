@@ -1,0 +1,96 @@
+"""Says when forward reads from the host what would be something else each time it is asked.
+
+Forward and the bodies of loops run once, while they are traced: the time, a random number of
+Python's or NumPy's, or a line of a file is then the same in every run of the program.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from popsim_torch import logs
+from popsim_torch.ops import op_listener
+from popsim_torch.trace.graph.origin import user_line
+
+__all__ = ["noticed_host_reads", "warn_of_host_read"]
+
+# Nothing is said of calls by these: what they read is their own affair.
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "popsim_torch", "numpy"} - {"__main__"})
+_CLOCKS = tuple(
+    f"{name}{unit}"
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    for unit in ("", "_ns")
+)
+_SETTINGS = frozenset({"seed", "getstate", "setstate", "get_state", "set_state", "default_rng"})
+
+_said: set[str] = set()
+"""Lines that the trace has warned of; one trace runs at a time."""
+
+
+def _drawing(module: Any) -> Iterator[str]:
+    """Yield the names of a module's functions that draw random numbers."""
+    for name in module.__all__:
+        member = getattr(module, name)
+        if name not in _SETTINGS and callable(member) and not isinstance(member, type):
+            yield name
+
+
+_READS: tuple[tuple[Any, str, Iterable[str]], ...] = (
+    (time, "time", _CLOCKS),
+    (random, "random", tuple(_drawing(random))),
+    (np.random, "numpy.random", tuple(_drawing(np.random))),
+    (builtins, "", ("open",)),
+)
+
+
+@contextmanager
+def noticed_host_reads() -> Iterator[None]:
+    """Warn, once for each line, of calls in this scope by what is being traced."""
+    _said.clear()
+    with ExitStack() as stack:
+        for module, path, names in _READS:
+            for name in names:
+                noticed = _noticed(getattr(module, name), path, name)
+                stack.enter_context(mock.patch.object(module, name, noticed))
+        yield
+
+
+def warn_of_host_read(name: str) -> None:
+    """Warn that the user's code calls a function that reads from the host."""
+    line = user_line(" at ")
+    if line in _said:
+        return
+    _said.add(line)
+    logs.python.warning(
+        "%s()%s is called once, while the model is traced: what it returns is the same in all runs "
+        "of the program. Pass what changes as an input, or as an element of an InfeedQueue%s.",
+        name,
+        line,
+        "; torch.rand and the like draw anew in each on the device" if "rand" in name else "",
+    )
+
+
+def _noticed(function: Callable[..., Any], path: str, name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Another thread has no listener; what the host runs meanwhile has none either.
+        if op_listener.get() is not None and _called_by_user():
+            warn_of_host_read(f"{path}.{name}" if path else name)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _called_by_user() -> bool:
+    caller = sys._getframe(2).f_globals.get("__name__") or ""
+    return caller.partition(".")[0] not in _LIBRARIES

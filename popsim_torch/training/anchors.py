@@ -1,0 +1,74 @@
+"""What the anchors of a fit recorded: read while its program exists, and kept when that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from popsim_torch.errors import UsageAssertionError, closest_names
+from popsim_torch.loops import Function
+
+__all__ = ["FittedAnchors"]
+
+
+class FittedAnchors(Mapping[str, torch.Tensor]):
+    """The anchored tensors of the latest run, by short name; each reading makes a new tensor.
+
+    Args:
+        function: Its one loop records them.
+        names: Their short names.
+    """
+
+    def __init__(self, function: Function, names: list[str]) -> None:
+        self._function: Function | None = function
+        self._names = names
+        self._kept: dict[str, torch.Tensor | UsageAssertionError] = {}
+
+    def __getitem__(self, short_name: str) -> torch.Tensor:
+        """Return an anchored tensor.
+
+        Raises:
+            UsageAssertionError: There is no such anchor, or it has no value.
+        """
+        if short_name not in self._names:
+            close = closest_names(short_name, self._names)
+            hint = f" Closest name: '{close[0]}'." if close else ""
+            raise UsageAssertionError(
+                f"getAnchoredTensor: No tensor with name '{short_name}' among the "
+                f"{len(self._names)} anchors.{hint} Register it with Options.anchorTensor in the "
+                "options that are passed."
+            )
+        found = self._read(short_name) if self._function is not None else self._kept[short_name]
+        if isinstance(found, UsageAssertionError):
+            raise found
+        return found.clone()
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the short names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """Return how many anchors there are."""
+        return len(self._names)
+
+    def __contains__(self, short_name: object) -> bool:
+        """Whether there is such an anchor, with a value or without."""
+        return short_name in self._names
+
+    def keep(self) -> None:
+        """Read all of them: the program is about to end."""
+        self._kept = {name: self._read(name) for name in self._names}
+        self._function = None
+
+    def _read(self, short_name: str) -> torch.Tensor | UsageAssertionError:
+        """Return an anchored tensor, or why there is none."""
+        programs = [] if self._function is None else self._function.programs
+        try:
+            for program in programs:
+                return program.getAnchoredTensor(short_name)
+        except UsageAssertionError as error:
+            return error.with_traceback(None)
+        return UsageAssertionError(
+            f"getAnchoredTensor: No tensor with name '{short_name}' yet: the model has not run."
+        )

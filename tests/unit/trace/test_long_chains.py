@@ -1,0 +1,41 @@
+"""What looks at a trace looks at each change in place once, however many stand in a row."""
+
+import torch
+
+import popsim_torch as poptorch
+from popsim_torch.trace import parts
+
+
+class Chain(torch.nn.Module):
+    def __init__(self, trips, *, cut):
+        super().__init__()
+        self.trips, self.cut = trips, cut
+
+    def forward(self, x):
+        x = x * 2
+        row = x.unbind(0)[0] if self.cut else x
+        for _ in range(self.trips):
+            row += 1
+        return x
+
+
+def looks(trips, cut, monkeypatch):
+    count = 0
+    original = parts._is_in_place
+
+    def counting(node):
+        nonlocal count
+        count += 1
+        return original(node)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "_is_in_place", counting)
+        found = poptorch.inferenceModel(Chain(trips, cut=cut))(torch.ones(2, 2))
+    assert found.tolist() == [[2 + trips] * 2, [2 if cut else 2 + trips] * 2]
+    return count
+
+
+def test_looks_at_changes_in_place_are_as_many_as_changes(monkeypatch):
+    for cut in (False, True):
+        few, many = looks(20, cut, monkeypatch), looks(80, cut, monkeypatch)
+        assert many < 5 * few
