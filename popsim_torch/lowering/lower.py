@@ -26,6 +26,7 @@ from popsim_torch.lowering.state import StateLowering
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.trace.graph.bodies import CONTROL, Control, control_of
 from popsim_torch.trace.graph.functionalise import is_mutating
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
@@ -90,7 +91,7 @@ class _Lowering:
             if node.op != "call_function" or target in _OWN_TARGETS:
                 continue
             reason, name = "is not an ATen operator.", str(target)
-            if isinstance(target, torch._ops.OpOverload):
+            if isinstance(target, OpOverload):
                 reason, name = "" if is_mutating(node) else unsupported(node), target._schema.name
             if reason and name not in reasons:
                 place = self._builder.place_of(node, self._named.message_name(node))

@@ -9,9 +9,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo
 
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.modules import dynamo_config
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.cumulative_norm import cumulative_norm
@@ -54,7 +54,7 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
 
 
 # One for all: each new one stays in the thread's context for good.
-_nested_traces: Any = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+_nested_traces: Any = dynamo_config.patch(error_on_nested_fx_trace=False)
 
 
 @contextmanager

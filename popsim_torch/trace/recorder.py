@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from popsim_torch.custom_ops.registry import CustomCall
 from popsim_torch.enums import OverlapMode
@@ -18,6 +17,8 @@ from popsim_torch.errors import Error
 from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ir import Origin
 from popsim_torch.ops import PrintFormat, op_listener
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.constants import Constants
@@ -296,7 +297,7 @@ class Recorder:
         known = list(map(self.known, tensors))
         if self._loop is not None:
             self._loop.check_readable(known)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             given = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
             record_enqueue(
                 self._result.enqueues, queue, structure, given, self._origin.source, self._sums
@@ -318,7 +319,7 @@ class Recorder:
         """Return the reduced tensor, marked as a loss."""
         self._set_origin("IdentityLoss")
         tensor = self.known(tensor)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             reduced = (
                 tensor.view_as(tensor) if reduction == "none" else getattr(tensor, reduction)()
             )
@@ -331,7 +332,7 @@ class Recorder:
         given = [self.known(one) if is_host_tensor(one) else one for one in inputs]
         given = [self.constant(one) if is_host_tensor(one) else one for one in given]
         self._set_origin(call.name)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             results = custom_results(call, given)
         for result in results:
             self.after_call(result)
@@ -358,7 +359,7 @@ class Recorder:
         if not is_traced(tensor):
             self.overlaps.append(OverlapMark(None, None, mode, for_input))
             return tensor
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             result = torch.ops.aten.alias.default(tensor)
         self.overlaps.append(OverlapMark(node_of(tensor), node_of(result), mode, for_input))
         self.after_call(result)
@@ -465,7 +466,7 @@ class Recorder:
     def host_call(self, cpu: CPU, arguments: CallArguments) -> torch.Tensor | list[torch.Tensor]:
         """Return the traced results of a call of the host."""
         self._set_origin()
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             known = map(self.known, arguments.tensors)
             tensors = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
             source = self._origin.source

@@ -13,21 +13,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.fake import (
+    FAKE_TENSOR_LOGGER,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.private_torch.proxies import make_fx
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.changed_in_place import explained
@@ -67,7 +68,7 @@ class _Tracer:
         self._fakes: list[torch.Tensor] = []
         self._loop: LoopTrace | None = None
         self._result = TraceResult(
-            _make_graph_module({}, torch.fx.Graph()),
+            make_graph_module({}, torch.fx.Graph()),
             self._parameters,
             self._buffers,
             len(request.inputs),
@@ -225,7 +226,7 @@ def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from logging a traceback for a mistake that is raised all the same."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch.fx
-from torch.fx._lazy_graph_module import _make_graph_module
 
+from popsim_torch.private_torch.graph_modules import make_graph_module
 from popsim_torch.trace.graph.bodies import Branch, Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import PRINT
@@ -78,4 +78,4 @@ def _quiet_body(body: torch.fx.GraphModule, controls: list[Control]) -> torch.fx
     known: Known = {}
     for node in body.graph.nodes:
         copy_quietly(graph, node, known, controls)
-    return _make_graph_module({}, graph)
+    return make_graph_module({}, graph)

@@ -15,17 +15,22 @@ from typing import Any, cast
 import torch
 import torch.fx
 import torch.fx.traceback as fx_traceback
-from torch._C._functorch import _unwrap_functional_tensor, is_functionaltensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import (
+
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.functorch import (
+    functionalize_sync,
+    is_functionaltensor,
+    unwrap_functional_tensor,
+)
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.proxies import (
     ProxyTorchDispatchMode,
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
 )
-
-from popsim_torch.errors import Error, InternalError
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
@@ -70,7 +75,7 @@ def is_mutating(node: torch.fx.Node) -> bool:
     """Whether a node is an operator that changes one of its arguments."""
     return (
         node.op == "call_function"
-        and isinstance(node.target, torch._ops.OpOverload)
+        and isinstance(node.target, OpOverload)
         and node.target._schema.is_mutable
     )
 
@@ -92,7 +97,7 @@ class _Replay(torch.fx.Interpreter):
         except RuntimeError as error:
             if not is_mutating(n):
                 raise
-            source, target = origin_of(n).source, cast(torch._ops.OpOverload, n.target)
+            source, target = origin_of(n).source, cast(OpOverload, n.target)
             raise Error(
                 f"Unsupported ops found in compiled model: [{target._schema.name}]"
                 f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
@@ -134,14 +139,13 @@ def _proxy_mode() -> ProxyTorchDispatchMode:
 
 def _bring_up_to_date(value: Any) -> None:
     if isinstance(value, torch.Tensor) and is_functionaltensor(value):
-        sync: Any = torch._functionalize_sync
-        sync(value)
+        functionalize_sync(value)
 
 
 def _node_of(value: Any) -> torch.fx.Node:
     _bring_up_to_date(value)
     if isinstance(value, torch.Tensor) and is_functionaltensor(value):
-        value = _unwrap_functional_tensor(value, True)
+        value = unwrap_functional_tensor(value, True)
     slot = get_proxy_slot(value, _proxy_mode().tracer, None)
     if slot is None:
         raise InternalError("functionalise: a watched value has no node in the new graph")

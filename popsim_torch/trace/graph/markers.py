@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import (
+
+from popsim_torch.private_torch.proxies import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
