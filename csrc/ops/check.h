@@ -15,10 +15,10 @@ namespace popsim::ops {
 //   the schema; outputs have the types that the shape rule gives, and lie in
 //   memory as the entry allows, where no other input or output of the op lies;
 // - order (check_order): inputs and constants are never written, values by one
-//   op, variables by one op of each phase; values are written before they are
-//   read, in the order in which stages run; nobody reads a variable on a later
-//   stage than the one that changes it; with several micro-batches in flight,
-//   nobody reads a variable but where it is changed; what runs before
+//   op, variables on one stage in each phase; values are written before they
+//   are read, in the order in which stages run; nobody reads a variable on a
+//   later stage than the one that changes it; with several micro-batches in
+//   flight, nobody reads a variable but where it is changed; what runs before
 //   everything else depends on constants only.
 // Without `types` no shape rule is asked: those of operators of others run code
 // of theirs.

@@ -122,8 +122,12 @@ class OrderCheck {
               tensor.kind != TensorKind::kConstant,
           "writes", tensor, "which nothing may change");
     Uses& here = uses(root, op.phase);
+    // A variable changes as often as the ops say, one after the other: the body
+    // of a loop updates weights, reads them, and updates them again.
     check(op,
-          tensor.kind == TensorKind::kValue ? !is_written(root) : !here.writer,
+          tensor.kind == TensorKind::kValue
+              ? !is_written(root)
+              : !here.writer || *here.writer == op.stage,
           "writes", tensor, "a second time");
     check(op,
           !here.last_reader || in_order(op.phase, *here.last_reader, op.stage),

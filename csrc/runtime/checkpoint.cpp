@@ -86,7 +86,8 @@ bool is_open_ended(const graph::Graph& graph) {
 
 Checkpoint::Checkpoint(const Plan& plan)
     : graph_(plan.graph()),
-      always_(plan.waits_in_iteration() || is_open_ended(graph_)) {
+      always_(plan.waits_in_iteration() || plan.updates_in_iteration() ||
+              is_open_ended(graph_)) {
   VariableUse use(graph_);
   changed_ = std::move(use.changed);
   for (size_t i = 0; i < changed_.size(); ++i) {

@@ -1,9 +1,10 @@
 // What a device iteration changes before its update, as it was when it began.
 //
-// Weights change behind all micro-batches only. Buffers that forward changes
-// (running statistics) and velocities that gradients are added to change
-// earlier: a run that is to end in the middle of a long device iteration gives
-// it up and puts them back.
+// Weights change behind all micro-batches, but where the body of a loop reads
+// them behind their update. These, buffers that forward changes (running
+// statistics) and velocities that gradients are added to change earlier: a run
+// that is to end in the middle of a long device iteration gives it up and puts
+// them back.
 #pragma once
 
 #include <chrono>
@@ -25,7 +26,8 @@ class Checkpoint {
   // and for the first one, whose time is unknown: in the others a run that
   // is to end goes on to the end of the iteration. Where the program calls code
   // of the host, which may fail, or waits for data between micro-batches, or
-  // has loops that nobody knows the end of, copies are made always.
+  // has loops that nobody knows the end of, or updates weights in the middle of
+  // an iteration, copies are made always.
   void begin(const DeviceMemory& memory);
   // Whether the iteration can be given up.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }

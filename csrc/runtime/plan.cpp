@@ -1,16 +1,31 @@
 #include "runtime/plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
 #include "ops/check.h"
+#include "ops/schema.h"
 
 namespace popsim::runtime {
+namespace {
+
+bool changes_weights_in_backward(const graph::Graph& graph) {
+  return std::ranges::any_of(graph.ops(), [](const graph::Op& op) {
+    if (op.phase != graph::Phase::kBackward) return false;
+    const ops::Operand* weight = ops::find_schema(op.kind).input("weight");
+    return weight != nullptr && weight->written;
+  });
+}
+
+}  // namespace
+
 Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
   ops::verify(graph_, /*in_flight=*/config_.schedule != "sequential");
+  updates_in_iteration_ = changes_weights_in_backward(graph_);
   const schedule::Config schedule{graph_.num_stages(),
                                   config_.training
                                       ? config_.gradient_accumulation

@@ -41,6 +41,11 @@ class Plan {
   [[nodiscard]] bool waits_in_iteration() const {
     return config_.fed && config_.gradient_accumulation > 1;
   }
+  // Whether weights are updated among the ops of a micro-batch, which reads
+  // them behind that: where it fails, they are to be as they were.
+  [[nodiscard]] bool updates_in_iteration() const {
+    return updates_in_iteration_;
+  }
   [[nodiscard]] ops::LoopCounts loop() const {
     return {config_.device_iterations, config_.gradient_accumulation};
   }
@@ -65,6 +70,7 @@ class Plan {
  private:
   graph::Graph graph_;
   RunConfig config_;
+  bool updates_in_iteration_;
   schedule::Schedule schedule_;
   std::vector<memory::Block> blocks_;
   std::vector<memory::LiveRange> live_ranges_;

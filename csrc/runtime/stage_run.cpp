@@ -130,7 +130,9 @@ void StageRun::run_iterations(const Call& call) {
       throw;
     } catch (const UserError&) {
       // In others it would depend on the time that an iteration takes.
-      if (plan_.waits_in_iteration()) give_up(first_step);
+      if (plan_.waits_in_iteration() || plan_.updates_in_iteration()) {
+        give_up(first_step);
+      }
       throw;
     }
   }

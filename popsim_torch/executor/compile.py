@@ -28,6 +28,7 @@ from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.executor.placement import place
 from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
+from popsim_torch.executor.updates import check_steps
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -155,6 +156,13 @@ def plan_updates(c: Compilation) -> None:
     traced = c.traced
     c.plan = c.request.plan(traced, names.loss_scale(dtype_name(traced.loss_dtype)))
     captures = () if c.plan is None else c.request.captures(traced)
+    check_steps(
+        traced,
+        c.plan,
+        captures,
+        accumulation=c.interface.loop.gradient_accumulation,
+        num_stages=c.stages.num_stages,
+    )
     c.gradients, captured = capture_gradients(captures, c.plan, traced, c.request.options)
     c.enqueues = {**traced.enqueues, **captured}
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from popsim_torch.enums import MeanReductionStrategy, ReductionType
+from popsim_torch.errors import Error
 from popsim_torch.executor.numerics import Numerics
+from popsim_torch.optim.captures import GradientCapture
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
 from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.trace import TraceResult
 
-__all__ = ["lacks_running_mean", "loop_plan", "make_plan"]
+__all__ = ["check_steps", "lacks_running_mean", "loop_plan", "make_plan"]
 
 
 def lacks_running_mean(optimizer: OptimizerSettings, options: Options) -> bool:
@@ -109,6 +112,60 @@ def loop_plan(
     plans = []
     for one in settings:
         own = {id(parameter) for group in one.groups for parameter in group.parameters}
-        trained = [name for name in traced.gradients if id(traced.parameters[name]) in own]
+        trained = [name for name in traced.trained if id(traced.parameters[name]) in own]
         plans.append(make_plan(one, options, module, trained, loss_scale))
     return join_plans(plans, loss_scale)
+
+
+def check_steps(
+    traced: TraceResult,
+    plan: OptimizerPlan | None,
+    captures: Sequence[GradientCapture],
+    *,
+    accumulation: int,
+    num_stages: int,
+) -> None:
+    """Refuse what does not go together with weights that change in the middle of a trip.
+
+    Args:
+        traced: The body of a loop.
+        plan: Its updates.
+        captures: Gradients that go into queues.
+        accumulation: Trips of which one updates the weights (count).
+        num_stages: Pipeline stages (count).
+
+    Raises:
+        Error: It does not, and why the weights change there.
+    """
+    steps = list(traced.steps.values())
+    if not steps:
+        return
+    first = steps[0]
+    begin = f"optimizer.step(){first.source} has to change '{first.parameters[0]}' at once:"
+    if accumulation > 1:
+        raise Error(
+            f"{begin} {first.why_at_once}. With gradient_accumulation={accumulation} weights "
+            f"change once for {accumulation} trips, at their end. Do that in front of step(), or "
+            "leave gradient_accumulation out and call step() on the sum of several losses."
+        )
+    if num_stages > 1:
+        raise Error(
+            f"{begin} {first.why_at_once}. With {num_stages} pipeline stages weights change at the "
+            "end of a trip only, when all stages are done with it. Do that in front of step(), or "
+            "put the body on one stage."
+        )
+    if plan is not None and plan.loss_scale_rule is not None:
+        raise Error(
+            f"{begin} {first.why_at_once}. Automatic loss scaling looks at all gradients at the "
+            "end of a trip. Do that in front of step(), or set the loss scale by the optimizer's "
+            "loss_scaling."
+        )
+    times = Counter(name for step in steps for name in step.parameters)
+    times.update(traced.gradients)
+    name, most = times.most_common(1)[0]
+    if captures and most > 1:
+        raise Error(
+            f"OutfeedOptimizer: the trip has {most} gradients of '{name}', one for each step(), "
+            "and an element of its queue has room for one. Enqueue parameter.grad in the body "
+            "instead."
+        )

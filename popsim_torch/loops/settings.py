@@ -179,7 +179,9 @@ def _modules(found: Reach) -> list[nn.Module]:
 
 def _used(trace: LoopTrace, found: Reach) -> tuple[Owned, ...]:
     """Return the settings on models of which the body has called a part, or updates a weight."""
-    updated = {id(trace.parameters[name]) for step in trace.steps for name in step.names}
+    updated = {
+        id(trace.parameters[name]) for step in trace.steps.values() for name in step.gradients
+    }
     return tuple(
         owned
         for module, owned in settings_of([*_modules(found), *trace.called.values()])

@@ -23,6 +23,7 @@ from popsim_torch.lowering.rules.host import warn_of_calls_left_out
 from popsim_torch.lowering.rules.prints import lower_print
 from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
+from popsim_torch.lowering.steps import StepLowering, is_put_there
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
@@ -32,8 +33,9 @@ from popsim_torch.trace.graph.functionalise import is_mutating
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
+from popsim_torch.trace.weight_steps import STEP
 
-_OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL)
+_OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL, STEP)
 
 
 class _Lowering:
@@ -62,6 +64,10 @@ class _Lowering:
             None if rule is None else LossScaleLowering(self._builder, self._program, rule)
         )
         self._state = StateLowering(self._builder, self._program, named, self._needed)
+        self._updates = UpdateLowering(self._builder, self._program, self._offers, self._loss_scale)
+        self._steps: StepLowering | None = None
+        if plan is not None and named.traced.steps:
+            self._steps = StepLowering(self._builder, named, self._needed, plan, self._updates)
 
     def run(self) -> Program:
         self._check_supported()
@@ -165,6 +171,11 @@ class _Lowering:
             value: Value = values[node.args[1]]
             return value
         place = builder.place_of(node, self._named.message_name(node))
+        if node.target is STEP:
+            assert self._steps is not None
+            return self._steps.lower(node, place)
+        if is_put_there(node):
+            return builder.values[node.args[1]]  # type: ignore[index]
         control = control_of(node, self._named.traced.controls)
         if control is not None:
             return self._lower_control(builder, node, control, place)
@@ -188,12 +199,8 @@ class _Lowering:
         if self._plan is None:
             return
         graph = self._program.graph
-        parameters = {n: graph.tensors[i] for n, i in self._program.parameters.items()}
         gradients = {n: self._builder.tensor(g) for n, g in self._named.gradients().items()}
-        update = UpdateLowering(
-            self._builder, self._program, parameters, gradients, self._offers, self._loss_scale
-        )
-        update.lower(self._plan, self._enqueued_gradients)
+        self._updates.lower(self._plan, gradients, self._enqueued_gradients)
         if self._loss_scale is not None:
             scale = graph.tensors[self._program.scalars[self._plan.loss_scaling.name]]
             self._loss_scale.adapt(scale)

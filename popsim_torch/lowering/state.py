@@ -15,6 +15,7 @@ from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind
 from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.rules.norms import ignores
 from popsim_torch.lowering.rules.views import is_view
+from popsim_torch.lowering.steps import is_all_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
 
@@ -41,6 +42,9 @@ class StateLowering:
         self._traced = traced
         self._needed = needed
         self._changes = {write.args[0]: write for write in traced.lasting_changes()}
+        # Copied by their steps, if somebody reads what they were.
+        steps = traced.traced.steps.values()
+        self._stepped = {name for step in steps for name in step.parameters}
         # Variables whose readers were given a copy from before the change.
         self._variables: dict[torch.fx.Node, Tensor] = {}
 
@@ -90,12 +94,14 @@ class StateLowering:
     def _assign(self, target: Any, source: Tensor) -> None:
         variable = self._variables[target]
         name = self._traced.names[target]
+        if name in self._stepped and is_all_of(variable, source):
+            return
         view = self._builder.graph.add_view(
             variable, variable.shape, variable.strides, variable.offset
         )
         # The body of a device loop may carry what it computes from gradients.
         written = self._builder.written_in(source)
-        late = written is not None and written[0] == Phase.BACKWARD
+        late = name in self._stepped or (written is not None and written[0] == Phase.BACKWARD)
         phase = Phase.BACKWARD if late else Phase.FORWARD
         place = Place(phase, self._stage_of_change(target), f"assign {name}")
         if self._builder.graph.root(source) is self._builder.graph.root(variable):
@@ -127,7 +133,7 @@ class StateLowering:
         self._variables[node] = tensor
         known = self._program.parameters if is_parameter else self._program.buffers
         known[name] = tensor.id
-        if node in self._changes:
+        if node in self._changes and name not in self._stepped:
             self._keep_old_value(node, tensor)
 
     def _keep_old_value(self, node: torch.fx.Node, tensor: Tensor) -> None:

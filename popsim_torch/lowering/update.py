@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,15 +24,15 @@ from popsim_torch.optim.plan import (
     State,
 )
 
+_AT_END = Place(Phase.UPDATE, 0, "update")
+
 
 class UpdateLowering:
     """Adds the ops of an optimizer plan to a program.
 
     Args:
         builder: The graph under construction.
-        program: Gets the states and scalars.
-        parameters: The weights on the device, by name.
-        gradients: Their gradients of one micro-batch, by name.
+        program: Has the parameters; gets the states and scalars.
         offers: Takes what an update computes in passing.
         loss_scale: Where the device adapts the loss scale by itself.
     """
@@ -40,28 +41,63 @@ class UpdateLowering:
         self,
         builder: Builder,
         program: Program,
-        parameters: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
         offers: Offers,
         loss_scale: LossScaleLowering | None = None,
     ) -> None:
         self._builder = builder
         self._program = program
-        self._parameters = parameters
-        self._gradients = gradients
         self._loss_scale = loss_scale
         self._offers = offers
         self._terms = UpdateTerms(builder, offers)
         self._states: dict[str, Tensor] = {}
+        # Of the latest step, by the parameter's name.
+        self._gradients: dict[str, Tensor] = {}
 
-    def lower(self, plan: OptimizerPlan, elements: Iterable[GradientEnqueue] = ()) -> None:
+    def weight(self, parameter: str) -> Tensor:
+        """Return a parameter's memory on the device."""
+        return self._builder.graph.tensors[self._program.parameters[parameter]]
+
+    def step(
+        self,
+        plan: OptimizerPlan,
+        gradients: Mapping[str, Tensor],
+        place: Place,
+        named: Collection[str],
+    ) -> None:
+        """Add the updates of some parameters, right here.
+
+        Args:
+            plan: The updates of all.
+            gradients: Their gradients, by name.
+            place: Where the trip takes the step.
+            named: Those of which the results have names: what a trip leaves.
+        """
+        self._gradients |= gradients
+        updates = [update for update in plan.updates if update.parameter in gradients]
+        for update in updates:
+            for accumulation in update.accumulations:
+                self._accumulate(update.parameter, accumulation, place)
+        norm = self._gradient_norm(plan, updates, place)
+        for update in updates:
+            self._update(update, norm, place, named=update.parameter in named)
+
+    def lower(
+        self,
+        plan: OptimizerPlan,
+        gradients: Mapping[str, Tensor],
+        elements: Iterable[GradientEnqueue] = (),
+    ) -> None:
         """Add the accumulations to the backward pass and the updates behind everything.
 
         Args:
             plan: The updates.
+            gradients: Of the parameters that are updated behind everything, of one micro-batch, by
+                name.
             elements: Gradients that go into queues.
         """
-        for update in plan.updates:
+        self._gradients |= gradients
+        at_end = [update for update in plan.updates if update.parameter in gradients]
+        for update in at_end:
             if self._loss_scale is not None:
                 gradient = self._gradients[update.parameter]
                 self._loss_scale.observe(gradient, names.gradient(update.parameter))
@@ -73,15 +109,18 @@ class UpdateLowering:
         )
         for element in elements:
             queues.add(element)
-        norm = self._gradient_norm(plan)
+        norm = self._gradient_norm(plan, at_end, _AT_END)
         if self._loss_scale is not None:
             # In front of all updates, so that these can be done together.
-            for scalar in (s for update in plan.updates for s in update.scalars):
+            for scalar in (s for update in at_end for s in update.scalars):
                 self._scalar(scalar)
-        for update in plan.updates:
-            self._update(update, norm)
+        for update in at_end:
+            self._update(update, norm, _AT_END)
 
-    def _accumulate(self, parameter: str, accumulation: Accumulation) -> None:
+    def _accumulate(
+        self, parameter: str, accumulation: Accumulation, step: Place | None = None
+    ) -> None:
+        """Add an accumulation, right behind its gradient or where a step is taken."""
         gradient = self._gradients[parameter]
         place = Place(Phase.BACKWARD, self._stage_of(gradient), accumulation.output)
         state = self._state(parameter, accumulation.state)
@@ -94,23 +133,27 @@ class UpdateLowering:
             [out],
             dict(accumulation.attributes),
             place=place,
-            behind=gradient,
+            behind=gradient if step is None else None,
         )
 
-    def _gradient_norm(self, plan: OptimizerPlan) -> Tensor | None:
-        if plan.max_grad_norm is None:
+    def _gradient_norm(
+        self, plan: OptimizerPlan, updates: Sequence[ParameterUpdate], step: Place
+    ) -> Tensor | None:
+        if plan.max_grad_norm is None or not updates:
             return None
-        place = Place(Phase.UPDATE, 0, names.GLOBAL_NORM)
-        gradients = [self._gradient_of(update) for update in plan.updates]
+        place = replace(step, name=names.GLOBAL_NORM)
+        gradients = [self._gradient_of(update) for update in updates]
         norm = self._builder.value(torch.float32, ())
         self._builder.graph.set_name(norm, place.name)
         inputs = [*gradients, self._scalar(plan.loss_scaling)]
         self._builder.op("gradient_norm", inputs, [norm], dict(plan.norm_attributes), place=place)
         return norm
 
-    def _update(self, update: ParameterUpdate, norm: Tensor | None) -> None:
-        place = Place(Phase.UPDATE, 0, update.updated_name)
-        weight = self._parameters[update.parameter]
+    def _update(
+        self, update: ParameterUpdate, norm: Tensor | None, step: Place, *, named: bool = True
+    ) -> None:
+        place = replace(step, name=update.updated_name)
+        weight = self.weight(update.parameter)
         gradient = self._gradient_of(update)
         states = [self._state(update.parameter, state) for state in update.states]
         scalars = list(map(self._scalar, update.scalars))
@@ -124,11 +167,13 @@ class UpdateLowering:
             {state.kind: tensor for state, tensor in zip(update.states, states, strict=True)},
             {scalar.kind: tensor for scalar, tensor in zip(update.scalars, scalars, strict=True)},
             norm if update.clipped else None,
+            step.phase,
         )
-        self._terms.add(update, operands)
-        outputs = [self._whole(weight, update.updated_name)]
+        if named:
+            self._terms.add(update, operands)
+        outputs = [self._whole(weight, update.updated_name, named=named)]
         for state, name in zip(states, update.updated_state_names, strict=True):
-            outputs.append(self._whole(state, name))
+            outputs.append(self._whole(state, name, named=named))
         self._builder.op(update.kind, inputs, outputs, dict(update.attributes), place=place)
 
     def _gradient_of(self, update: ParameterUpdate) -> Tensor | None:
@@ -148,7 +193,7 @@ class UpdateLowering:
 
     def _state(self, parameter: str, state: State) -> Tensor:
         if state.name not in self._states:
-            shape = self._parameters[parameter].shape if state.per_element else (1,)
+            shape = self.weight(parameter).shape if state.per_element else (1,)
             tensor = self._builder.graph.add_tensor(
                 TensorKind.VARIABLE,
                 state.dtype,
@@ -184,9 +229,10 @@ class UpdateLowering:
             return tensor
         return cast(self._builder, tensor, scalar.shown_dtype, Place(Phase.UPDATE, 0, scalar.name))
 
-    def _whole(self, tensor: Tensor, name: str) -> Tensor:
+    def _whole(self, tensor: Tensor, name: str, *, named: bool = True) -> Tensor:
         graph = self._builder.graph
         role = Role.UPDATED if name == names.updated(tensor.name) else Role.VALUE
         view = graph.add_view(tensor, tensor.shape, tensor.strides, tensor.offset, role=role)
-        graph.set_name(view, name)
+        if named:
+            graph.set_name(view, name)
         return view

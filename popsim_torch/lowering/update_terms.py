@@ -34,6 +34,7 @@ class UpdateOperands:
         states: By kind, ``Accl1`` or the like.
         scalars: Hyper-parameters by kind, ``adamBeta1`` or the like.
         norm: Global norm of the gradients, if they are clipped.
+        phase: When the update's op runs.
     """
 
     weight: Tensor
@@ -42,6 +43,7 @@ class UpdateOperands:
     states: Mapping[str, Tensor]
     scalars: Mapping[str, Tensor]
     norm: Tensor | None
+    phase: Phase = Phase.UPDATE
 
 
 class UpdateTerms:
@@ -110,7 +112,7 @@ class _Terms:
         if self._given.gradient is None:
             return self._copy(self._given.states["Accl"], name)
         code = MapCode()
-        return self._map(code, self._velocity(code), _update_place(name))
+        return self._map(code, self._velocity(code), self._place(name))
 
     def _velocity(self, code: MapCode) -> MapValue:
         """The velocity as the weight's step has it."""
@@ -135,7 +137,7 @@ class _Terms:
 
     def _unscaled_gradient(self, name: str) -> Tensor:
         code = MapCode()
-        return self._map(code, self._unscaled(code), _update_place(name))
+        return self._map(code, self._unscaled(code), self._place(name))
 
     def _nesterov_gradient(self, name: str) -> Tensor:
         """``scale * (g + weight_decay * w) + momentum * v``, with the true gradient."""
@@ -144,7 +146,7 @@ class _Terms:
         gradient = code("add", self._unscaled(code), decay)
         scaled = code("mul", at[f"nesterovGradScaleFactor{self._version}"], gradient)
         kept = code("mul", at["sgdMomentum"], self._velocity(code))
-        return self._map(code, code("add", scaled, kept), _update_place(name))
+        return self._map(code, code("add", scaled, kept), self._place(name))
 
     # Adam, AdamW, LAMB
 
@@ -166,7 +168,7 @@ class _Terms:
         term = code("div", first, code("add", code("sqrt", second), at["adamEps"]))
         if decoupled:
             term = code("add", term, decay)
-        return self._map(code, term, _update_place(name))
+        return self._map(code, term, self._place(name))
 
     def _correction(self, beta: str, name: str) -> Tensor:
         """``1 - beta ** step``, without the cancellation of writing it so."""
@@ -174,7 +176,7 @@ class _Terms:
         step = code("add", self._given.states["Step"], 1.0)
         power = code("mul", step, code("log", self._given.scalars[beta]))
         correction = code("neg", code("expm1", power))
-        return emit_map(self._builder, code, correction, torch.float32, (1,), _update_place(name))
+        return emit_map(self._builder, code, correction, torch.float32, (1,), self._place(name))
 
     def _weight_norm(self, name: str) -> Tensor:
         return self._sum_of_squares(self._given.weight, name)
@@ -184,9 +186,9 @@ class _Terms:
 
     def _sum_of_squares(self, tensor: Tensor, name: str) -> Tensor:
         code = MapCode()
-        squares = self._map(code, code("square", tensor), _update_place(name))
+        squares = self._map(code, code("square", tensor), self._place(name))
         scalar = torch.empty((), device="meta")
-        return reduce_all(self._builder, squares, scalar, "sum", _update_place(name))
+        return reduce_all(self._builder, squares, scalar, "sum", self._place(name))
 
     # RMSprop
 
@@ -206,7 +208,7 @@ class _Terms:
             root = code("sqrt", code("add", mean_square, at["adaptiveEps"]))
         else:
             root = code("add", code("sqrt", mean_square), at["adaptiveEps"])
-        return self._map(code, code("div", gradient, root), _update_place(name))
+        return self._map(code, code("div", gradient, root), self._place(name))
 
     # What they share
 
@@ -223,13 +225,16 @@ class _Terms:
         fits = code("le", norm, limit)
         return code("mul", gradient, code("where", fits, 1.0, code("div", limit, norm)))
 
+    def _place(self, name: str) -> Place:
+        return Place(self._given.phase, 0, name)
+
     def _map(self, code: MapCode, result: MapValue, place: Place) -> Tensor:
         shape = self._given.weight.shape
         return emit_map(self._builder, code, result, torch.float32, shape, place)
 
     def _copy(self, tensor: Tensor, name: str) -> Tensor:
         copy = self._builder.value(tensor.dtype, tensor.shape)
-        self._builder.op("copy", [tensor], [copy], place=_update_place(name))
+        self._builder.op("copy", [tensor], [copy], place=self._place(name))
         return copy
 
 
@@ -237,7 +242,3 @@ def _average(code: MapCode, keep: Tensor, old: Tensor, new: MapValue) -> MapValu
     """``keep * old + (1 - keep) * new``."""
     rest = code("sub", 1.0, keep)
     return code("add", code("mul", keep, old), code("mul", rest, new))
-
-
-def _update_place(name: str) -> Place:
-    return Place(Phase.UPDATE, 0, name)

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from popsim_torch.ops import op_listener
-from popsim_torch.private_torch.modules import dynamo_config
+from popsim_torch.private_torch.modules import MASK_DETECTION, dynamo_config
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.cumulative_norm import cumulative_norm
@@ -47,8 +47,7 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
     It would only choose a faster kernel for it; the mask itself is applied all the same.
     """
     return mock.patch.object(
-        torch.nn.modules.transformer,
-        "_detect_is_causal_mask",
+        *MASK_DETECTION,
         lambda mask, is_causal=None, size=None: is_causal is True,
     )
 

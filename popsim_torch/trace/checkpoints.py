@@ -19,24 +19,21 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext,
 
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.modes import TorchDispatchMode
-from popsim_torch.private_torch.modules import CachingTorchDispatchMode, determinism_checks
+from popsim_torch.private_torch.modules import (
+    CHECKPOINT_GENERATORS,
+    CachingTorchDispatchMode,
+    determinism_checks,
+)
 from popsim_torch.private_torch.trees import tree_iter
 from popsim_torch.trace.graph.traced_tensors import is_traced
 
-# What PyTorch runs around a checkpointed function: since 2.14 ``..._generator_impl``, beside the
-# former name.
-_GENERATORS = tuple(
-    name
-    for name in vars(torch.utils.checkpoint)
-    if name.startswith("_checkpoint_without_reentrant_generator")
-)
 _REBUILT = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE, False)
 
 
 @contextmanager
 def rebuilding_checkpoints() -> Iterator[None]:
     """Let ``torch.utils.checkpoint`` open a region of the trace and call its function in it."""
-    generators: dict[str, Any] = dict.fromkeys(_GENERATORS, _checkpointed)
+    generators: dict[str, Any] = dict.fromkeys(CHECKPOINT_GENERATORS, _checkpointed)
     with mock.patch.multiple(
         torch.utils.checkpoint, CheckpointFunction=_ReentrantCheckpoint, **generators
     ):

@@ -183,8 +183,8 @@ class FunctionMode(TorchFunctionMode):
         if name == "__get__" or name == "__set__":
             _refuse_new_data(func, name, args)
             result = func(*args, **kwargs)
-            if self._listener.loop is not None and _takes_gradient_away(func, name, args):
-                self._listener.loop.notice_cleared(args[0])
+            if self._listener.loop is not None and _is_gradient(func):
+                _notice_gradient(self._listener.loop, name, args)
             return as_seen(func, args[0], result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
             if name in _RANDOM_CONSTRUCTORS or draws_random_numbers(func, {}):
@@ -213,8 +213,6 @@ class FunctionMode(TorchFunctionMode):
             args, kwargs, unchanged = without_dropout(name, args, kwargs)
             if unchanged is not None:
                 return unchanged
-        if self._listener.loop is not None:
-            self._listener.loop.check_readable(tree_leaves((args, kwargs)))
         return self._call(func, name, args, kwargs)
 
     def _known(self, value: Any) -> Any:
@@ -405,10 +403,16 @@ def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...])
         )
 
 
-def _takes_gradient_away(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call is ``tensor.grad = None``."""
-    is_gradient = getattr(func, "__self__", None) is torch.Tensor.grad
-    return name == "__set__" and is_gradient and args[1] is None
+def _is_gradient(func: Callable[..., Any]) -> bool:
+    return getattr(func, "__self__", None) is torch.Tensor.grad
+
+
+def _notice_gradient(loop: LoopTrace, name: str, args: tuple[Any, ...]) -> None:
+    """Tell a loop of ``tensor.grad``, or of ``tensor.grad = ...``."""
+    if name == "__get__":
+        loop.notice_read(args[0])
+    else:
+        loop.notice_assigned(args[0])
 
 
 def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

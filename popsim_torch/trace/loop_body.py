@@ -23,14 +23,18 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import find_node, is_traced
 from popsim_torch.trace.leaves import leaves_of
+from popsim_torch.trace.left_gradients import LeftGradients
 from popsim_torch.trace.optimizer_groups import parameters_of, values_of
+from popsim_torch.trace.weight_steps import StepInTrip, WeightStep, leave_to_the_end, record_step
 
 __all__ = ["BodyRequest", "LoopBody", "LoopTrace", "UnknownObject"]
 
 _logger = logging.getLogger("poptorch::python")
+_CHANGED_IN_PLACE = "modified by an inplace operation"
 
 
 class UnknownObject(Exception):
@@ -109,13 +113,6 @@ class BodyRequest:
 
 
 @dataclass
-class _Step:
-    optimizer: torch.optim.Optimizer
-    source: str
-    names: list[str]
-
-
-@dataclass
 class LoopTrace:
     """What the body of a loop does to gradients and weights, while it is traced.
 
@@ -124,11 +121,13 @@ class LoopTrace:
         parameters: The traced parameters by name.
         known: Returns the traced tensor for one of the host.
         backward_of: A scope in which a backward pass runs.
+        begin_call: Takes note that what is recorded next is a call of the user's, of this name.
         loss_scale: What gradients are multiplied with.
         has_backward: Whether the body computes gradients.
         loss_dtype: Element type of the last loss.
-        gradients: The gradient that each update uses, by the parameter's name.
-        steps: The optimizers that the body steps.
+        steps: The calls of ``optimizer.step()``, by the key that they have in the graph.
+        staying: Where weights are looked at behind a step, by its key, for those that are taken
+            where they are called; the others are taken at the end of the trip.
         computed_outside: What the function computed of weights outside of the loop.
         called: The modules that the body calls, by identity.
     """
@@ -137,22 +136,36 @@ class LoopTrace:
     parameters: Mapping[str, torch.Tensor]
     known: Callable[[torch.Tensor], torch.Tensor]
     backward_of: Callable[[torch.Tensor], AbstractContextManager[None]]
+    begin_call: Callable[[str], None]
     loss_scale: torch.Tensor
     has_backward: bool = False
     loss_dtype: torch.dtype = torch.float32
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    steps: list[_Step] = field(default_factory=list)
+    steps: dict[int, WeightStep] = field(default_factory=dict)
+    staying: dict[int, str] = field(default_factory=dict)
     computed_outside: list[torch.Tensor] = field(default_factory=list)
     called: dict[int, nn.Module] = field(default_factory=dict)
-    _updated: dict[int, str] = field(default_factory=dict)
-    _cleared: set[int] = field(default_factory=set)
+    _left: LeftGradients = field(default_factory=LeftGradients)
     _unread: dict[int, torch.Tensor] = field(default_factory=dict)
     _backward_line: str = ""
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that the body steps, in order."""
-        return [step.optimizer for step in self.steps]
+        """The optimizers that the body steps, in order, each once."""
+        return list({id(step.optimizer): step.optimizer for step in self.steps.values()}.values())
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The gradient of each parameter that is updated at the end of the trip, by name."""
+        at_end = [step for key, step in self.steps.items() if key not in self.staying]
+        return {name: gradient for step in at_end for name, gradient in step.gradients.items()}
+
+    @property
+    def steps_in_trip(self) -> dict[int, StepInTrip]:
+        """The steps that are taken where they are called, by key."""
+        found = ((key, self.steps[key], used) for key, used in sorted(self.staying.items()))
+        return {
+            key: StepInTrip(tuple(step.gradients), step.source, used) for key, step, used in found
+        }
 
     # Gradients
 
@@ -181,7 +194,8 @@ class LoopTrace:
         seed = scale.reshape(loss.shape) if gradient is None else self.known(gradient) * scale
         leaves = leaves_of(loss) if inputs is None else _as_list(inputs, self.known)
         self.has_backward, self.loss_dtype = True, loss.dtype
-        with self.backward_of(loss):
+        self._backward_line = user_line(" at ")
+        with self.backward_of(loss), self._explained():
             found = torch.autograd.grad(
                 loss,
                 leaves,
@@ -202,7 +216,23 @@ class LoopTrace:
                 before = leaf.grad
                 leaf.grad = new if before is None else before + new
                 self._unread[id(leaf)] = leaf.grad
-        self._backward_line = user_line(" at ")
+                self._left.add(leaf, self._backward_line)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say which step has changed what a backward pass needs."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not self.steps or _CHANGED_IN_PLACE not in str(error):
+                raise
+            *_, step = self.steps.values()
+            raise RuntimeError(
+                f"backward(){self._backward_line} needs weights as they were when the loss was "
+                f"computed, and optimizer.step(){step.source} has changed them since. Call step() "
+                "behind this backward(), or compute the loss behind step(), with the new weights. "
+                f"PyTorch says: {error}"
+            ) from error
 
     # Optimizers
 
@@ -211,24 +241,36 @@ class LoopTrace:
         self._clear(parameters_of(optimizer), set_to_none)
 
     def _clear(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
-        for parameter in parameters:
-            traced = self.known(parameter)
-            if set_to_none or traced.grad is None:
-                traced.grad = None
-            else:
-                traced.grad = torch.zeros_like(traced.grad)
-            self._cleared.add(id(traced))
+        with DisableTorchFunction():
+            for parameter in parameters:
+                self._left.clear(self.known(parameter), to_none=set_to_none)
 
-    def notice_cleared(self, parameter: torch.Tensor) -> None:
-        """Take note of ``parameter.grad = None``.
+    def notice_assigned(self, parameter: torch.Tensor) -> None:
+        """Take note of ``parameter.grad = ...``.
 
         Args:
-            parameter: The traced one.
+            parameter: The traced one, or any other tensor.
         """
-        self._cleared.add(id(parameter))
+        self._left.replace(parameter)
+
+    def notice_read(self, parameter: torch.Tensor) -> None:
+        """Take note that the body looks at ``parameter.grad``.
+
+        Args:
+            parameter: The traced one, or any other tensor.
+        """
+        name = self._names.get(id(parameter))
+        if name is not None and not self._left.is_new(parameter):
+            with DisableTorchFunction():
+                self._left.use(parameter, name, f"parameter.grad{user_line(' at ')}")
+
+    @functools.cached_property
+    def _names(self) -> dict[int, str]:
+        """The names of the traced parameters, by identity."""
+        return {id(tensor): name for name, tensor in self.parameters.items()}
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
-        """Let an optimizer update its parameters behind the trip.
+        """Let an optimizer update its parameters.
 
         Raises:
             Error: It cannot be expressed, and why.
@@ -236,54 +278,50 @@ class LoopTrace:
         where = user_line(" at ")
         if closure is not None:
             raise Error(f"optimizer.step(closure){where}: closures are not supported in a loop.")
-        if any(step.optimizer is optimizer for step in self.steps):
-            raise Error(
-                f"optimizer.step(){where} is called a second time in one trip. A trip updates "
-                "weights once: make it two trips."
-            )
-        identities = {id(tensor): name for name, tensor in self.parameters.items()}
-        names = []
+        gradients = {}
         for parameter in parameters_of(optimizer):
             traced = self.known(parameter)
-            if not is_traced(traced) or id(traced) not in identities:
+            if not is_traced(traced):
                 raise UnknownObject(parameter)
-            gradient, name = traced.grad, identities[id(traced)]
-            if gradient is None:
-                continue
-            if name in self.gradients:
+            name = self._names.get(id(traced))
+            if name is None:
                 raise Error(
-                    f"optimizer.step(){where}: another optimizer updates the parameter '{name}' "
-                    "in the same trip. Give each parameter to one optimizer."
+                    f"optimizer.step(){where} is called in a function that poptorch.for_loop, "
+                    "poptorch.cond or the like runs, which cannot change weights. Call it in the "
+                    "body of repeat itself, or write a Python loop there."
                 )
-            self.gradients[name] = gradient
-            self._updated[id(traced)] = name
-            names.append(name)
-        if not names:
+            with DisableTorchFunction():
+                self._left.use(traced, name, f"optimizer.step(){where}")
+                if traced.grad is not None:
+                    gradients[name] = traced.grad
+        if not gradients:
             raise Error(
                 f"optimizer.step(){where}: none of its parameters has a gradient. Call "
                 "loss.backward() before, in the same trip."
             )
-        self.steps.append(_Step(optimizer, where, names))
+        self._check_alone(optimizer, gradients, where)
+        self.has_backward = True  # also where torch.autograd.grad has computed them
+        self.begin_call("OptimizerStep")
+        weights = [self.parameters[name] for name in gradients]
+        key = len(self.steps)
+        nodes = record_step(weights, list(gradients.values()), key)
+        self.steps[key] = WeightStep(optimizer, where, gradients, nodes)
 
-    def check_readable(self, values: Iterable[Any]) -> None:
-        """Refuse to read a weight behind its update, which happens behind the trip."""
-        if not self._updated:
-            return
-        for value in values:
-            if isinstance(value, torch.Tensor) and id(value) in self._updated:
-                name = self._updated[id(value)]
+    def _check_alone(
+        self, optimizer: torch.optim.Optimizer, names: Iterable[str], where: str
+    ) -> None:
+        """Refuse a parameter that another optimizer updates."""
+        others = [step for step in self.steps.values() if step.optimizer is not optimizer]
+        taken = {name for step in others for name in step.gradients}
+        for name in names:
+            if name in taken:
                 raise Error(
-                    f"The body of the loop reads the parameter '{name}'{user_line(' at ')} behind "
-                    f"optimizer.step(){self._step_of(name)}. Weights are updated at the end of a "
-                    "trip: read it before, or in the next trip. Where two optimizers take turns, "
-                    "compute the losses of both in front of the first step()."
+                    f"optimizer.step(){where}: another optimizer updates the parameter '{name}' "
+                    "in the same trip. Give each parameter to one optimizer."
                 )
 
-    def _step_of(self, name: str) -> str:
-        return next(step.source for step in self.steps if name in step.names)
-
     def finish(self) -> None:
-        """Check what can only be told at the end of the body.
+        """Check what can only be told at the end of the body, and put off what can be.
 
         Raises:
             Error: Gradients would add up from trip to trip.
@@ -294,20 +332,8 @@ class LoopTrace:
                 "backward()%s has no effect: the body steps no optimizer and reads no gradient.",
                 self._backward_line,
             )
-        for step in self.steps:
-            kept = [name for name in step.names if not self._is_cleared(name)]
-            if kept:
-                raise Error(
-                    f"optimizer.step(){step.source}: the body never calls zero_grad(), so that "
-                    f"gradients of '{kept[0]}' would add up over all trips. Call "
-                    "optimizer.zero_grad() in the body. To update every g-th trip, pass "
-                    "gradient_accumulation=g to repeat."
-                )
-
-    def _is_cleared(self, name: str) -> bool:
-        """Whether the gradient of a parameter goes away in each trip."""
-        traced = self.parameters[name]
-        return id(traced) in self._cleared or traced.grad is not self.gradients[name]
+        self._left.check()
+        self.staying = leave_to_the_end(self.steps, self.parameters)
 
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:

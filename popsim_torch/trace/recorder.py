@@ -117,7 +117,9 @@ class Recorder:
         self, request: BodyRequest, parameters: Mapping[str, torch.Tensor], scale: torch.Tensor
     ) -> LoopTrace:
         """Take note that what is traced is the body of a device loop."""
-        self._loop = LoopTrace(request, parameters, self.known, self.backward_of, scale)
+        self._loop = LoopTrace(
+            request, parameters, self.known, self.backward_of, self.begin_call, scale
+        )
         return self._loop
 
     def stand_for(self, host: torch.Tensor, traced: torch.Tensor) -> None:
@@ -295,8 +297,6 @@ class Recorder:
         """Put an element of a queue into the program."""
         self._set_origin("Enqueue")
         known = list(map(self.known, tensors))
-        if self._loop is not None:
-            self._loop.check_readable(known)
         with DisableTorchFunction():
             given = [tensor if is_traced(tensor) else self.constant(tensor) for tensor in known]
             record_enqueue(

@@ -16,6 +16,7 @@ from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.graph.bodies import Control
 from popsim_torch.trace.graph.enqueues import Enqueue
 from popsim_torch.trace.loop_body import BodyRequest
+from popsim_torch.trace.weight_steps import StepInTrip
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class TraceResult:
         overlaps: Whether an input or output is marked for overlap with computation.
         has_backward: Whether the body of a loop computes gradients.
         optimizers: Those that the body of a loop steps.
+        steps: What the ``popsim::step`` nodes change, by key: the steps that are not taken at the
+            end of a trip.
     """
 
     graph_module: torch.fx.GraphModule
@@ -118,6 +121,13 @@ class TraceResult:
     overlaps: bool = False
     has_backward: bool = False
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    steps: dict[int, StepInTrip] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the parameters that are updated."""
+        in_trip = [name for step in self.steps.values() for name in step.parameters]
+        return list(dict.fromkeys([*in_trip, *self.gradients]))
 
     @property
     def num_outputs(self) -> int:

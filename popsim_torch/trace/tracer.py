@@ -183,6 +183,7 @@ class _Tracer:
         self._result.loss_dtype, self._result.has_backward = loop.loss_dtype, loop.has_backward
         self._result.optimizers = loop.optimizers
         self._result.gradients = list(loop.gradients)
+        self._result.steps = loop.steps_in_trip
         return list(loop.gradients.values())
 
     def _backward(

@@ -74,17 +74,6 @@ def test_a_loss_that_is_no_number(training):
         repeated(lambda: training.model(X).backward())
 
 
-def test_two_steps_in_a_trip(training):
-    def body():
-        training.optimizer.zero_grad()
-        training.loss().backward()
-        training.optimizer.step()
-        training.optimizer.step()
-
-    with pytest.raises(Error, match=rf"step\(\) {LINE} is called a second time in one trip"):
-        repeated(body)
-
-
 def test_two_optimizers_of_one_parameter(training):
     other = torch.optim.SGD(training.model.parameters(), lr=0.1)
 
@@ -98,46 +87,255 @@ def test_two_optimizers_of_one_parameter(training):
         repeated(body)
 
 
-def test_a_weight_behind_its_update(training):
+class Gan:
+    """A generator, a discriminator and their optimizers."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.generator, self.discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
+        self.of_g = torch.optim.SGD(self.generator.parameters(), lr=0.1)
+        self.of_d = torch.optim.SGD(self.discriminator.parameters(), lr=0.1)
+
+    def loss_d(self):
+        made = self.generator(X[:, :2]).detach()
+        loss = functional.softplus(self.discriminator(made)).mean()
+        return loss + functional.softplus(-self.discriminator(X)).mean()
+
+    def loss_g(self):
+        return functional.softplus(-self.discriminator(self.generator(X[:, :2]))).mean()
+
+
+@pytest.fixture
+def gan():
+    return Gan()
+
+
+def test_a_loss_from_before_a_step(gan):
+    """PyTorch refuses it as well: the gradient would be that of no weights there ever were."""
+
+    def body():
+        of_d, of_g = gan.loss_d(), gan.loss_g()
+        gan.of_d.zero_grad()
+        of_d.backward()
+        gan.of_d.step()
+        gan.of_g.zero_grad()
+        of_g.backward()
+        gan.of_g.step()
+
+    with pytest.raises(
+        RuntimeError,
+        match=rf"backward\(\) {LINE} needs weights as they were when the loss was computed, and "
+        rf"optimizer\.step\(\) {LINE} has changed them since\. Call step\(\) behind this",
+    ) as told:
+        repeated(body)
+    assert "modified by an inplace operation" in str(told.value)
+
+
+@pytest.mark.parametrize("change", ["steps behind", "loss behind"])
+def test_what_that_message_says(gan, change):
+    losses = poptorch.OutfeedQueue()
+    before = gan.generator.weight.detach().clone()
+
+    def body():
+        gan.of_d.zero_grad()
+        gan.of_g.zero_grad()
+        of_d = gan.loss_d()
+        if change == "steps behind":
+            of_g = gan.loss_g()
+            of_d.backward()
+            of_g.backward()
+            gan.of_d.step()
+        else:
+            of_d.backward()
+            gan.of_d.step()
+            of_g = gan.loss_g()
+            of_g.backward()
+        gan.of_g.step()
+        losses.enqueue((of_d, of_g))
+
+    repeated(body)
+    assert all(values.shape == (2,) for values in losses.dequeue())
+    assert not torch.equal(gan.generator.weight, before)
+
+
+def test_gradients_that_a_trip_leaves_to_the_next(gan):
+    """The gradients of the generator's loss are left in the discriminator."""
+
+    def body():
+        gan.loss_d().backward()
+        gan.of_d.step()
+        gan.of_d.zero_grad()
+        gan.loss_g().backward()
+        gan.of_g.step()
+        gan.of_g.zero_grad()
+
+    with pytest.raises(
+        Error,
+        match=rf"step\(\) {LINE}: the gradient of '.*discriminator.weight' would contain what "
+        rf"backward\(\) {LINE} has left in the trip before\. Call zero_grad\(\) of its",
+    ):
+        repeated(body)
+
+
+def test_gradients_that_are_looked_at_and_add_up(training):
+    queue = poptorch.OutfeedQueue()
+
+    def body():
+        training.loss().backward()
+        queue.enqueue(training.model.weight.grad)
+
+    with pytest.raises(Error, match=rf"parameter\.grad {LINE}: the body never calls zero_grad"):
+        repeated(body)
+
+
+def test_gradients_that_are_cleared_by_hand(training):
+    """In the first trip there is none to clear: the others are not like it."""
+
+    def body():
+        for parameter in training.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        training.loss().backward()
+        training.optimizer.step()
+
+    with pytest.raises(Error, match=rf"parameter\.grad {LINE}: the body never calls zero_grad"):
+        repeated(body)
+
+
+def test_a_gradient_that_is_none_in_the_first_trip(gan):
+    optimizer = torch.optim.SGD(gan.discriminator.parameters(), lr=0.1, weight_decay=0.1)
+
+    def body():
+        optimizer.zero_grad(set_to_none=False)
+        gan.discriminator.weight.square().mean().backward()
+        optimizer.step()
+        gan.discriminator.bias.square().mean().backward()
+
+    with pytest.raises(
+        Error,
+        match=rf"step\(\) {LINE}: the gradient of '.*discriminator.bias' is None in the first "
+        rf"trip, and zeros in all others: backward\(\) {LINE} leaves one behind",
+    ):
+        repeated(body)
+
+
+def test_accumulation_of_what_is_read_behind_its_update(gan):
+    def body():
+        gan.of_d.zero_grad()
+        gan.of_g.zero_grad()
+        gan.loss_d().backward()
+        gan.of_d.step()
+        gan.loss_g().backward()
+        gan.of_g.step()
+
+    @poptorch.function
+    def run():
+        poptorch.repeat(4, body, gradient_accumulation=2)
+
+    with pytest.raises(
+        Error,
+        match=rf"step\(\) {LINE} has to change '.*discriminator\.weight' at once: the body at "
+        rf".*:\d+ uses its weights, or changes its gradients, behind step\(\)\. With "
+        r"gradient_accumulation=2 weights change once for 2 trips, at their end\. Do that in",
+    ):
+        run()
+
+
+def test_accumulation_of_two_steps(training):
+    def body():
+        training.optimizer.zero_grad()
+        training.loss().backward()
+        training.optimizer.step()
+        training.optimizer.step()
+
+    @poptorch.function
+    def run():
+        poptorch.repeat(4, body, gradient_accumulation=2)
+
+    with pytest.raises(
+        Error, match=r"at once: the body calls step\(\) once more for the same weights"
+    ):
+        run()
+
+
+def test_stages_of_what_is_read_behind_its_update(gan):
+    def body():
+        gan.of_d.zero_grad()
+        with poptorch.Block(ipu_id=0):
+            hidden = gan.discriminator(X)
+        with poptorch.Block(ipu_id=1):
+            hidden.square().mean().backward()
+            gan.of_d.step()
+            gan.discriminator(X)
+
+    options = poptorch.Options()
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+
+    @poptorch.function(options=options)
+    def run():
+        poptorch.repeat(4, body)
+
+    with pytest.raises(
+        Error,
+        match=rf"step\(\) {LINE} has to change '.*discriminator\.weight' at once: the body "
+        rf"{LINE} uses its weights.*With 2 pipeline stages weights change at the end of a trip",
+    ):
+        run()
+
+
+def test_automatic_loss_scaling_of_what_is_read_behind_its_update(training):
     def body():
         training.optimizer.zero_grad()
         training.loss().backward()
         training.optimizer.step()
         training.loss()
 
+    options = poptorch.Options()
+    options.Training.setAutomaticLossScaling(True)
+
+    @poptorch.function(options=options)
+    def run():
+        poptorch.repeat(4, body)
+
     with pytest.raises(
-        Error, match=rf"reads the parameter '.*weight' {LINE} behind optimizer\.step\(\) {LINE}"
-    ) as caught:
-        repeated(body)
-    assert "compute the losses of both in front of the first step()" in str(caught.value)
+        Error, match=r"at once: .* Automatic loss scaling looks at all gradients at"
+    ):
+        run()
 
 
-def test_losses_of_both_in_front_of_the_first_step():
-    """What the message above says: a generator and a discriminator that take turns."""
-    torch.manual_seed(0)
-    generator, discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
-    first = torch.optim.SGD(discriminator.parameters(), lr=0.1)
-    second = torch.optim.SGD(generator.parameters(), lr=0.1)
-    before = discriminator.weight.detach().clone(), generator.weight.detach().clone()
-    losses = poptorch.OutfeedQueue()
+def test_queues_of_gradients_of_several_steps(training):
+    optimizer = poptorch.OutfeedOptimizer(
+        training.optimizer, poptorch.MaybeOutfeedQueue(filters=None)
+    )
 
     def body():
-        made = generator(X[:, :2])
-        of_first = functional.softplus(discriminator(made.detach())).mean()
-        of_first = of_first + functional.softplus(-discriminator(X)).mean()
-        of_second = functional.softplus(-discriminator(made)).mean()
-        first.zero_grad()
-        of_first.backward()
-        first.step()
-        second.zero_grad()
-        of_second.backward()
-        second.step()
-        losses.enqueue((of_first, of_second))
+        for _ in range(2):
+            optimizer.zero_grad()
+            training.loss().backward()
+            optimizer.step()
 
-    repeated(body)
-    assert all(values.shape == (2,) for values in losses.dequeue())
-    assert not torch.equal(discriminator.weight, before[0])
-    assert not torch.equal(generator.weight, before[1])
+    with pytest.raises(
+        Error, match=r"OutfeedOptimizer: the trip has 2 gradients of '.*weight', one"
+    ):
+        repeated(body)
+
+
+def test_a_step_in_a_loop_of_the_body(training):
+    def body():
+        training.optimizer.zero_grad()
+        loss = training.loss()
+        loss.backward()
+
+        def inner(x):
+            training.optimizer.step()
+            return x + 1
+
+        poptorch.for_loop(3, inner, [loss.detach()])
+
+    with pytest.raises(
+        Error, match=rf"step\(\) {LINE} is called in a function that poptorch.for_l"
+    ):
+        repeated(body)
 
 
 def test_a_closure(training):

@@ -80,6 +80,15 @@ def test_gradients_add_up_in_each_way_and_type(run_script):
     assert text.count("need the mean reduction strategy Running") == 1
 
 
+def test_networks_take_turns(run_script):
+    text = run_script("taking_turns.py", "--trips", "200")
+    assert re.search(
+        r"^trip 150: loss of the discriminator 1\.\d+, of the generator 0\.\d+$", text, re.M
+    )
+    (difference,) = re.findall(r"PyTorch in the first 20 trips: (\S+)$", text, re.M)
+    assert float(difference) < 1e-5
+
+
 def test_recomputation_takes_less_memory_and_changes_no_bit(run_script):
     text = run_script("recomputation.py", "--steps", "4", "--batch-size", "128")
     kept, rebuilt = map(float, re.findall(r"(\S+) MiB live at a time", text))

@@ -226,6 +226,12 @@ class Builder:
         """Return phase and stage of the op that wrote the tensor's memory last, if one did."""
         return self._written.get(self.graph.root(tensor).id)
 
+    def forget_copies(self, roots: Collection[int]) -> None:
+        """Make no more use of copies of these tensors: what they hold is going to change."""
+        for copies in (self._contiguous, self._as_images):
+            for key in [k for k in copies if self.graph.root_of(k[0]).id in roots]:
+                del copies[key]
+
     def contiguous(self, tensor: Tensor, place: Place) -> Tensor:
         """Return the tensor, copied if its elements do not follow each other in memory."""
         if tensor.is_contiguous:

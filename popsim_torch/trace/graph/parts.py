@@ -64,7 +64,7 @@ class Views:
     def _last_view(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """Return the node, or the view that it changes in place; None if that is no view."""
         changes: list[torch.fx.Node] = []
-        while node not in self._last and not is_view(node) and _is_in_place(node):
+        while node not in self._last and not is_view(node) and is_in_place(node):
             changes.append(node)
             node = _source(node)
         last = self._last[node] if node in self._last else (node if is_view(node) else None)
@@ -121,7 +121,7 @@ def _is_part(node: torch.fx.Node) -> bool:
     return isinstance(cut, torch.fx.Node) and cut.target in _COPIES
 
 
-def _is_in_place(node: torch.fx.Node) -> bool:
+def is_in_place(node: torch.fx.Node) -> bool:
     """Whether a node changes its first argument and is that tensor."""
     if not isinstance(node.target, OpOverload):
         return False

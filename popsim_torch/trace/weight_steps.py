@@ -1,0 +1,189 @@
+"""``optimizer.step()`` in the body of a device loop: new weights, as eager PyTorch has them.
+
+A step is recorded where it is called: ``popsim::step`` gives the new weights, which are copied into
+the old ones. So what is read behind it is new, autograd knows that a weight has changed, and views
+see it. What is done to the weights of a whole trip at its end can be done better (ops that ride on
+products, that work on all weights together, that add up several trips): where nothing behind a step
+looks at its weights, ``leave_to_the_end`` takes it out of the graph again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import InternalError
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.origin import origin_of
+from popsim_torch.trace.graph.parts import is_in_place, is_view
+from popsim_torch.trace.graph.traced_tensors import current_graph, find_node
+
+__all__ = ["STEP", "StepInTrip", "WeightStep", "leave_to_the_end", "record_step"]
+
+
+def _register() -> Any:
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("step(Tensor[] weights, Tensor[] gradients, int key) -> Tensor[]")
+    torch.library.register_fake(
+        f"{NAMESPACE}::step",
+        lambda weights, gradients, key: [torch.empty_like(weight) for weight in weights],
+        lib=library,
+    )
+    return library
+
+
+_library = _register()  # the operator exists as long as it does
+
+STEP = torch.ops.popsim.step.default
+
+
+@dataclass(frozen=True)
+class WeightStep:
+    """A call of ``optimizer.step()``.
+
+    Attributes:
+        optimizer: Whose it is.
+        source: Where, for messages.
+        gradients: What it uses, by the parameter's name.
+        nodes: What was recorded for it, in order.
+    """
+
+    optimizer: torch.optim.Optimizer
+    source: str
+    gradients: Mapping[str, torch.Tensor]
+    nodes: Sequence[torch.fx.Node]
+
+
+@dataclass(frozen=True)
+class StepInTrip:
+    """A step that is taken where it is called, and not at the end of a trip.
+
+    Attributes:
+        parameters: Names of those that change, in the order of the node's arguments.
+        source: Where it is called, for messages.
+        used: Where its weights are used behind it, or its gradients changed.
+    """
+
+    parameters: tuple[str, ...]
+    source: str
+    used: str
+
+    @property
+    def why_at_once(self) -> str:
+        """Why it is not left to the end of the trip, as a part of a sentence."""
+        if not self.used:
+            return "the body calls step() once more for the same weights"
+        return f"the body at {self.used} uses its weights, or changes its gradients, behind step()"
+
+
+def record_step(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], key: int
+) -> list[torch.fx.Node]:
+    """Let weights change as an optimizer's step does.
+
+    Args:
+        weights: Traced parameters.
+        gradients: Of each; of its shape.
+        key: The number of the step.
+
+    Returns:
+        The nodes that were recorded.
+    """
+    graph = current_graph()
+    if graph is None:
+        raise InternalError("trace: a step is taken while no graph is recorded")
+    node = next(reversed(graph.nodes))
+    with torch.no_grad(), DisableTorchFunction():
+        changed = STEP(weights, gradients, key)
+        for weight, new in zip(weights, changed, strict=True):
+            weight.copy_(new)
+    nodes = []
+    while (node := node.next).op != "root":
+        nodes.append(node)
+    return nodes
+
+
+def leave_to_the_end(
+    steps: Mapping[int, WeightStep], weights: Mapping[str, torch.Tensor]
+) -> dict[int, str]:
+    """Take those steps out of the graph that can as well be taken at the end of a trip.
+
+    Args:
+        steps: All steps, by key.
+        weights: The traced parameters by name.
+
+    Returns:
+        For the key of each step that stays: where its weights are looked at behind it.
+    """
+    graph = current_graph()
+    if graph is None or not steps:
+        return {}
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    named = {name for step in steps.values() for name in step.gradients}
+    seen = {name: [user for user, _ in _uses(_placeholder_of(weights[name]))] for name in named}
+    staying: dict[int, str] = {}
+    at_end: set[str] = set()
+    for key, step in reversed(list(steps.items())):
+        found = _used_behind(step, seen, order)
+        if found is not None or not at_end.isdisjoint(step.gradients):
+            staying[key] = "" if found is None else origin_of(found).source
+            continue
+        at_end.update(step.gradients)
+        for node in reversed(step.nodes):
+            graph.erase_node(node)
+        gone = set(step.nodes)
+        for name in step.gradients:
+            seen[name] = [user for user in seen[name] if user not in gone]
+    return staying
+
+
+def _used_behind(
+    step: WeightStep,
+    seen: Mapping[str, Sequence[torch.fx.Node]],
+    order: Mapping[torch.fx.Node, int],
+) -> torch.fx.Node | None:
+    """Return a node behind a step that looks at its weights, or changes its gradients."""
+    end = order[step.nodes[-1]]
+    gradients: Any = step.nodes[0].args[1]
+    for name, gradient in zip(step.gradients, gradients, strict=True):
+        changes = [user for user, changed in _uses(gradient) if changed]
+        for user in (*seen[name], *changes):
+            if order[user] > end:
+                return user
+    return None
+
+
+def _placeholder_of(tensor: torch.Tensor) -> torch.fx.Node:
+    """Return the node of a parameter before all changes of it."""
+    node = find_node(tensor)
+    while node is not None and is_in_place(node):
+        source: Any = node.args[0]
+        node = source
+    if node is None:
+        raise InternalError("trace: a parameter of a loop has no node in the graph")
+    return node
+
+
+def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
+    """Yield what reads a tensor, also by a view of it, and whether it changes the tensor."""
+    todo, met = [node], {node}
+    while todo:
+        one = todo.pop()
+        for user in one.users:
+            if user in met:
+                continue
+            met.add(user)
+            same = is_in_place(user) and user.args[0] is one
+            yield user, same or (_is_mutable(user) and not is_in_place(user))
+            if same or is_view(user):
+                todo.append(user)
+
+
+def _is_mutable(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
