@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,7 @@ from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.emit.maps import cast
 from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
-from popsim_torch.lowering.update_terms import UpdateOperands, UpdateTerms
+from popsim_torch.lowering.update_terms import final_gradient, velocity_so_far
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import (
     Accumulation,
@@ -48,7 +49,6 @@ class UpdateLowering:
         self._program = program
         self._loss_scale = loss_scale
         self._offers = offers
-        self._terms = UpdateTerms(builder, offers)
         self._states: dict[str, Tensor] = {}
         # Of the latest step, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
@@ -160,21 +160,52 @@ class UpdateLowering:
         inputs: list[Tensor | None] = [weight, gradient, *states, *scalars]
         if update.clipped:
             inputs.append(norm)
-        operands = UpdateOperands(
-            weight,
-            gradient,
-            self._stage_of(self._gradients[update.parameter]),
-            {state.kind: tensor for state, tensor in zip(update.states, states, strict=True)},
-            {scalar.kind: tensor for scalar, tensor in zip(update.scalars, scalars, strict=True)},
-            norm if update.clipped else None,
-            step.phase,
-        )
-        if named:
-            self._terms.add(update, operands)
-        outputs = [self._whole(weight, update.updated_name, named=named)]
+        if named and gradient is not None:
+            self._offer_gradient(update, gradient, step)
+        outputs: list[Tensor | None] = [self._whole(weight, update.updated_name, named=named)]
         for state, name in zip(states, update.updated_state_names, strict=True):
             outputs.append(self._whole(state, name, named=named))
+        if named:
+            outputs += self._terms(update, weight)
         self._builder.op(update.kind, inputs, outputs, dict(update.attributes), place=place)
+
+    def _terms(self, update: ParameterUpdate, weight: Tensor) -> list[Tensor | None]:
+        """Return the outputs for the terms of an update, up to the last that is wanted."""
+        terms: list[Tensor | None] = []
+        for term in update.terms:
+            shape = weight.shape if term.per_element else ()
+            value = functools.partial(self._builder.value, torch.float32, shape)
+            terms.append(self._offer(term.name, value))
+        while terms and terms[-1] is None:
+            terms.pop()
+        return terms
+
+    def _offer_gradient(self, update: ParameterUpdate, gradient: Tensor, step: Place) -> None:
+        """Offer what the gradient is before the update."""
+        parameter = update.parameter
+        if update.kind == "sgd_update" and update.gradient == GradientInput.ACCUMULATOR:
+            name = names.final_reduced_gradient(parameter)
+            place = replace(step, name=name)
+            self._offer(name, lambda: final_gradient(self._builder, gradient, place))
+        if update.kind == "sgd_combined_update":
+            self._offer(
+                names.velocity_before_update(parameter),
+                lambda: self._velocity_so_far(update, gradient),
+            )
+
+    def _velocity_so_far(self, update: ParameterUpdate, gradient: Tensor) -> Tensor:
+        parameter = update.parameter
+        stage = self._stage_of(self._gradients[parameter])
+        place = Place(Phase.BACKWARD, stage, names.velocity_before_update(parameter))
+        (velocity,) = update.states
+        dampening = {scalar.kind: scalar for scalar in update.scalars}["dampeningScaleFactor1"]
+        factor = self._scalar(dampening, place.phase, place.stage)
+        state = self._state(parameter, velocity)
+        return velocity_so_far(self._builder, state, gradient, factor, place)
+
+    def _offer(self, name: str, make: Callable[[], Tensor]) -> Tensor | None:
+        """Make a tensor that is there only where it is anchored."""
+        return self._offers.add(self._builder.graph, name, make)
 
     def _gradient_of(self, update: ParameterUpdate) -> Tensor | None:
         if update.gradient == GradientInput.NONE:

@@ -13,7 +13,8 @@ How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of para
    followed by the output of ``gradient_norm`` when ``u.clipped``. ``gradient`` is what
    ``u.gradient`` says: the gradient itself, the accumulator, or nothing (an empty input slot).
    Outputs: a view of the whole of ``w`` named ``u.updated_name``, then one view per state, in the
-   order of ``u.states``, named ``u.updated_state_names``.
+   order of ``u.states``, named ``u.updated_state_names``, then those of ``u.terms`` that are
+   anchored.
 
 An accumulator adds up the gradients of all micro-batches of a device iteration;
 ``Cursor.accumulation_step`` is 0 for the first of them.
@@ -44,6 +45,7 @@ __all__ = [
     "ParameterUpdate",
     "Scalar",
     "State",
+    "Term",
 ]
 
 AttributeValue = bool | int | float | str
@@ -141,6 +143,19 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
+class Term:
+    """A float32 tensor that an update op computes in passing, and writes where it is anchored.
+
+    Attributes:
+        name: Tensor name, ``AdamUpdater___<parameter>`` or the like.
+        per_element: True: the shape of the parameter. False: one number, of shape ``()``.
+    """
+
+    name: str
+    per_element: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Accumulation:
     """An op that runs for every micro-batch and adds its gradient to a state.
 
@@ -168,8 +183,8 @@ class ParameterUpdate:
 
     Inputs of the op: ``[w, gradient, *states, *scalars]`` and then, when ``clipped``, the output of
     ``gradient_norm``. Outputs: ``[updated_name, *updated_state_names]``, each a view of the whole
-    of the tensor that it updates. The orders of states and scalars are those of the op's schema
-    (``csrc/ops/update``).
+    of the tensor that it updates, and behind them ``terms``. The orders of states, scalars and
+    terms are those of the op's schema (``csrc/ops/update``).
 
     Attributes:
         parameter: Canonical name of the parameter, ``w``.
@@ -181,6 +196,7 @@ class ParameterUpdate:
         attributes: Attributes of the op.
         accumulations: Ops that run before, for every micro-batch.
         clipped: The op takes the global gradient norm as its last input.
+        terms: What the op can give besides.
     """
 
     parameter: str
@@ -191,6 +207,7 @@ class ParameterUpdate:
     attributes: Mapping[str, AttributeValue] = dataclasses.field(default_factory=dict)
     accumulations: tuple[Accumulation, ...] = ()
     clipped: bool = False
+    terms: tuple[Term, ...] = ()
 
     @property
     def updated_name(self) -> str:

@@ -21,6 +21,7 @@ from popsim_torch.optim.plan import (
     ParameterUpdate,
     Scalar,
     State,
+    Term,
 )
 
 __all__ = ["AccumulationMode", "Rule", "Target", "update_rule"]
@@ -247,6 +248,7 @@ def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         attributes={"nesterov": nesterov, **_clip_attributes(rule)},
         accumulations=accumulations,
         clipped=rule.max_grad_norm is not None,
+        terms=_nesterov_terms(target) if nesterov else (),
     )
 
 
@@ -275,6 +277,14 @@ def _nesterov_scalars(
         target.scalar("sgdMomentum", lambda mm: mm, "momentum"),
         target.scalar("sgdWeightDecay", lambda wd: wd, "weight_decay"),
     ]
+
+
+def _nesterov_terms(target: Target) -> tuple[Term, ...]:
+    """Return the true gradient, and the step before the learning rate."""
+    return (
+        Term(names.unscaled_gradient(target.name)),
+        Term(names.nesterov_gradient(target.name)),
+    )
 
 
 def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
@@ -334,6 +344,10 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         },
         accumulations=accumulations,
         clipped=rule.max_grad_norm is not None,
+        terms=(
+            Term(names.velocity_into_update(target.name)),
+            *(_nesterov_terms(target) if nesterov else ()),
+        ),
     )
 
 
@@ -362,7 +376,12 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
         _gradient_scaling(target, "adamGradientScaling", mode),
     ]
     attributes: dict[str, AttributeValue] = {"bias_correction": rule.bias_correction}
+    terms = [Term(names.update_term("AdamUpdater", target.name))]
     if lamb:
+        terms += [
+            Term(names.update_term(kind, target.name), per_element=False)
+            for kind in ("LambR1Sq", "LambR2Sq")
+        ]
         scalars.append(target.scalar("maxWeightNorm", lambda norm: norm, "max_weight_norm"))
     else:
         attributes["decoupled_weight_decay"] = rule.type_name == "ADAMW"
@@ -376,6 +395,7 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
         attributes=attributes,
         accumulations=accumulations,
         clipped=not lamb and rule.max_grad_norm is not None,
+        terms=tuple(terms),
     )
 
 
@@ -408,4 +428,5 @@ def _rmsprop(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpd
             "tf_variant": rule.tf_variant,
         },
         accumulations=accumulations,
+        terms=(Term(names.update_term("AdaptiveUpdater", target.name)),),
     )

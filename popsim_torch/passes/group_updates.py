@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popsim_torch.ir import Graph, Op
+from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
 
 
@@ -74,13 +75,24 @@ def _key(op: Op) -> object:
     """Return what ops of one group have in common."""
     counter = _counter(op)
     attributes = {name: value for name, value in op.attributes.items() if name != counter}
-    lengths = len(op.inputs) // _count(op), len(op.outputs) // _count(op)
-    return op.kind, op.phase, op.stage, lengths, repr(sorted(attributes.items()))
+    num_inputs = len(op.inputs) // _count(op)
+    return op.kind, op.phase, op.stage, num_inputs, repr(sorted(attributes.items()))
 
 
 def _count(op: Op) -> int:
     count: Any = op.attributes.get(_counter(op), 1)
     return int(count)
+
+
+def _padded(op: Op, num_outputs: int) -> list[int]:
+    """Return the outputs of an op, as many for each of its parameters."""
+    old = len(op.outputs) // _count(op)
+    missing = [NO_TENSOR] * (num_outputs - old)
+    return [
+        i
+        for first in range(0, len(op.outputs), old)
+        for i in [*op.outputs[first : first + old], *missing]
+    ]
 
 
 def _roots(graph: Graph, ids: Iterable[int]) -> set[int]:
@@ -92,7 +104,9 @@ def _join(ops: list[Op]) -> None:
     first, others = ops[0], ops[1:]
     if not others:
         return
-    first.attributes = {**first.attributes, _counter(first): sum(map(_count, ops))}
+    # Terms that are anchored come last, where others have none.
+    num_outputs = max(len(op.outputs) // _count(op) for op in ops)
     first.inputs = [i for op in ops for i in op.inputs]
-    first.outputs = [i for op in ops for i in op.outputs]
+    first.outputs = [i for op in ops for i in _padded(op, num_outputs)]
+    first.attributes = {**first.attributes, _counter(first): sum(map(_count, ops))}
     first.name = f"{first.name} and {len(others)} more"

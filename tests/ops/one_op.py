@@ -21,6 +21,11 @@ class OneOp:
             rule must say, too; None for a result that nobody reads; the position of the input that
             it overwrites.
         attributes: Of the op.
+
+    Attributes:
+        graph: The program.
+        memory: What the memory of the inputs holds, by the tensor that owns it.
+        outputs: The op's, None for one that is left out.
     """
 
     def __init__(
@@ -30,39 +35,39 @@ class OneOp:
         outputs: Sequence[Type | int | None],
         attributes: Mapping[str, Any],
     ) -> None:
-        self._graph = ir.Graph()
-        self._memory: list[tuple[ir.Tensor, torch.Tensor]] = []
+        self.graph = ir.Graph()
+        self.memory: list[tuple[ir.Tensor, torch.Tensor]] = []
         operands = [None if value is None else self._variable(value) for value in inputs]
-        op = self._graph.add_op(kind, operands, [], attributes, phase=ir.Phase.FORWARD, name="it")
-        inferred = infer_types(self._graph)
+        op = self.graph.add_op(kind, operands, [], attributes, phase=ir.Phase.FORWARD, name="it")
+        inferred = infer_types(self.graph)
         for out, expected in zip(inferred, outputs, strict=False):
             if isinstance(expected, tuple):
                 assert out == (expected[0], tuple(expected[1])), (kind, out)
-        self._outputs = [
+        self.outputs = [
             operands[out] if isinstance(out, int) else out and self._result(*out) for out in outputs
         ]
-        op.outputs = [-1 if out is None else out.id for out in self._outputs]
+        op.outputs = [-1 if out is None else out.id for out in self.outputs]
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
-            self._executable = _native.Executable(to_native(self._graph), config, [])
-            for base, memory in self._memory:
+            self._executable = _native.Executable(to_native(self.graph), config, [])
+            for base, memory in self.memory:
                 self._executable.write(base.id, memory)
             self._executable.load()
 
     def _variable(self, value: torch.Tensor) -> ir.Tensor:
         count = value.untyped_storage().nbytes() // value.element_size()
-        base = self._graph.add_tensor(ir.TensorKind.VARIABLE, value.dtype, (count,))
-        self._memory.append((base, value.as_strided((count,), (1,), 0)))
-        return self._graph.add_view(base, value.shape, value.stride(), value.storage_offset())
+        base = self.graph.add_tensor(ir.TensorKind.VARIABLE, value.dtype, (count,))
+        self.memory.append((base, value.as_strided((count,), (1,), 0)))
+        return self.graph.add_view(base, value.shape, value.stride(), value.storage_offset())
 
     def _result(self, dtype: torch.dtype, shape: Sequence[int]) -> ir.Tensor:
-        return self._graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape)
+        return self.graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape)
 
     def run(self) -> list[torch.Tensor]:
         """Run the op once more and return its outputs, those that are there."""
         with _native.translated_errors():
             self._executable.run([])
-        return [self._executable.read(out.id) for out in self._outputs if out is not None]
+        return [self._executable.read(out.id) for out in self.outputs if out is not None]
 
 
 def infer_types(graph: ir.Graph, op: int = 0) -> list[Any]:

@@ -152,7 +152,7 @@ def test_every_run_reads_the_operands_anew():
     a, b = numbers(20, 50), numbers(50, 30)
     op = OneOp("matmul", [a, b], [(HALF, (20, 30))], {"partials": "half"})
     first = op.run()[0]
-    for base, memory in op._memory:
+    for base, memory in op.memory:
         op._executable.write(base.id, memory * 2)
     assert torch.equal(op.run()[0], 4 * first)
 

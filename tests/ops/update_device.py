@@ -1,6 +1,6 @@
 """A program that only updates weights, and the optimizers to try it with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,12 @@ class Device:
         gradient_dtype: Element type of the gradients; None: the weight's.
         gradient_strides: Strides of the gradients, by name, where they are not contiguous.
         grouped: Let one op update all weights where it can.
+        terms: Names of terms of the updates to write, for ``read``.
+
+    Attributes:
+        graph: The program.
+        executable: The program as it runs.
+        loop: How often a run goes through it.
     """
 
     def __init__(
@@ -34,8 +40,9 @@ class Device:
         gradient_strides: dict[str, tuple[int, ...]] | None = None,
         *,
         grouped: bool = False,
+        terms: Collection[str] = (),
     ) -> None:
-        self._graph = ir.Graph()
+        self.graph = ir.Graph()
         self._tensors: dict[str, ir.Tensor] = {}
         for name, weight in weights.items():
             self._variable(name, weight.dtype, weight.shape)
@@ -49,12 +56,18 @@ class Device:
             self._variable(state.name, state.dtype, shape)
         for scalar in plan.scalars().values():
             self._variable(scalar.name, scalar.dtype, ())
+        for update in plan.updates:
+            for term in update.terms:
+                if term.name in terms:
+                    shape = weights[update.parameter].shape if term.per_element else ()
+                    self._variable(term.name, torch.float32, shape)
         self._add_ops(plan)
-        self.num_grouped = group_updates(self._graph) if grouped else 0
+        self.num_grouped = group_updates(self.graph) if grouped else 0
+        self.loop = ir.LoopCounts(1, micro_batches)
         config = _native.RunConfig(1, micro_batches, True, "sequential")
         with _native.translated_errors():
-            self._executable = _native.Executable(to_native(self._graph), config, [])
-            self._executable.load()
+            self.executable = _native.Executable(to_native(self.graph), config, [])
+            self.executable.load()
         for name, weight in weights.items():
             self.write(name, weight)
         for state in plan.states().values():
@@ -65,14 +78,14 @@ class Device:
             self.write(scalar.name, torch.tensor(scalar.value))
 
     def _variable(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        tensor = self._graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape, name=name)
+        tensor = self.graph.add_tensor(ir.TensorKind.VARIABLE, dtype, shape, name=name)
         self._tensors[name] = tensor
 
     def _gradient(
         self, parameter: str, dtype: torch.dtype, strides: tuple[int, ...] | None
     ) -> None:
         shape = self._tensors[parameter].shape
-        graph = self._graph
+        graph = self.graph
         source = graph.add_tensor(ir.TensorKind.INPUT, dtype, shape, name=f"input/{parameter}")
         gradient = graph.add_tensor(ir.TensorKind.VALUE, dtype, shape)
         graph.add_op("copy", [source], [gradient], phase=ir.Phase.BACKWARD)
@@ -94,8 +107,9 @@ class Device:
                 )
         norm = []
         if plan.max_grad_norm is not None:
-            norm = [self._graph.add_tensor(ir.TensorKind.VALUE, torch.float32, (), name="norm")]
-            self._graph.add_op(
+            self._variable("norm", torch.float32, ())
+            norm = [self._tensors["norm"]]
+            self.graph.add_op(
                 "gradient_norm",
                 [*map(self._gradient_of, plan.updates), *self._of([plan.loss_scaling])],
                 norm,
@@ -107,11 +121,15 @@ class Device:
             states = self._of(update.states)
             inputs = [weight, self._gradient_of(update), *states, *self._of(update.scalars)]
             inputs += norm if update.clipped else []
-            self._op(update.kind, inputs, [weight, *states], update.attributes, ir.Phase.UPDATE)
+            terms = [self._tensors.get(term.name) for term in update.terms]
+            while terms and terms[-1] is None:
+                terms.pop()
+            updated = [weight, *states]
+            self._op(update.kind, inputs, updated, update.attributes, ir.Phase.UPDATE, terms)
 
     def kinds(self) -> set[str]:
         """Return the kinds of its ops."""
-        return {op.kind for op in self._graph.ops}
+        return {op.kind for op in self.graph.ops}
 
     def _gradient_of(self, update) -> ir.Tensor | None:
         if update.gradient is GradientInput.NONE:
@@ -123,20 +141,20 @@ class Device:
     def _of(self, named) -> list[ir.Tensor]:
         return [self._tensors[item.name] for item in named]
 
-    def _op(self, kind, inputs, updated, attributes, phase) -> None:
-        views = [self._graph.add_view(t, t.shape, t.strides, 0) for t in updated]
-        self._graph.add_op(kind, inputs, views, attributes, phase=phase, name=kind)
+    def _op(self, kind, inputs, updated, attributes, phase, terms=()) -> None:
+        views = [self.graph.add_view(t, t.shape, t.strides, 0) for t in updated]
+        self.graph.add_op(kind, inputs, [*views, *terms], attributes, phase=phase, name=kind)
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        self._executable.write(self._tensors[name].id, value.detach())
+        self.executable.write(self._tensors[name].id, value.detach())
 
     def read(self, name: str) -> torch.Tensor:
-        return self._executable.read(self._tensors[name].id)
+        return self.executable.read(self._tensors[name].id)
 
     def run(self, *gradients: torch.Tensor) -> None:
         """Make one update; one tensor per parameter, micro-batches along a leading dimension."""
         with _native.translated_errors():
-            self._executable.run([gradient.contiguous() for gradient in gradients])
+            self.executable.run([gradient.contiguous() for gradient in gradients])
 
 
 def some_weight(shape=SHAPE, dtype=torch.float32) -> torch.nn.Parameter:

@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
     ("alias", "environment", "logs"),
     ("_native",),
     ("ir",),
-    ("anchors",),
+    ("anchors", "reference"),
     ("hardware", "processor"),
     ("options", "stages", "optim", "arguments"),
     (

@@ -15,6 +15,7 @@ class AdamPart {
   explicit AdamPart(const OpView& op)
       : operands_(op),
         clip_(op, op.num_inputs() - 1),
+        term_(op, operands_.next_output()),
         decoupled_(op.attribute<bool>("decoupled_weight_decay")) {}
 
   void begin_step(const RunContext& context,
@@ -29,7 +30,7 @@ class AdamPart {
     Scratch gradient;
     Scratch first;
     Scratch second;
-    Scratch term;
+    Scratch scratch;
     const update::AdamOperands::Factors factors = factors_;
     const float l2 = decoupled_ ? 0.0F : factors.weight_decay;
     const float decay = decoupled_ ? factors.weight_decay : 0.0F;
@@ -41,8 +42,8 @@ class AdamPart {
     update::AdamOperands::update_moments(factors, l2, w, g, m, v, m, v, size);
     operands_.first.store(context, begin, size, m);
     operands_.second.store(context, begin, size, v);
-    update::AdamOperands::update_term(factors, decay, w, m, v, term.data(),
-                                      size);
+    float* term = term_.space(context, begin, scratch.data());
+    update::AdamOperands::update_term(factors, decay, w, m, v, term, size);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
       w[i] = multiply_add(-factors.learning_rate, term[i], w[i]);
@@ -53,6 +54,7 @@ class AdamPart {
  private:
   update::AdamOperands operands_;
   update::Clip clip_;
+  update::Term term_;
   bool decoupled_;
   update::AdamOperands::Factors factors_;
 };
@@ -74,6 +76,10 @@ class AdamUpdate final : public Kernel {
   update::Parts<AdamPart> parts_;
 };
 
+std::vector<TensorType> terms(const OpCall& part) {
+  return {update::term_type(part)};
+}
+
 }  // namespace
 
 extern const OpDef kAdamUpdate{
@@ -90,9 +96,10 @@ extern const OpDef kAdamUpdate{
         "bool decoupled_weight_decay, bool bias_correction, "
         "float? max_grad_norm, int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, Tensor(b!) first_moment, "
-        "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step)",
+        "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step, "
+        "Tensor? term)",
     .family = "update",
-    .shape = update::updated_types<update::AdamOperands::num_states>,
+    .shape = update::updated_types<update::AdamOperands::num_states, terms>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AdamUpdate>(op);
     },

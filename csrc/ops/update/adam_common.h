@@ -59,6 +59,8 @@ class AdamOperands {
 
   // Position of the first input after the scalars of this class.
   [[nodiscard]] size_t next_input() const { return first_scalar_ + 6; }
+  // Position of the first output after the weight and the states.
+  [[nodiscard]] size_t next_output() const { return bias_correction_ ? 4 : 3; }
   [[nodiscard]] static size_t num_states(const OpCall& op) {
     return op.attribute<bool>("bias_correction") ? 3 : 2;
   }

@@ -5,8 +5,9 @@
 // Every update op has, for each of its parameters (parts.h), inputs
 // [weight, gradient, states..., scalars...] and, if it has the attribute
 // "max_grad_norm", the global gradient norm as the last one. Its outputs are
-// [weight, states...], views of the whole of the same tensors. Scalars are
-// float32 tensors with one element. With the attribute "stream" what an op
+// [weight, states...], views of the whole of the same tensors, and behind them
+// terms: what the op computes in passing, where somebody looks at it. Scalars
+// are float32 tensors with one element. With the attribute "stream" what an op
 // writes as float16 is rounded at random (half_rounding.h), output i with the
 // stream of that number plus i.
 #pragma once
@@ -160,6 +161,25 @@ class Target {
   LoadFloats load_;
   FloatWriter writer_;
   std::optional<HalfRounding> rounding_;
+};
+
+// What an op computes in passing: a float32 output that is left out where
+// nobody looks at it.
+class Term {
+ public:
+  Term(const OpView& op, size_t output)
+      : id_(op.has_output(output) ? op.output_id(output) : graph::kNoTensor) {}
+
+  [[nodiscard]] bool is_wanted() const { return id_ != graph::kNoTensor; }
+
+  // Where to put elements from `begin` on: into the output, else `scratch`.
+  [[nodiscard]] float* space(const RunContext& context, int64_t begin,
+                             float* scratch) const {
+    return is_wanted() ? context.data<float>(id_) + begin : scratch;
+  }
+
+ private:
+  graph::TensorId id_;
 };
 
 // A hyper-parameter.

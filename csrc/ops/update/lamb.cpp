@@ -1,4 +1,6 @@
 // LAMB: Adam's update, scaled per parameter to the norm of the weight.
+#include <utility>
+
 #include "ops/op_def.h"
 #include "ops/update/adam_common.h"
 #include "ops/work.h"
@@ -16,6 +18,9 @@ class LambPart {
   explicit LambPart(const OpView& op)
       : operands_(op),
         max_weight_norm_(op, operands_.next_input()),
+        term_(op, operands_.next_output()),
+        weight_square_sum_(op, operands_.next_output() + 1),
+        term_square_sum_(op, operands_.next_output() + 2),
         sums_(static_cast<size_t>(update::num_blocks(op.input(0).numel()))) {}
 
   void begin_step(const RunContext& context,
@@ -28,11 +33,12 @@ class LambPart {
     Block block(operands_, context, begin, size);
     Scratch new_m;
     Scratch new_v;
+    Scratch term;
     const Factors factors = factors_;
-    block.compute_term(factors, new_m.data(), new_v.data());
+    block.compute_term(factors, new_m.data(), new_v.data(), term.data());
     sums_[static_cast<size_t>(begin / update::kBlock)] = {
         update::sum_of_squares(block.w, size),
-        update::sum_of_squares(block.term.data(), size)};
+        update::sum_of_squares(term.data(), size)};
   }
 
   // After sum_block() for each block.
@@ -43,12 +49,14 @@ class LambPart {
   void update_block(const RunContext& context, int64_t begin,
                     int64_t size) const {
     Block block(operands_, context, begin, size);
+    Scratch scratch;
+    float* term = term_.space(context, begin, scratch.data());
     const Factors factors = factors_;
     const float rate = rate_;
-    block.compute_term(factors, block.m, block.v);
+    block.compute_term(factors, block.m, block.v, term);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      block.w[i] = multiply_add(-rate, block.term[i], block.w[i]);
+      block.w[i] = multiply_add(-rate, term[i], block.w[i]);
     }
     operands_.first.store(context, begin, size, block.m);
     operands_.second.store(context, begin, size, block.v);
@@ -62,7 +70,7 @@ class LambPart {
     double term = 0.0;
   };
 
-  // One block of all operands, and of u.
+  // One block of all operands.
   struct Block {
     Block(const update::AdamOperands& operands, const RunContext& context,
           int64_t begin, int64_t size)
@@ -72,16 +80,17 @@ class LambPart {
           m(operands.first.load(context, begin, size, scratch[2].data())),
           v(operands.second.load(context, begin, size, scratch[3].data())) {}
 
-    void compute_term(const Factors& factors, float* new_m, float* new_v) {
+    // `term` becomes u.
+    void compute_term(const Factors& factors, float* new_m, float* new_v,
+                      float* term) const {
       update::AdamOperands::update_moments(factors, 0.0F, w, g, m, v, new_m,
                                            new_v, size);
       update::AdamOperands::update_term(factors, factors.weight_decay, w, new_m,
-                                        new_v, term.data(), size);
+                                        new_v, term, size);
     }
 
     int64_t size;
     std::array<Scratch, 4> scratch;
-    Scratch term;
     float* w;
     const float* g;
     float* m;
@@ -94,6 +103,12 @@ class LambPart {
       total.weight += block.weight;
       total.term += block.term;
     }
+    for (const auto& [output, sum] :
+         {std::pair{&weight_square_sum_, total.weight},
+          std::pair{&term_square_sum_, total.term}}) {
+      if (!output->is_wanted()) continue;
+      *output->space(context, 0, nullptr) = static_cast<float>(sum);
+    }
     const auto weight_norm = static_cast<float>(std::sqrt(total.weight));
     const auto term_norm = static_cast<float>(std::sqrt(total.term));
     const float limit = max_weight_norm_.read(context);
@@ -103,6 +118,9 @@ class LambPart {
 
   update::AdamOperands operands_;
   update::Scalar max_weight_norm_;
+  update::Term term_;
+  update::Term weight_square_sum_;
+  update::Term term_square_sum_;
   std::vector<Sums> sums_;  // by block
   Factors factors_;
   float rate_ = 0.0F;
@@ -129,6 +147,11 @@ class LambUpdate final : public Kernel {
   update::Parts<LambPart> parts_;
 };
 
+std::vector<TensorType> terms(const OpCall& part) {
+  const TensorType sum{DType::kFloat32, {}};
+  return {update::term_type(part), sum, sum};
+}
+
 }  // namespace
 
 extern const OpDef kLambUpdate{
@@ -144,9 +167,10 @@ extern const OpDef kLambUpdate{
         "Tensor{float32} max_weight_norm, *, bool bias_correction, "
         "int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, Tensor(b!) first_moment, "
-        "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step)",
+        "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step, "
+        "Tensor? term, Tensor? weight_square_sum, Tensor? term_square_sum)",
     .family = "update",
-    .shape = update::updated_types<update::AdamOperands::num_states>,
+    .shape = update::updated_types<update::AdamOperands::num_states, terms>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LambUpdate>(op);
     },

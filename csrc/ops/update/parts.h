@@ -102,13 +102,25 @@ template <typename Part>
   return std::make_unique<BlockwiseUpdate<Part>>(op);
 }
 
-// Types of [weight, states...] for each part; kNumStates(part) counts the
-// states of one. All states but a step, which is one number, have the weight's
-// shape, as the gradient has.
-template <auto kNumStates>
+// A term with an element for each of the weight's.
+[[nodiscard]] inline TensorType term_type(const OpCall& part) {
+  return {DType::kFloat32, part.input(0).shape};
+}
+
+// Terms of an op without any.
+[[nodiscard]] inline std::vector<TensorType> no_terms(const OpCall&) {
+  return {};
+}
+
+// Types of [weight, states..., terms...] for each part; kNumStates(part) counts
+// the states of one. All states but a step, which is one number, have the
+// weight's shape, as the gradient has. Terms at the end of all parts of several
+// may be left out.
+template <auto kNumStates, auto kTerms = no_terms>
 [[nodiscard]] std::vector<TensorType> updated_types(const OpCall& op) {
   std::vector<TensorType> types;
-  for (const graph::Op& whole : split_into_parts(op)) {
+  const std::vector<graph::Op> parts = split_into_parts(op);
+  for (const graph::Op& whole : parts) {
     const OpCall part(op.graph(), whole);
     const Shape& shape = part.input(0).shape;
     if (part.has_input(1)) part.require_shape(1, shape);
@@ -116,6 +128,13 @@ template <auto kNumStates>
     for (size_t i = 2; i < kNumStates(part) + 2; ++i) {
       types.push_back(part.input_type(i));
     }
+    std::vector<TensorType> terms = kTerms(part);
+    if (parts.size() > 1) {
+      const size_t kept = kNumStates(part) + 1;
+      const size_t given = std::max(whole.outputs.size(), kept) - kept;
+      terms.resize(std::min(given, terms.size()), term_type(part));
+    }
+    types.insert(types.end(), terms.begin(), terms.end());
   }
   return types;
 }

@@ -12,8 +12,8 @@ using update::Scratch;
 
 // g' = g + weight_decay * w; a = alpha * a + (1 - alpha) * g'^2;
 // centred: c = alpha * c + (1 - alpha) * g', s = a - c^2; else s = a;
-// u = g' / (sqrt(s) + eps), TensorFlow: learning_rate * g' / sqrt(s + eps);
-// momentum: b = momentum * b + u, u = b;
+// u = g' / (sqrt(s) + eps), TensorFlow: g' / sqrt(s + eps);
+// momentum: b = momentum * b + u, u = b, TensorFlow: with learning_rate * u;
 // w -= learning_rate * u, TensorFlow: w -= u
 class RmspropPart {
  public:
@@ -31,6 +31,7 @@ class RmspropPart {
       mean_.emplace(op, next, next - 1, op.input(0).shape);
       ++next;
     }
+    term_.emplace(op, next - 1);
     for (size_t i = 0; i < 6; ++i) scalars_.emplace_back(op, next + i);
   }
 
@@ -71,8 +72,13 @@ class RmspropPart {
     update::square_roots(step.data(), size);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      step[i] = scale * grad[i] / (step[i] + eps_outside);
+      step[i] = grad[i] / (step[i] + eps_outside);
     }
+    if (term_->is_wanted()) {
+      std::copy_n(step.data(), size, term_->space(context, begin, nullptr));
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) step[i] *= scale;
     if (buffer_) add_momentum(context, factors, begin, size, step.data());
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
@@ -137,10 +143,15 @@ class RmspropPart {
   update::Target mean_square_;
   std::optional<update::Target> buffer_;
   std::optional<update::Target> mean_;
+  std::optional<update::Term> term_;
   std::vector<update::Scalar> scalars_;
   bool tf_variant_;
   Factors factors_{};
 };
+
+std::vector<TensorType> terms(const OpCall& part) {
+  return {update::term_type(part)};
+}
 
 }  // namespace
 
@@ -157,9 +168,9 @@ extern const OpDef kRmspropUpdate{
         "bool tf_variant, int{1..} parameters=1, int{0..}? stream) -> "
         "(Tensor(a!) weight, "
         "Tensor(b!) mean_square, Tensor(c!)[momentum] momentum_buffer, "
-        "Tensor(d!)[centered] mean)",
+        "Tensor(d!)[centered] mean, Tensor? term)",
     .family = "update",
-    .shape = update::updated_types<RmspropPart::num_states>,
+    .shape = update::updated_types<RmspropPart::num_states, terms>,
     .prepare = update::prepare_blockwise<RmspropPart>,
     .work = update::updating<15>,
     .layer = true,

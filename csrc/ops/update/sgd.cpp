@@ -2,8 +2,10 @@
 #include <ATen/cpu/vec/vec.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "ops/op_def.h"
+#include "ops/update/nesterov.h"
 #include "ops/update/parts.h"
 #include "ops/work.h"
 
@@ -70,10 +72,9 @@ class SgdMomentumPart {
       : weight_(op, 0, 0, op.input(0).shape),
         gradient_(op, 1, op.input(0).shape),
         velocity_(op, 2, 1, op.input(0).shape),
-        clip_(op, op.num_inputs() - 1),
-        nesterov_(op.attribute<bool>("nesterov")) {
-    const size_t num_scalars = nesterov_ ? 8 : 4;
-    for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
+        clip_(op, op.num_inputs() - 1) {
+    for (size_t i = 0; i < 4; ++i) scalars_.emplace_back(op, 3 + i);
+    if (op.attribute<bool>("nesterov")) nesterov_.emplace(op, 7, 2);
   }
 
   void begin_step(const RunContext& context) {
@@ -82,11 +83,7 @@ class SgdMomentumPart {
     factors_.dampening = scalars_[1].read(context) * clip;
     factors_.decay = scalars_[2].read(context);
     factors_.rate = scalars_[3].read(context);
-    if (!nesterov_) return;
-    const float scale = scalars_[4].read(context);
-    factors_.of_g = scale * scalars_[5].read(context) * clip;
-    factors_.of_v = scalars_[6].read(context);
-    factors_.of_w = scale * scalars_[7].read(context);
+    if (nesterov_) factors_.nesterov = nesterov_->begin_step(context, clip);
   }
 
   void update_block(const RunContext& context, int64_t begin,
@@ -106,11 +103,8 @@ class SgdMomentumPart {
     }
     velocity_.store(context, begin, size, v);
     if (nesterov_) {
-#pragma omp simd
-      for (int64_t i = 0; i < size; ++i) {
-        const float before = multiply_add(f.of_w, w[i], f.of_g * g[i]);
-        w[i] = multiply_add(-f.rate, multiply_add(f.of_v, v[i], before), w[i]);
-      }
+      nesterov_->update_block(context, begin, size, f.nesterov, f.rate, w, g,
+                              v);
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) {
@@ -126,11 +120,7 @@ class SgdMomentumPart {
     float dampening;
     float decay;
     float rate;
-    // With Nesterov momentum the weight's step is
-    // rate * (of_g * g + of_w * w + of_v * v).
-    float of_g;
-    float of_w;
-    float of_v;
+    update::Nesterov::Factors nesterov;
   };
 
   update::Target weight_;
@@ -138,9 +128,14 @@ class SgdMomentumPart {
   update::Target velocity_;
   std::vector<update::Scalar> scalars_;
   update::Clip clip_;
-  bool nesterov_;
+  std::optional<update::Nesterov> nesterov_;
   Factors factors_{};
 };
+
+std::vector<TensorType> momentum_terms(const OpCall& part) {
+  if (!part.attribute<bool>("nesterov")) return {};
+  return {update::term_type(part), update::term_type(part)};
+}
 
 }  // namespace
 
@@ -178,9 +173,10 @@ extern const OpDef kSgdMomentumUpdate{
         "Tensor{float32}[nesterov] sgd_weight_decay, "
         "Tensor{float32}[max_grad_norm] norm, *, bool nesterov, "
         "float? max_grad_norm, int{1..} parameters=1, int{0..}? stream) -> "
-        "(Tensor(a!) weight, Tensor(b!) velocity)",
+        "(Tensor(a!) weight, Tensor(b!) velocity, "
+        "Tensor? unscaled_gradient, Tensor? nesterov_gradient)",
     .family = "update",
-    .shape = update::updated_types<update::num_states<1>>,
+    .shape = update::updated_types<update::num_states<1>, momentum_terms>,
     .prepare = update::prepare_blockwise<SgdMomentumPart>,
     .work = update::updating<6>,
     .layer = true,

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ops/op_def.h"
+#include "ops/update/nesterov.h"
 #include "ops/update/parts.h"
 #include "ops/work.h"
 
@@ -55,16 +56,18 @@ class SgdCombinedPart {
       : weight_(op, 0, 0, op.input(0).shape),
         velocity_(op, 2, 1, op.input(0).shape),
         clip_(op, op.num_inputs() - 1),
-        nesterov_(op.attribute<bool>("nesterov")) {
+        velocity_into_update_(op, 2) {
     if (op.has_input(1)) {
       gradient_.emplace(op, 1, op.input(0).shape);
     }
+    const bool nesterov = op.attribute<bool>("nesterov");
     const bool clipped = op.has_attribute("max_grad_norm");
-    check_internal(gradient_ || (!nesterov_ && !clipped),
+    check_internal(gradient_ || (!nesterov && !clipped),
                    "sgd_combined_update '", op.op().name,
                    "': clipping and Nesterov momentum need the gradient");
-    const size_t num_scalars = gradient_ ? (nesterov_ ? 8 : 4) : 3;
+    const size_t num_scalars = gradient_ ? 4 : 3;
     for (size_t i = 0; i < num_scalars; ++i) scalars_.emplace_back(op, 3 + i);
+    if (nesterov) nesterov_.emplace(op, 7, 3);
   }
 
   void begin_step(const RunContext& context) {
@@ -82,8 +85,20 @@ class SgdCombinedPart {
     if (gradient_) {
       const float* g =
           gradient_->read(context, begin, size, gradient_scratch.data());
-      step_with_gradient(factors, w, g, v, size);
-    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) {
+        v[i] = multiply_add(factors.dampening, g[i], v[i]);
+      }
+      if (nesterov_) {
+        nesterov_->update_block(context, begin, size, factors.nesterov,
+                                factors.rate, w, g, v);
+      }
+    }
+    if (velocity_into_update_.is_wanted()) {
+      std::copy_n(v, size,
+                  velocity_into_update_.space(context, begin, nullptr));
+    }
+    if (!nesterov_) {
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) {
         w[i] = multiply_add(-factors.rate, v[i], w[i]);
@@ -103,10 +118,7 @@ class SgdCombinedPart {
     float decay = 0.0F;
     float rate = 0.0F;
     float dampening = 0.0F;
-    // The weight's step is rate * (of_g * g + of_w * w + of_v * v).
-    float of_g = 0.0F;
-    float of_w = 0.0F;
-    float of_v = 1.0F;
+    update::Nesterov::Factors nesterov;
   };
 
   [[nodiscard]] Factors read_factors(const RunContext& context) const {
@@ -116,24 +128,8 @@ class SgdCombinedPart {
     if (!gradient_) return factors;
     const float clip = clip_.factor(context);
     factors.dampening = scalars_[3].read(context) * clip;
-    if (nesterov_) {
-      const float scale = scalars_[4].read(context);
-      factors.of_g = scale * scalars_[5].read(context) * clip;
-      factors.of_v = scalars_[6].read(context);
-      factors.of_w = scale * scalars_[7].read(context);
-    }
+    if (nesterov_) factors.nesterov = nesterov_->begin_step(context, clip);
     return factors;
-  }
-
-  static void step_with_gradient(const Factors& factors, float* w,
-                                 const float* g, float* v, int64_t size) {
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) {
-      v[i] = multiply_add(factors.dampening, g[i], v[i]);
-      const float step = multiply_add(factors.of_w, w[i], factors.of_g * g[i]);
-      w[i] = multiply_add(-factors.rate, multiply_add(factors.of_v, v[i], step),
-                          w[i]);
-    }
   }
 
   update::Target weight_;
@@ -141,9 +137,15 @@ class SgdCombinedPart {
   update::Target velocity_;
   std::vector<update::Scalar> scalars_;
   update::Clip clip_;
-  bool nesterov_;
+  std::optional<update::Nesterov> nesterov_;
+  update::Term velocity_into_update_;
   Factors factors_;
 };
+
+std::vector<TensorType> combined_terms(const OpCall& part) {
+  const size_t count = part.attribute<bool>("nesterov") ? 3 : 1;
+  return std::vector<TensorType>(count, update::term_type(part));
+}
 
 }  // namespace
 
@@ -178,9 +180,11 @@ extern const OpDef kSgdCombinedUpdate{
         "Tensor{float32}[nesterov] sgd_weight_decay, "
         "Tensor{float32}[max_grad_norm] norm, *, bool nesterov, "
         "float? max_grad_norm, int{1..} parameters=1, int{0..}? stream) -> "
-        "(Tensor(a!) weight, Tensor(b!) velocity)",
+        "(Tensor(a!) weight, Tensor(b!) velocity, "
+        "Tensor? velocity_into_update, Tensor? unscaled_gradient, "
+        "Tensor? nesterov_gradient)",
     .family = "update",
-    .shape = update::updated_types<update::num_states<1>>,
+    .shape = update::updated_types<update::num_states<1>, combined_terms>,
     .prepare = update::prepare_blockwise<SgdCombinedPart>,
     .work = update::updating<6>,
     .layer = true,

@@ -1,0 +1,44 @@
+"""A plain and slow interpreter of programs: the living definition of the op set.
+
+Each op is a small function of eager PyTorch, written as its formula, with no knowledge of kernels.
+An op has an entry here or programs with it are refused by name; tests hold the kernels against
+these functions. With ``wide=True`` all floating-point numbers are float64 and nothing is rounded to
+a smaller type, so the difference to a plain run estimates the error of every tensor.
+
+    from popsim_torch.reference import Interpreter
+
+    interpreter = Interpreter.like(executor, wide=True)  # weights and states of now
+    outputs = interpreter.run([x, y])
+    interpreter.read("fc1/Gemm:0")  # any tensor by its name, as the last run left it
+
+``interpreter`` has the memory and the order of the run, ``call`` what an op is given; the ops
+stand in ``elementwise``, ``shapes``, ``sums``, ``products``, ``attention``, ``recurrent``,
+``norms``, ``pools``, ``losses``, ``searches``, ``draws``, ``updates``, ``control`` and ``host``.
+"""
+
+from popsim_torch.reference import (
+    attention,
+    control,
+    draws,
+    elementwise,
+    host,
+    losses,
+    norms,
+    pools,
+    products,
+    recurrent,
+    searches,
+    shapes,
+    sums,
+    updates,
+)
+from popsim_torch.reference.call import OPS, Call
+from popsim_torch.reference.interpreter import Interpreter
+
+__all__ = ["OPS", "Call", "Interpreter"]
+
+FAMILIES = (
+    *(attention, control, draws, elementwise, host, losses, norms, pools, products, recurrent),
+    *(searches, shapes, sums, updates),
+)
+"""The modules that fill the table."""

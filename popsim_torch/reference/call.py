@@ -1,0 +1,143 @@
+"""What an op is given when it is interpreted, and the table of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from popsim_torch.ir import Graph, LoopCounts, Op
+
+Results = torch.Tensor | Sequence[torch.Tensor | None] | None
+"""One result, several, some of them None where they are not there, or none."""
+OpFunction = Callable[..., Results]
+
+OPS: dict[str, OpFunction] = {}
+"""Every op by its kind. Functions take a ``Call`` and the op's inputs, None for one left out."""
+
+
+def op(function: OpFunction) -> OpFunction:
+    """Enter a function into the table, under its own name."""
+    OPS[function.__name__.removesuffix("_")] = function
+    return function
+
+
+def grad_of(function: Callable[..., torch.Tensor], x: torch.Tensor, grad: Any) -> torch.Tensor:
+    """Return the gradient of a function at ``x``, given that of its result."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf, grad)[0]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the run is.
+
+    Attributes:
+        device_iteration: Counted from 0 in each run.
+        accumulation_step: Micro-batch within the device iteration.
+        step: Micro-batches begun since the program was loaded; in the body of a loop, a number of
+            the trip.
+    """
+
+    device_iteration: int = 0
+    accumulation_step: int = 0
+    step: int = 0
+
+
+@dataclass
+class Record:
+    """What a run leaves besides values.
+
+    Attributes:
+        returns: Entries by position of the return, then by their number.
+        sums: Returns that add up, in float64 or int64.
+        queues: Elements by queue, in the order in which they were enqueued.
+        prints: Title and value of what was printed.
+        ends: The run ends behind this device iteration.
+    """
+
+    returns: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    queues: dict[int, list[tuple[torch.Tensor, ...]]] = field(default_factory=dict)
+    prints: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    ends: bool = False
+
+
+Foreign = Callable[[Op, Sequence[torch.Tensor | None]], Sequence[torch.Tensor | None]]
+"""Runs an op whose code is not the program's: ``custom`` and ``host_call``."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all ops of a run share.
+
+    Attributes:
+        loop: How often it goes through the program.
+        seed: Of random numbers.
+        wide: Floating-point numbers are float64, and nothing is rounded.
+        foreign: What runs code of others.
+        record: What the run leaves.
+        position: Where it is.
+    """
+
+    loop: LoopCounts
+    seed: int
+    wide: bool
+    foreign: Foreign | None
+    record: Record
+    position: Position = Position()
+
+    def at(self, position: Position) -> Run:
+        """Return the same run at another place."""
+        return replace(self, position=position)
+
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the element type that holds what the program has as ``dtype``."""
+        return torch.float64 if self.wide and dtype.is_floating_point else dtype
+
+    def computed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as ops compute with it: float16 and bfloat16 as float32."""
+        if self.wide:
+            return x.to(torch.float64) if x.is_floating_point() else x
+        return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op that runs.
+
+    Attributes:
+        op: The op.
+        run: What it runs in.
+        dtypes: Element types of its outputs, as the program has them; None for one left out.
+        stored: Its inputs as memory holds them; functions get them widened (``Run.computed``).
+        run_body: Runs one of the op's bodies: its results for inputs and a position.
+    """
+
+    op: Op
+    run: Run
+    dtypes: Sequence[torch.dtype | None]
+    stored: Sequence[torch.Tensor | None]
+    run_body: Callable[[Graph, Sequence[torch.Tensor], Position], list[torch.Tensor]]
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The op's attributes; those with a default may be missing."""
+        return self.op.attributes
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an attribute that the op has."""
+        return self.op.attributes[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or a value for one that is left out."""
+        return self.op.attributes.get(name, default)
+
+    def rounded(self, x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        """Return numbers rounded to an element type on the way, unless the run is wide."""
+        if self.run.wide or dtype is None or not dtype.is_floating_point:
+            return x
+        return x.to(dtype).to(x.dtype)

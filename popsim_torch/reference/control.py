@@ -1,0 +1,65 @@
+"""Loops and branches: ops that run bodies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from popsim_torch.reference.call import Call, op
+from popsim_torch.reference.draws import mix_seed
+
+_TRIP = 0x74726970  # trips have other numbers than micro-batches
+
+
+@op
+def loop(call: Call, *values: Tensor) -> list[Tensor]:
+    """Run a body trip by trip.
+
+    The inputs are values that each trip hands on to the next, tensors of which it gets one slice,
+    and what all trips get. Returned are the values behind the last trip, and the body's further
+    results of all trips, stacked up.
+    """
+    count, carried = call["count"], call["carried"]
+    sliced = call.get("sliced", 0)
+    now = [_of(call, i) for i in range(carried)]
+    slices = [_of(call, i) for i in range(carried, carried + sliced)]
+    whole = [_of(call, i) for i in range(carried + sliced, len(values))]
+    positions = list(range(count))[:: -1 if call.get("reverse", False) else 1]
+    stacks: dict[int, list[Tensor]] = {}
+    at = call.run.position
+    for position in positions:
+        if call.get("conditional", False) and not bool(now[0]):
+            break
+        inputs = [*now, *(x[position] for x in slices), *whole]
+        trip = replace(at, step=mix_seed(_TRIP, position, at.step))
+        results = call.run_body(call.op.bodies[0], inputs, trip)
+        now, stacks[position] = results[:carried], results[carried:]
+    columns = zip(*(stacks[position] for position in sorted(stacks)), strict=True)
+    return [*now, *(torch.stack(column) for column in columns)]
+
+
+def _of(call: Call, position: int) -> Tensor:
+    value = call.stored[position]
+    assert value is not None
+    return value
+
+
+@op
+def branch(call: Call, condition: Tensor, *values: Tensor) -> list[Tensor]:
+    """Run the first body where the condition holds, else the second."""
+    inputs = [_of(call, i + 1) for i in range(len(values))]
+    body = call.op.bodies[0 if bool(condition) else 1]
+    return call.run_body(body, inputs, call.run.position)
+
+
+@op
+def yield_(call: Call, *results: Tensor) -> None:
+    """Name the results of a body; whoever runs it reads them."""
+
+
+@op
+def repeat_while(call: Call, condition: Tensor) -> None:
+    """End the run behind this device iteration, unless the condition holds."""
+    call.run.record.ends = not bool(condition)

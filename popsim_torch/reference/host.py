@@ -1,0 +1,114 @@
+"""Ops that the host sees, code that is not the program's, and the long tail of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popsim_torch.errors import Error
+from popsim_torch.ir import TensorArgument, TensorListArgument
+from popsim_torch.reference.call import Call, op
+from popsim_torch.reference.draws import mix_seed
+
+
+@op
+def anchor(call: Call, x: Tensor) -> None:
+    """Keep a value of this micro-batch; one of an update is that of all its micro-batches."""
+    at, loop = call.run.position, call.run.loop
+    iterations, steps = loop.device_iterations, loop.gradient_accumulation
+    of_update = call["per_update"]
+    first = 0 if of_update else at.accumulation_step
+    last = steps - 1 if of_update else first
+    entries = call.run.record.returns.setdefault(call["buffer"], {})
+    value = call.stored[0]
+    assert value is not None
+    match call["mode"]:
+        case "All":
+            number = at.device_iteration * steps
+        case "EveryN" if (at.device_iteration + 1) % call["period"] == 0:
+            number = at.device_iteration // call["period"] * steps
+        case "Final" if at.device_iteration == iterations - 1 and last == steps - 1:
+            number = first = last = 0
+        case "Sum":
+            sums, exact = call.run.record.sums, value.is_floating_point()
+            total = value.to(torch.float64 if exact else torch.int64) * (last - first + 1)
+            sums[call["buffer"]] = entries[0] = sums.get(call["buffer"], 0) + total
+            return
+        case _:
+            return
+    for step in range(first, last + 1):
+        entries[number + step] = value
+
+
+@op
+def enqueue(call: Call, *x: Tensor) -> None:
+    """Put an element into a queue."""
+    elements = call.run.record.queues.setdefault(call["queue"], [])
+    types = [call.run.held(getattr(torch, name)) for name in call["dtypes"]]
+    elements.append(tuple(value.to(dtype) for value, dtype in zip(x, types, strict=True)))
+
+
+@op
+def print_(call: Call, x: Tensor) -> Tensor:
+    """Note what is printed, and return it."""
+    call.run.record.prints.append((call["title"], x))
+    return x
+
+
+def _foreign(call: Call) -> Sequence[Tensor | None]:
+    if call.run.foreign is None:
+        raise Error(
+            f"Interpreter: {call.op.kind} '{call.op.name}' runs code that is not the program's. "
+            "Give the Interpreter a function `foreign` that gets this op and its inputs, and "
+            "returns its results."
+        )
+    return call.run.foreign(call.op, call.stored)
+
+
+@op
+def custom(call: Call, *inputs: Tensor) -> Sequence[Tensor | None]:
+    """Call a user's operator."""
+    return _foreign(call)
+
+
+@op
+def host_call(call: Call, *x: Tensor) -> Sequence[Tensor | None]:
+    """Call code of the host."""
+    return _foreign(call)
+
+
+@op
+def aten(call: Call, *inputs: Tensor | None) -> list[Tensor]:
+    """Call an operator of PyTorch, on tensors of the types that the program has."""
+    name = call["operator"].split("::")
+    packet = getattr(getattr(torch.ops, name[0]), name[1])
+    function = getattr(packet, call["overload"] or "default")
+    positional, named = [], {}
+    for rule, value in zip(function._schema.arguments, call["arguments"], strict=True):
+        boxed = _boxed(call, value)
+        if str(rule.type) in ("Optional[Generator]", "Generator"):
+            boxed = torch.Generator()
+            seed = mix_seed(call.run.seed, call["stream"], call.run.position.step)
+            boxed.manual_seed(seed - (1 << 64) if seed >> 63 else seed)
+        if rule.kwarg_only:
+            named[rule.name] = boxed
+        else:
+            positional.append(boxed)
+    found: Any = function(*positional, **named)
+    if isinstance(found, Tensor):
+        return [found]
+    flat: list[Tensor] = []
+    for item in found:
+        flat += [item] if isinstance(item, Tensor) else item
+    return flat
+
+
+def _boxed(call: Call, value: Any) -> Any:
+    if isinstance(value, TensorArgument):
+        return call.stored[value.input]
+    if isinstance(value, TensorListArgument):
+        return [None if i < 0 else call.stored[i] for i in value.inputs]
+    return value

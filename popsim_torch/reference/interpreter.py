@@ -1,0 +1,289 @@
+"""Runs a program op by op: its memory, and the order of a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from popsim_torch.errors import Error, InternalError, closest_names
+from popsim_torch.ir import Graph, LoopCounts, Op, Phase, Program, Tensor, TensorKind
+from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.reference.call import OPS, Call, Foreign, Position, Record, Run
+
+
+class Memory:
+    """The memory of a graph's tensors: views see that of their base.
+
+    Args:
+        graph: The tensors.
+        wide: Floating-point numbers are float64.
+    """
+
+    def __init__(self, graph: Graph, wide: bool) -> None:
+        self._graph = graph
+        self._wide = wide
+        self._flat: dict[int, torch.Tensor] = {}
+
+    def bind(self, tensor: Tensor, value: torch.Tensor) -> None:
+        """Give a tensor that owns its memory a value."""
+        if value.numel() != tensor.numel:
+            raise InternalError(
+                f"reference: '{tensor.name}' has shape {list(tensor.shape)}, "
+                f"what it is given {list(value.shape)}"
+            )
+        flat = torch.empty(tensor.numel, dtype=self._dtype(tensor))
+        self._flat[tensor.id] = flat.copy_(value.detach().reshape(-1))
+
+    def see(self, tensor_id: int, *, write: bool = False) -> torch.Tensor:
+        """Return a tensor's memory with its shape and strides.
+
+        Raises:
+            InternalError: It is read, and nothing has written it.
+        """
+        tensor = self._graph.tensors[tensor_id]
+        root = self._graph.root(tensor)
+        if root.id not in self._flat:
+            if not write and root.kind != TensorKind.VARIABLE:
+                raise InternalError(
+                    f"reference: '{tensor.name}' ({tensor_id}) is read and was never written"
+                )
+            self._flat[root.id] = torch.zeros(root.numel, dtype=self._dtype(root))
+        return self._flat[root.id].as_strided(tensor.shape, tensor.strides, tensor.offset)
+
+    def _dtype(self, tensor: Tensor) -> torch.dtype:
+        wide = self._wide and tensor.dtype.is_floating_point
+        return torch.float64 if wide else tensor.dtype
+
+
+def run_op(op: Op, graph: Graph, memory: Memory, run: Run) -> None:
+    """Run one op.
+
+    Raises:
+        InternalError: There is no such op, or its results do not fit the program.
+    """
+    function = OPS.get(op.kind)
+    if function is None:
+        raise InternalError(f"reference: there is no op '{op.kind}' ('{op.name}')")
+    stored = [None if i == NO_TENSOR else memory.see(i).clone() for i in op.inputs]
+    dtypes = [None if i == NO_TENSOR else graph.tensors[i].dtype for i in op.outputs]
+
+    def run_body(body: Graph, inputs: Sequence[torch.Tensor], at: Position) -> list[torch.Tensor]:
+        return _run_body(body, inputs, run.at(at))
+
+    call = Call(op, run, dtypes, stored, run_body)
+    found = function(call, *(None if x is None else run.computed(x) for x in stored))
+    results = [found] if isinstance(found, torch.Tensor) else list(found or [])
+    for position, tensor_id in enumerate(op.outputs):
+        if tensor_id == NO_TENSOR:
+            continue
+        value = results[position] if position < len(results) else None
+        tensor = graph.tensors[tensor_id]
+        if value is None or tuple(value.shape) != tensor.shape:
+            shape = "nothing" if value is None else f"shape {list(value.shape)}"
+            raise InternalError(
+                f"reference: {op.kind} '{op.name}' gives {shape} for its output {position}, "
+                f"which has shape {list(tensor.shape)}"
+            )
+        memory.see(tensor_id, write=True).copy_(value)
+
+
+def _run_body(body: Graph, inputs: Sequence[torch.Tensor], run: Run) -> list[torch.Tensor]:
+    """Return the results of a body; it keeps nothing between its runs."""
+    memory = Memory(body, run.wide)
+    for tensor, value in zip(body.of_kind(TensorKind.INPUT), inputs, strict=True):
+        memory.bind(tensor, value)
+    *ops, end = body.ops
+    for op in ops:
+        run_op(op, body, memory, run)
+    return [memory.see(i).clone() for i in end.inputs]
+
+
+_ONCE = LoopCounts(1, 1)
+
+
+class Compiled(Protocol):
+    """What ``Interpreter.like`` reads of an executor's compiled model."""
+
+    program: Program
+    host_program: Program
+    run: Any
+    executable: Any
+
+
+class Interpreter:
+    """Runs a program, or one graph, micro-batch after micro-batch.
+
+    The order is that of the schedule ``sequential``. Others give the same values: weights change in
+    updates alone, and random numbers are keyed by the micro-batch.
+
+    Args:
+        program: Before or behind the passes that fit it to a host.
+        loop: How often a run goes through it.
+        seed: Of random numbers.
+        wide: Compute everything in float64 and round nothing: what a value would be with exact
+            arithmetic, nearly. Random numbers, conditions and positions follow from such values.
+        foreign: Runs the ops ``custom`` and ``host_call``, whose code is not the program's.
+
+    Attributes:
+        step: Micro-batches begun; the next one's random numbers follow from it.
+        record: What the last run left in queues and printed.
+    """
+
+    def __init__(
+        self,
+        program: Program | Graph,
+        loop: LoopCounts = _ONCE,
+        *,
+        seed: int = 0,
+        wide: bool = False,
+        foreign: Foreign | None = None,
+    ) -> None:
+        self._program = program if isinstance(program, Program) else Program(program)
+        self._graph = self._program.graph
+        self._loop = loop
+        self._seed = seed
+        self._wide = wide
+        self._foreign = foreign
+        self._memory = Memory(self._graph, wide)
+        self._is_set_up = False
+        self.step = 0
+        self.record = Record()
+        for tensor in self._graph.tensors:
+            if tensor.value is not None:
+                self._memory.bind(tensor, tensor.value)
+
+    @classmethod
+    def like(
+        cls,
+        executor: Any,
+        *,
+        wide: bool = False,
+        host: bool = False,
+        foreign: Foreign | None = None,
+    ) -> Interpreter:
+        """Return an interpreter of a compiled executor's program, as it is now.
+
+        Weights, states, hyper-parameters and random numbers go on from where the executor is, so
+        that ``run`` computes what its next call does.
+
+        Args:
+            executor: That has compiled its model, and has a device.
+            wide: As above.
+            host: Take the program that was fitted to this host; it has fewer tensors.
+            foreign: As above.
+        """
+        compiled: Compiled = executor.compiled
+        program = compiled.host_program if host else compiled.program
+        executable = compiled.executable
+        twin = cls(program, compiled.run.loop, seed=executable.seed, wide=wide, foreign=foreign)
+        twin.step = executable.step
+        for tensor in program.graph.of_kind(TensorKind.VARIABLE):
+            twin.write(tensor.id, executable.read(tensor.id))
+        return twin
+
+    def write(self, tensor: int | str, value: torch.Tensor) -> None:
+        """Give a variable a value, by id or by name."""
+        found = self._graph.tensors[self._id(tensor)]
+        if found.kind != TensorKind.VARIABLE:
+            raise Error(
+                f"Interpreter.write: '{found.name or found.id}' is computed by the program, or an "
+                "input of it. Only variables keep a value between runs: weights, buffers, states "
+                "and hyper-parameters."
+            )
+        if tuple(value.shape) != found.shape:
+            raise Error(
+                f"Interpreter.write: '{found.name or found.id}' has shape {list(found.shape)}, the "
+                f"value has {list(value.shape)}."
+            )
+        self._memory.bind(found, value)
+
+    def read(self, tensor: int | str) -> torch.Tensor:
+        """Return a tensor as the last op left it, by id or by name; float64 where wide."""
+        return self._memory.see(self._id(tensor)).clone()
+
+    def _id(self, tensor: int | str) -> int:
+        if isinstance(tensor, int):
+            return tensor
+        if tensor not in self._graph.names:
+            closest = ", ".join(map(repr, closest_names(tensor, [*self._graph.names])))
+            raise Error(
+                f"Interpreter: the program has no tensor named '{tensor}'"
+                + (f"; the closest names are {closest}." if closest else ".")
+                + " What a program offers is there if it was anchored when it was compiled."
+            )
+        return self._graph.names[tensor]
+
+    def run(self, inputs: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """Run the program once.
+
+        Args:
+            inputs: One tensor for each input, with all micro-batches along the first axis, or one
+                that all of them have.
+
+        Returns:
+            What comes back, ``Program.returns`` in their order, anchors among them.
+
+        Raises:
+            Error: There are more or fewer inputs, or one has another size.
+        """
+        self._check_inputs(inputs)
+        self.record = Record()
+        run = Run(self._loop, self._seed, self._wide, self._foreign, self.record)
+        if not self._is_set_up:
+            self._run_phase(Phase.SETUP, run)
+            self._is_set_up = True
+        steps = self._loop.gradient_accumulation
+        for iteration in range(self._loop.device_iterations):
+            for step in range(steps):
+                self._bind_inputs(inputs, iteration * steps + step)
+                at = run.at(Position(iteration, step, self.step))
+                self.step += 1
+                self._run_phase(Phase.FORWARD, at)
+                self._run_phase(Phase.BACKWARD, at)
+            self._run_phase(Phase.UPDATE, at)
+            if self.record.ends:
+                break
+        return [self._returned(i) for i in range(len(self._program.returns))]
+
+    def _check_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        given = self._graph.of_kind(TensorKind.INPUT)
+        if len(inputs) != len(given):
+            raise Error(
+                f"Interpreter.run: {len(inputs)} inputs were given; the program has {len(given)}: "
+                f"{', '.join(tensor.name for tensor in given) or 'none'}."
+            )
+        count = self._loop.device_iterations * self._loop.gradient_accumulation
+        for tensor, value in zip(given, inputs, strict=True):
+            if value.numel() not in (tensor.numel, count * tensor.numel):
+                raise Error(
+                    f"Interpreter.run: '{tensor.name}' has shape {list(tensor.shape)} in each of "
+                    f"{count} micro-batches, what was given has {list(value.shape)}. Give all "
+                    "micro-batches along the first axis."
+                )
+
+    def _run_phase(self, phase: Phase, run: Run) -> None:
+        stages: Mapping[int, list[Op]] = defaultdict(list)
+        for op in self._graph.ops:
+            if op.phase == phase:
+                # An update is one action, whatever the stages of its ops.
+                stages[op.stage if phase in (Phase.FORWARD, Phase.BACKWARD) else 0].append(op)
+        for stage in sorted(stages, reverse=phase == Phase.BACKWARD):
+            for op in stages[stage]:
+                run_op(op, self._graph, self._memory, run)
+
+    def _bind_inputs(self, inputs: Sequence[torch.Tensor], micro_batch: int) -> None:
+        for tensor, value in zip(self._graph.of_kind(TensorKind.INPUT), inputs, strict=True):
+            flat = value.detach().reshape(-1)
+            first = 0 if flat.numel() == tensor.numel else micro_batch * tensor.numel
+            self._memory.bind(tensor, flat[first : first + tensor.numel])
+
+    def _returned(self, position: int) -> torch.Tensor:
+        wanted = self._program.returns[position]
+        entries = self.record.returns.get(position, {})
+        dtype = torch.float64 if self._wide and wanted.dtype.is_floating_point else wanted.dtype
+        flat = [entries[i].reshape(-1).to(dtype) for i in sorted(entries)]
+        whole = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
+        return whole.reshape(wanted.shape)

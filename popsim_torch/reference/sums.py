@@ -1,0 +1,46 @@
+"""Reductions, cumulative sums and softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from popsim_torch.reference.call import Call, op
+
+
+@op
+def reduce(call: Call, x: Tensor) -> Tensor:
+    """Return the sum, the mean or an extreme over some axes."""
+    if not call["axes"]:
+        return x
+    function = getattr(torch, call["function"])
+    return function(x, call["axes"], keepdim=call["keepdim"])  # type: ignore[no-any-return]
+
+
+@op
+def cumsum(call: Call, x: Tensor) -> Tensor:
+    """Return sums up to each position of an axis."""
+    return x.cumsum(call["axis"])
+
+
+def softmax_of(x: Tensor, axis: int, *, safe: bool = False) -> Tensor:
+    """Return the softmax; with ``safe``, rows of nothing but minus infinity give zeros."""
+    y = x.softmax(axis)
+    return torch.where((x == -torch.inf).all(axis, keepdim=True), 0.0, y) if safe else y
+
+
+@op
+def softmax(call: Call, x: Tensor) -> Tensor:
+    """Return the softmax along an axis, or its logarithm."""
+    if call["log"]:
+        return x.log_softmax(call["axis"])
+    return softmax_of(x, call["axis"], safe=call.get("safe", False))
+
+
+@op
+def softmax_grad(call: Call, gradient: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the input, given the result."""
+    axis = call["axis"]
+    if call["log"]:
+        return gradient - y.exp() * gradient.sum(axis, keepdim=True)
+    return y * (gradient - (gradient * y).sum(axis, keepdim=True))
