@@ -108,7 +108,7 @@ class _Tracer:
             graph.erase_node([node for node in graph.nodes if node.op == "placeholder"][-1])
 
     def _check_overlaps(self) -> None:
-        marks, request = self._recorder.overlaps, self._request
+        marks, request = self._recorder.user_ops.overlaps, self._request
         if not marks:
             return
         graph = self._result.graph_module.graph
@@ -155,7 +155,7 @@ class _Tracer:
         args, kwargs = request.unflatten(inputs)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(request.training))
-            stack.enter_context(_context(op_listener, self._recorder))
+            stack.enter_context(_context(op_listener, self._recorder.user_ops))
             stack.enter_context(_context(block_listener, request.stages))
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(adapted_torch())
@@ -163,13 +163,13 @@ class _Tracer:
             if self._loop is not None:
                 stack.enter_context(self._loop.active(module))
             swapped = stack.enter_context(TracedState(module, by_identity))
-            self._recorder.without_traced_state = swapped.suspended
+            self._recorder.user_ops.without_traced_state = swapped.suspended
             stack.enter_context(self._recorder.values)
             stack.enter_context(
                 FunctionMode(self._recorder, request.training, self._mode, request.back_end)
             )
             structure = module(*args, **kwargs)
-            self._recorder.end_forward()
+            self._recorder.user_ops.end_forward()
             check_not_reassigned(module, swapped.given)
             self._result.read_constants = self._recorder.values.read_constants()
         self._result.outputs = OutputSpec(
@@ -192,7 +192,8 @@ class _Tracer:
         loss_scale: torch.Tensor,
         outputs: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
+        followed = self._recorder.gradients
+        loss = find_final_loss(followed.losses, followed.differentiated)
         self._result.loss_dtype = loss.dtype
         if loss.grad_fn is None:
             _logger.warning(
@@ -200,10 +201,10 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
-        loss = self._recorder.behind_prints(loss, outputs)
+        loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
-        with self._recorder.backward_of(loss):
+        with followed.backward_of(loss):
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(
                 loss, [state[name] for name in names], seed, allow_unused=True
