@@ -7,6 +7,8 @@ them from one place alone.
 Checked: 2.13.
 """
 
+import functools
+
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -21,6 +23,10 @@ __all__ = [
     "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "get_proxy_slot",
-    "make_fx",
+    "record_graph",
     "track_tensor_tree",
 ]
+
+# Records a function as a graph of operators; without the mode that would note the function of
+# PyTorch behind each of them, which nobody reads.
+record_graph = functools.partial(make_fx, tracing_mode="real", _disable_torch_fn_metadata_mode=True)

@@ -28,7 +28,7 @@ from popsim_torch.private_torch.fake import (
     UnsupportedOperatorException,
 )
 from popsim_torch.private_torch.graph_modules import make_graph_module
-from popsim_torch.private_torch.proxies import make_fx
+from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.changed_in_place import explained
@@ -91,9 +91,7 @@ class _Tracer:
             flat.append(_fake(self._mode, (), torch.float32))
         try:
             with self._mode, recording(), _quiet(), _translated_errors():
-                self._result.graph_module = make_fx(
-                    self._joint, tracing_mode="real", _disable_torch_fn_metadata_mode=True
-                )(*flat)
+                self._result.graph_module = record_graph(self._joint)(*flat)
             self._drop_unused_loss_scale()
             self._check_overlaps()
         finally:
@@ -129,7 +127,7 @@ class _Tracer:
         return fake
 
     def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:
-        """The function that make_fx records: forward, then the gradients of its parameters."""
+        """The function that is recorded: forward, then the gradients of its parameters."""
         num_state = len(self._names)
         state = dict(zip(self._names, flat[:num_state], strict=True))
         inputs = list(flat[num_state : num_state + len(self._request.inputs)])

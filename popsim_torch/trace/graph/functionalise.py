@@ -29,7 +29,7 @@ from popsim_torch.private_torch.proxies import (
     ProxyTorchDispatchMode,
     get_proxy_mode,
     get_proxy_slot,
-    make_fx,
+    record_graph,
 )
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
@@ -175,11 +175,7 @@ def functionalise_graph(
     replay = _Replay(module, watched)
     with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
         inputs = [torch.empty_like(value) for value in values]
-        functional = make_fx(
-            functionalize(replay.run, remove="mutations_and_views"),
-            tracing_mode="real",
-            _disable_torch_fn_metadata_mode=True,
-        )(*inputs)
+        functional = record_graph(functionalize(replay.run, remove="mutations_and_views"))(*inputs)
     for node, part in replay.taken_parts.items():
         restore(node, part)
     # Views that are looked at again after a change; some for nobody.
