@@ -4,7 +4,7 @@ The host's 64-bit numbers, and bfloat16, become 32-bit ones in two places. On th
 and bfloat16 become float32; int64 stays what it is, since PyTorch's kernels index with it, and
 comes back as int32, and forward sees it as that. What the program computes in between keeps the
 integers that PyTorch gives it: indices and counts may have 64 bits. Forward itself makes float32
-where it asks for float64 or bfloat16 (``trace/device_types.py``).
+where it asks for float64 or bfloat16 (``trace/graph/device_types.py``).
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from popsim_torch.stages import block_listener
 
 __all__ = ["CPU", "CallArguments", "HostCall", "HostListener", "TensorType"]

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dense/available.h"
-#include "dense/matmul.h"
-#include "dense/vector/piece_matmul.h"
+#include "dense/piece_matmul.h"
+#include "dense/problem/matmul.h"
 #include "ops/check.h"
 #include "ops/custom/call.h"
 #include "ops/kernels.h"

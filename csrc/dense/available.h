@@ -1,7 +1,7 @@
 // Whether this build computes convolutions with oneDNN.
 //
 // csrc/dense is the only folder that sees oneDNN. In a build without it
-// Convolution::create() returns null, as it does for a problem that oneDNN has
+// create_convolution() returns null, as it does for a problem that oneDNN has
 // no fast code for; the ops then compute with ATen.
 #pragma once
 

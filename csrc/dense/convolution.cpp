@@ -214,8 +214,8 @@ class PieceConvolution final : public Convolution {
   size_t shares_offset_ = 0;
 };
 
-std::unique_ptr<Convolution> create_convolution(const ConvolutionSpec& spec,
-                                                ConvolutionPass pass) {
+std::unique_ptr<Convolution> create_in_pieces(const ConvolutionSpec& spec,
+                                              ConvolutionPass pass) {
   const std::array cuts{cut_convolution(spec, pass),
                         ConvolutionPieces::whole(spec)};
   for (const Layout layout : layouts_for(spec, pass)) {
@@ -235,20 +235,20 @@ std::unique_ptr<Convolution> create_convolution(const ConvolutionSpec& spec,
 namespace popsim::dense {
 
 #if defined(POPSIM_HAVE_ONEDNN)
-std::unique_ptr<Convolution> Convolution::create(const ConvolutionSpec& spec,
-                                                 ConvolutionPass pass) {
+std::unique_ptr<Convolution> create_convolution(const ConvolutionSpec& spec,
+                                                ConvolutionPass pass) {
   if (!available() || num_multiplications(spec) == 0 || !is_consistent(spec)) {
     return nullptr;
   }
   try {
-    return with_tile_units(create_convolution(spec, pass), spec, pass);
+    return with_tile_units(create_in_pieces(spec, pass), spec, pass);
   } catch (const dnnl::error&) {
     return nullptr;
   }
 }
 #else
-std::unique_ptr<Convolution> Convolution::create(const ConvolutionSpec&,
-                                                 ConvolutionPass) {
+std::unique_ptr<Convolution> create_convolution(const ConvolutionSpec&,
+                                                ConvolutionPass) {
   return nullptr;
 }
 #endif

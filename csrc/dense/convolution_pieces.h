@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dense/convolution.h"
+#include "dense/problem/convolution.h"
 
 namespace popsim::dense {
 

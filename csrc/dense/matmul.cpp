@@ -1,19 +1,19 @@
 #include "dense/matmul.h"
 
 #include "base/check.h"
+#include "dense/piece_matmul.h"
 #include "dense/tile/matmul.h"
 #include "dense/vector/blocked_matmul.h"
 #include "dense/vector/half_matmul.h"
-#include "dense/vector/piece_matmul.h"
 #include "dense/vector/short_matmul.h"
 #include "dense/vector/vector_matmul.h"
 
 namespace popsim::dense {
 
-std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
+std::unique_ptr<Matmul> create_matmul(const MatmulSpec& spec) {
   check_internal(!spec.bias || (spec.alpha == 1.0f && spec.beta == 0.0f),
-                 "dense::Matmul: a bias with alpha ", spec.alpha, " and beta ",
-                 spec.beta);
+                 "dense::create_matmul: a bias with alpha ", spec.alpha,
+                 " and beta ", spec.beta);
   const bool empty =
       spec.batch == 0 || spec.m == 0 || spec.n == 0 || spec.k == 0;
   if (empty || spec.alpha == 0.0f) return nullptr;
@@ -31,8 +31,6 @@ std::unique_ptr<Matmul> Matmul::create(const MatmulSpec& spec) {
   return create_blocked_matmul(spec);
 }
 
-bool Matmul::can_fuse(const MatmulSpec& spec) {
-  return create(spec) != nullptr;
-}
+bool can_fuse(const MatmulSpec& spec) { return create_matmul(spec) != nullptr; }
 
 }  // namespace popsim::dense

@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "dense/convolution.h"
 #include "dense/convolution_pieces.h"
 #include "dense/onednn.h"
+#include "dense/problem/convolution.h"
 
 namespace popsim::dense {
 

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "dense/matmul.h"
 #include "dense/tile/units.h"
 #include "ops/listed.h"
 
@@ -15,10 +16,9 @@ const std::array kOps{POPSIM_OPS_OF_TARGETS(POPSIM_LIST_OP)};
 
 // The one name of a target's objects that others see.
 extern "C" const popsim::ops::Kernels* POPSIM_KERNELS() {
-  using popsim::dense::Matmul;
   static const popsim::ops::Kernels kernels{
       .ops = popsim::ops::kOps,
-      .can_fuse = &Matmul::can_fuse,
+      .can_fuse = &popsim::dense::can_fuse,
       .has_tile_units = &popsim::dense::has_tile_units,
       .emulate_tile_units = &popsim::dense::emulate_tile_units,
       .num_emulated_products = &popsim::dense::num_emulated_products};

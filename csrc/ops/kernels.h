@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 #include "ops/op_def.h"
 
 namespace popsim::ops {

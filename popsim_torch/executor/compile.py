@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
@@ -46,11 +43,13 @@ from popsim_torch.options.back_end import check_back_end
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.synthetic_data import SyntheticData
+from popsim_torch.private_torch.graph_modules import use_lazy_graph_module
+from popsim_torch.private_torch.modes import DisableAutocast
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
-from popsim_torch.trace.control.bodies import all_bodies
-from popsim_torch.trace.enqueues import Enqueue
 from popsim_torch.trace.functionalise import functionalise
+from popsim_torch.trace.graph.bodies import all_bodies
+from popsim_torch.trace.graph.enqueues import Enqueue
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text
@@ -239,9 +238,9 @@ def compile_model(request: CompileRequest) -> CompiledModel:
     start = time.perf_counter()
     progress = _progress(_draws_bar(request.options))
     # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
-    without_source = _use_lazy_graph_module(True)
+    without_source = use_lazy_graph_module(True)
     # An autocast around the call would concern host tensors, and what torch does while it traces.
-    no_autocast = torch._C._DisableAutocast()
+    no_autocast = DisableAutocast()
     with _one_at_a_time, around_compilation(), without_source, no_autocast, progress as moved:
         limit_repeats(request.options.max_repeat_logs)
         kind = "training" if request.may_train else "inference"

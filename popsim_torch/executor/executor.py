@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from popsim_torch import _native, optim, profiling
 from popsim_torch.executor.base import HasModel
@@ -28,6 +27,7 @@ from popsim_torch.executor.random_state import MAX_SEED, RandomState
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
+from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
 from popsim_torch.stages import module_repr
 
 __all__ = ["PoplarExecutor"]
@@ -182,7 +182,7 @@ class PoplarExecutor(HasModel):
         # any time, also while another model is being traced.
         life = self.__dict__.get("_life")
         if life is not None and self._use.optimizer is not None and not sys.is_finalizing():
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
+            with disable_current_modes(), DisableTorchFunction():
                 life.release()
 
     # Copies

@@ -15,7 +15,7 @@ from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrap
 from popsim_torch.optim.plan import OptimizerPlan, ParameterUpdate
 from popsim_torch.options import Options
 from popsim_torch.trace import TraceResult
-from popsim_torch.trace.enqueues import Enqueue
+from popsim_torch.trace.graph.enqueues import Enqueue
 
 __all__ = ["capture_gradients", "loop_captures"]
 

@@ -31,6 +31,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from popsim_torch.errors import UsageRuntimeError
+from popsim_torch.private_torch.modes import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+)
 
 __all__ = ["METADATA", "Wrapping", "adopt", "is_wrapped", "plain", "without_sync", "wrap"]
 
@@ -144,7 +149,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     Args:
         tensor: A tensor of any class, wrapped or not.
     """
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         return tensor.detach()
 
 
@@ -233,7 +238,7 @@ class _HostTensor(torch.Tensor):
                 return result
         if overriding:
             return NotImplemented
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]

@@ -8,7 +8,7 @@ from popsim_torch import _native
 from popsim_torch.errors import Error
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.runs import ProgramQueue, Running
-from popsim_torch.trace.enqueues import Enqueue
+from popsim_torch.trace.graph.enqueues import Enqueue
 
 
 class Queues:

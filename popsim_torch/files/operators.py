@@ -30,6 +30,7 @@ from popsim_torch.errors import Error
 from popsim_torch.files.operand_shapes import SHAPES
 from popsim_torch.ir import Graph, Op, TensorArgument, TensorListArgument, walk_all
 from popsim_torch.lowering.rules.aten import MEMORY_FORMATS, SCALAR_TYPES, out_overload
+from popsim_torch.private_torch.operators import OpOverload
 
 __all__ = ["OPERATORS", "check_operators", "foreign_operators"]
 
@@ -193,12 +194,12 @@ def _problem(op: Op, graph: Graph) -> str | None:
     return shape_problem([_meta(value, op, graph) for value in given])
 
 
-def _target(op: Op) -> torch._ops.OpOverload | None:
+def _target(op: Op) -> OpOverload | None:
     name, overload = op.attributes["operator"], op.attributes.get("overload")
     packet: Any = getattr(torch.ops.aten, str(name).removeprefix("aten::"))
     if type(overload) is not str or (overload or "default") not in packet.overloads():
         return None
-    target: torch._ops.OpOverload = getattr(packet, overload or "default")
+    target: OpOverload = getattr(packet, overload or "default")
     schema = target._schema
     kinds = {str(a.real_type) for a in schema.arguments}
     results = {str(r.real_type) for r in schema.returns}

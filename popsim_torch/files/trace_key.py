@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from popsim_torch.arguments import OutputSpec
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.trace import TraceResult
 from popsim_torch.version import __version__
 
@@ -134,7 +136,7 @@ class _Hasher:
             self.add((kind.__name__, sorted(value)))
         elif isinstance(value, slice):
             self.add(("slice", value.start, value.stop, value.step))
-        elif isinstance(value, torch._ops.OpOverload):
+        elif isinstance(value, OpOverload):
             self._mark(f"operator {value}")
         elif isinstance(value, types.BuiltinFunctionType):
             self._mark(f"function {value.__module__}.{value.__qualname__}")
@@ -157,7 +159,7 @@ class _Hasher:
             raise _UnknownError(f"a tensor on {tensor.device}")
 
     def _add_data(self, tensor: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             plain = tensor.detach().resolve_neg().resolve_conj().contiguous()
             self.add(("data", plain.dtype, plain.shape))
             self.digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())

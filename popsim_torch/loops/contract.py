@@ -11,7 +11,7 @@ import torch
 from popsim_torch.dtypes import dtype_name, held_dtype, returned_dtype
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.feeds.infeed import InfeedQueue, taking
-from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["asked", "check_takes", "new_values"]
 

@@ -13,7 +13,6 @@ from typing import Any, overload
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
@@ -25,6 +24,7 @@ from popsim_torch.loops.program import LoopProgram
 from popsim_torch.loops.recorded import RecordedTensors, Value
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
+from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
 
 __all__ = ["Function", "Recording", "Step", "function", "recording"]
 

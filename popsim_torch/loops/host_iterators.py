@@ -16,12 +16,12 @@ from typing import Any
 from unittest import mock
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from popsim_torch.errors import Error
 from popsim_torch.feeds.infeed import lasting_queue_of, queue_of, taking
+from popsim_torch.private_torch.loaders import BaseDataLoaderIter
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.loop_body import UnknownObject
-from popsim_torch.trace.origin import user_line
 
 __all__ = ["HostIterators"]
 
@@ -50,7 +50,7 @@ class HostIterators:
                 return on_host(iterator, *default)
             if any(iterator is one for one in self._reached):
                 return self._next(iterator, default)
-            if isinstance(iterator, _BaseDataLoaderIter):
+            if isinstance(iterator, BaseDataLoaderIter):
                 raise Error(
                     f"next(iterator){user_line(' at ')}: the body has this iterator of a "
                     "DataLoader from a place where it cannot be found before. Name it in the "
@@ -119,7 +119,7 @@ def _position(iterator: Iterator[Any]) -> Any:
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return None if frame is None else frame.f_lasti
-    if isinstance(iterator, _BaseDataLoaderIter):
+    if isinstance(iterator, BaseDataLoaderIter):
         return iterator._num_yielded
     try:
         return operator.length_hint(iterator)

@@ -7,8 +7,9 @@ from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
-import torch
 from torch import nn
+
+from popsim_torch.private_torch.modes import DisableTorchFunction
 
 __all__ = ["ModuleKinds"]
 
@@ -30,14 +31,14 @@ class ModuleKinds:
         # A module's own dictionary stays the same; what it has under these names may not. (Modules
         # of TorchScript keep all that elsewhere, and never change.)
         self._own = [vars(module) for module in modules if "training" in vars(module)]
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             self._found, self._counts = self._look()
             self._parameters = [one for one in self._found if isinstance(one, nn.Parameter)]
             self._trained = list(map(_IS_TRAINED, self._parameters))
 
     def unchanged(self) -> bool:
         """Return whether all modules are still like they were."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             found, counts = self._look()
             return (
                 counts == self._counts

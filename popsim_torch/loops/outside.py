@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.host_weights import METADATA
 from popsim_torch.loops.recorded import RecordedTensors, Value
+from popsim_torch.private_torch.modes import function_modes
+from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from popsim_torch.trace.call_arguments import draws_random_numbers
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import is_functorch_wrapped_tensor
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import is_functorch_wrapped_tensor
 
 __all__ = ["Computation", "OutsideOfLoops", "surroundings"]
 
@@ -169,7 +170,7 @@ class OutsideOfLoops(TorchFunctionMode):
 
 def _refuse_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     # The hook is called in all threads; only the one that records has the mode.
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    modes = function_modes()
     if any(isinstance(mode, OutsideOfLoops) for mode in modes):
         raise Error(
             f"poptorch.function: {type(optimizer).__name__}.step() is called{user_line(' at ')} "

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from popsim_torch import _native, optim
 from popsim_torch.errors import Error
@@ -29,6 +28,7 @@ from popsim_torch.loops.optimizer_states import OptimizerStates
 from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
+from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
 from popsim_torch.trace.loop_body import LoopBody
 
 __all__ = ["LoopProgram", "check_count"]
@@ -202,7 +202,7 @@ class LoopProgram:
     def _host_versions(self) -> tuple[list[int], list[int]]:
         """Return what differs when the user has changed a weight on the host."""
         tensors = self._host_tensors
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return list(map(_VERSION, tensors)), list(map(torch.Tensor.data_ptr, tensors))
 
     def _take_new_values(self) -> None:
@@ -241,7 +241,7 @@ class LoopProgram:
     def __del__(self) -> None:
         device = self.__dict__.get("_device")
         if device is not None and device.compiled is not None and not sys.is_finalizing():
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
+            with disable_current_modes(), DisableTorchFunction():
                 self.release()
 
 
@@ -259,7 +259,7 @@ def _fetcher(weights: WeightSync) -> Any:
     def fetch() -> bool:
         found = held()
         # A function that is being recorded looks at calls of torch.
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return found is not None and found.fetch()
 
     return fetch

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
@@ -29,9 +28,10 @@ from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
+from popsim_torch.private_torch.modes import without_function_modes
 from popsim_torch.profiling import Channel
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
-from popsim_torch.trace.origin import user_line
 
 __all__ = ["repeat", "while_loop"]
 
@@ -124,7 +124,7 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
     tensors = []
     for position, value in enumerate(values):
         if isinstance(value, (bool, int, float)):
-            with _without_modes():
+            with without_function_modes():
                 value = torch.tensor(value, device="cpu")
         if not isinstance(value, torch.Tensor):
             raise UsageTypeError(
@@ -186,7 +186,7 @@ class _Call:
         if trips == 0:
             return self.results(owner.run(_without_a_trip, self.carried, []))
         check_limits(owner.options)
-        with _without_modes():
+        with without_function_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:
                 found.add(module)
@@ -228,7 +228,7 @@ _FALSE = torch.zeros((), dtype=torch.bool)
 def _without_a_trip(
     carried: Sequence[torch.Tensor], _captured: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    with _without_modes():
+    with without_function_modes():
         return [value.clone() for value in carried]
 
 
@@ -259,19 +259,6 @@ class _Run:
             return self.program.run(carried, captured)
         with progress_bar(lambda: self.program.num_trips, self.shown_trips, self.function):
             return self.program.run(carried, captured)
-
-
-@contextlib.contextmanager
-def _without_modes() -> Iterator[None]:
-    """Run the package's own code without the modes of the recording."""
-    modes = []
-    try:
-        while torch._C._len_torch_function_stack():
-            modes.append(_pop_mode())  # type: ignore[no-untyped-call]
-        yield
-    finally:
-        for mode in reversed(modes):
-            _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 def _settings_of_question(settings: LoopSettings) -> LoopSettings:

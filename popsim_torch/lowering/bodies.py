@@ -9,9 +9,9 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Graph, Phase, Tensor, TensorKind
 from popsim_torch.ir.offers import Offers
-from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.trace.control.bodies import Branch, Control, Loop, placeholders_of, results_of
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.trace.graph.bodies import Branch, Control, Loop, placeholders_of, results_of
+from popsim_torch.trace.graph.origin import origin_of
 
 __all__ = ["BodyBuilder", "lower_control"]
 

@@ -10,8 +10,8 @@ from popsim_torch.dtypes import dtype_name
 from popsim_torch.enums import OutfeedOptimizerMode
 from popsim_torch.ir import Phase, Role, Tensor, TensorKind, names
 from popsim_torch.ir.map_code import MapCode
-from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place
+from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.optim.captures import GradientEnqueue
 
 _NAME = "OutfeedOptimizer"

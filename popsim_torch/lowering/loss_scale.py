@@ -7,8 +7,8 @@ import torch
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.ir.map_code import MapCode, MapValue
-from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place
+from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.optim.loss_scale import LossScaleRule
 from popsim_torch.optim.plan import Scalar
 

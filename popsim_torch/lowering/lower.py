@@ -15,7 +15,7 @@ from popsim_torch.ir import Program, Role, Tensor, TensorKind, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.bodies import BodyBuilder, lower_control
-from popsim_torch.lowering.builder import Builder, HalfPartials, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, HalfPartials, Place, Value
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.rules.aten import unsupported
 from popsim_torch.lowering.rules.creation import is_random
@@ -27,11 +27,12 @@ from popsim_torch.lowering.steps import StepLowering, is_put_there
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.trace.control.bodies import CONTROL, Control, control_of
-from popsim_torch.trace.functionalise import is_mutating
-from popsim_torch.trace.markers import CONSTANT, MARK, PRINT
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.graph.bodies import CONTROL, Control, control_of
+from popsim_torch.trace.graph.functionalise import is_mutating
+from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
+from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.weight_steps import STEP
 
 _OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL, STEP)
@@ -96,7 +97,7 @@ class _Lowering:
             if node.op != "call_function" or target in _OWN_TARGETS:
                 continue
             reason, name = "is not an ATen operator.", str(target)
-            if isinstance(target, torch._ops.OpOverload):
+            if isinstance(target, OpOverload):
                 reason, name = "" if is_mutating(node) else unsupported(node), target._schema.name
             if reason and name not in reasons:
                 place = self._builder.place_of(node, self._named.message_name(node))

@@ -12,12 +12,12 @@ from popsim_torch import logs
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind
-from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.rules.norms import ignores
 from popsim_torch.lowering.rules.views import is_view
 from popsim_torch.lowering.steps import is_all_of
+from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.origin import origin_of
 
 
 class StateLowering:

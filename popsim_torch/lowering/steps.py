@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import Tensor
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.views import another_name
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.plan import OptimizerPlan

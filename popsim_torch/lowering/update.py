@@ -10,10 +10,10 @@ import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.ir.offers import Offers
-from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.emit.builder import Builder, Place
+from popsim_torch.lowering.emit.maps import cast
 from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
-from popsim_torch.lowering.maps import cast
 from popsim_torch.lowering.update_terms import final_gradient, velocity_so_far
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import (

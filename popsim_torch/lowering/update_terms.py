@@ -11,8 +11,8 @@ import torch
 
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.map_code import MapCode
-from popsim_torch.lowering.builder import Builder, Place
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place
+from popsim_torch.lowering.emit.maps import emit_map
 
 
 def final_gradient(builder: Builder, gradient: Tensor, place: Place) -> Tensor:

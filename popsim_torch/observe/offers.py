@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.feeds.structure import as_tensor, flatten
+from popsim_torch.private_torch.fake import FakeTensor, FakeTensorMode
+from popsim_torch.private_torch.modes import DisableTorchFunction, TorchDispatchMode
+from popsim_torch.private_torch.trees import tree_map_only
 
 __all__ = ["Offer", "call_on_shapes", "offers_text"]
 
@@ -45,7 +45,7 @@ class Offer:
             UsageTypeError: It is none of these.
         """
         where = f"MaybeOutfeedQueue.maybe_outfeed: the value of {key!r}"
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             tensors = [as_tensor(leaf, where) for leaf in flatten(value, where)[1]]
         return cls(
             key,
@@ -63,11 +63,11 @@ class Offer:
         )
 
 
-class _OnShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OnShapes(TorchDispatchMode):
     """Computes shapes and types alone; what changes a tensor in place changes its stand-in."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._fake = FakeTensorMode()
 
     def __torch_dispatch__(

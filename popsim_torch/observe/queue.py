@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_map
 
 from popsim_torch import logs
 from popsim_torch.errors import Error, UsageTypeError
@@ -18,6 +17,7 @@ from popsim_torch.ir import names
 from popsim_torch.observe.filters import Filter, Filters, near_keys
 from popsim_torch.observe.offers import Offer, call_on_shapes, offers_text
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.trees import tree_map
 
 __all__ = ["MaybeOutfeedQueue"]
 

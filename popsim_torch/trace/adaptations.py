@@ -9,15 +9,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo
 
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.modules import MASK_DETECTION, dynamo_config
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.cumulative_norm import cumulative_norm
-from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.traced_tensors import host_computation
 from popsim_torch.trace.host_reads import noticed_host_reads
-from popsim_torch.trace.traced_tensors import host_computation
 
 
 @contextmanager
@@ -47,14 +47,13 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
     It would only choose a faster kernel for it; the mask itself is applied all the same.
     """
     return mock.patch.object(
-        torch.nn.modules.transformer,
-        "_detect_is_causal_mask",
+        *MASK_DETECTION,
         lambda mask, is_causal=None, size=None: is_causal is True,
     )
 
 
 # One for all: each new one stays in the thread's context for good.
-_nested_traces: Any = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+_nested_traces: Any = dynamo_config.patch(error_on_nested_fx_trace=False)
 
 
 @contextmanager

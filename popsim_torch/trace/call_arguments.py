@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._prims_common import canonicalize_dim
-from torch.utils._device import _device_constructors
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.device import DEVICE
+from popsim_torch.private_torch.devices import device_constructors
+from popsim_torch.private_torch.operators import canonicalize_dim
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.mixed_types import in_one_type
-from popsim_torch.trace.origin import user_line
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS
 
 _logger = logging.getLogger("poptorch::python")
@@ -101,7 +101,7 @@ def with_device(
     """
     given = (*args, *kwargs.values())
     drawn = func is torch.normal and not any(isinstance(value, torch.Tensor) for value in given)
-    if func not in _device_constructors() and not drawn:
+    if func not in device_constructors() and not drawn:
         return kwargs
     if kwargs.get("device") is None:
         warn_of_no_device(func.__name__)

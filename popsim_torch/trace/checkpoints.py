@@ -15,27 +15,25 @@ from unittest import mock
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
 
 from popsim_torch.ops import op_listener
-from popsim_torch.trace.traced_tensors import is_traced
-
-# What PyTorch runs around a checkpointed function: since 2.14 ``..._generator_impl``, beside the
-# former name.
-_GENERATORS = tuple(
-    name
-    for name in vars(torch.utils.checkpoint)
-    if name.startswith("_checkpoint_without_reentrant_generator")
+from popsim_torch.private_torch.modes import TorchDispatchMode
+from popsim_torch.private_torch.modules import (
+    CHECKPOINT_GENERATORS,
+    CachingTorchDispatchMode,
+    determinism_checks,
 )
+from popsim_torch.private_torch.trees import tree_iter
+from popsim_torch.trace.graph.traced_tensors import is_traced
+
 _REBUILT = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE, False)
 
 
 @contextmanager
 def rebuilding_checkpoints() -> Iterator[None]:
     """Let ``torch.utils.checkpoint`` open a region of the trace and call its function in it."""
-    generators: dict[str, Any] = dict.fromkeys(_GENERATORS, _checkpointed)
+    generators: dict[str, Any] = dict.fromkeys(CHECKPOINT_GENERATORS, _checkpointed)
     with mock.patch.multiple(
         torch.utils.checkpoint, CheckpointFunction=_ReentrantCheckpoint, **generators
     ):
@@ -62,7 +60,7 @@ def _checkpointed(
     There is one run of the Python function only, so the second context of ``context_fn`` is not
     entered, and neither random numbers nor metadata have to be compared.
     """
-    allowed = list(torch.utils.checkpoint._allowed_determinism_checks_to_fns)
+    allowed = list(determinism_checks)
     if determinism_check not in allowed:
         raise ValueError(
             f"determinism_check should be one of {allowed}, but got {determinism_check}"
@@ -79,12 +77,12 @@ def _checkpointed(
 def _forward_context(context_fn: Callable[[], Any]) -> Any:
     """Return the context that the function runs in; ours for PyTorch's own policies."""
     context, _ = context_fn()
-    if isinstance(context, torch.utils.checkpoint._CachingTorchDispatchMode):
+    if isinstance(context, CachingTorchDispatchMode):
         return _KeepingSelected(context.policy_fn)
     return context
 
 
-class _KeepingSelected(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _KeepingSelected(TorchDispatchMode):
     """Keeps the results of those operators in a region that a policy wants to be saved.
 
     Args:
@@ -92,7 +90,7 @@ class _KeepingSelected(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, policy: Callable[..., CheckpointPolicy | bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._policy = policy
 
     def __torch_dispatch__(

@@ -10,9 +10,9 @@ import torch
 
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     host_computation,
     is_functorch_wrapped_tensor,
     outside_transforms,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.own_operators import define_with_gradient
 
 _SCHEMAS = (

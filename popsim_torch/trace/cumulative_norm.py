@@ -14,7 +14,8 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from popsim_torch.private_torch.modules import BatchNorm
 
 __all__ = ["cumulative_norm", "lasting_counters"]
 
@@ -29,7 +30,7 @@ def lasting_counters(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> 
     counters = {
         id(norm.num_batches_tracked)
         for norm in module.modules()
-        if isinstance(norm, _BatchNorm) and norm.momentum is None
+        if isinstance(norm, BatchNorm) and norm.momentum is None
     }
     return frozenset(
         name
@@ -40,13 +41,13 @@ def lasting_counters(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> 
 
 def cumulative_norm() -> AbstractContextManager[object]:
     """Let batch norms with ``momentum=None`` count on the device."""
-    return mock.patch.object(_BatchNorm, "forward", _counting(_BatchNorm.forward))
+    return mock.patch.object(BatchNorm, "forward", _counting(BatchNorm.forward))
 
 
 def _counting(
-    forward: Callable[[_BatchNorm, torch.Tensor], torch.Tensor],
-) -> Callable[[_BatchNorm, torch.Tensor], torch.Tensor]:
-    def counting(self: _BatchNorm, input: torch.Tensor) -> torch.Tensor:
+    forward: Callable[[BatchNorm, torch.Tensor], torch.Tensor],
+) -> Callable[[BatchNorm, torch.Tensor], torch.Tensor]:
+    def counting(self: BatchNorm, input: torch.Tensor) -> torch.Tensor:
         if self.momentum is not None or not self.training or not self.track_running_stats:
             return forward(self, input)
         count, mean, variance = self.num_batches_tracked, self.running_mean, self.running_var

@@ -17,9 +17,9 @@ from popsim_torch.custom_ops.registry import (
 )
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.errors import Error
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["CUSTOM", "custom_results"]
 

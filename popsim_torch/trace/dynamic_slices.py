@@ -17,9 +17,10 @@ import torch
 import torch.fx
 
 from popsim_torch.annotations.slices import as_index, slice_of_run
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, node_of
 from popsim_torch.trace.known_values import changed_arguments, memories_of
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.traced_tensors import in_transform, is_traced, node_of
 
 _SCHEMAS = (
     "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step, bool wraps) -> Tensor",
@@ -210,7 +211,7 @@ def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
     return (
         depth > 0
         and target is other.target
-        and isinstance(target, torch._ops.OpOverload)
+        and isinstance(target, OpOverload)
         and target.namespace == "aten"
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags

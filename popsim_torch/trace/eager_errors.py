@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
+
+from popsim_torch.errors import Error
+from popsim_torch.private_torch.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.utils._pytree import tree_leaves, tree_map
-
-from popsim_torch.errors import Error
-from popsim_torch.trace.traced_tensors import host_computation, in_transform, is_traced
+from popsim_torch.private_torch.trees import tree_leaves, tree_map
+from popsim_torch.trace.graph.traced_tensors import host_computation, in_transform, is_traced
 
 __all__ = ["eager_error", "without_fakes"]
 

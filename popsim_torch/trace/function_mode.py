@@ -13,16 +13,23 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch._functorch.autograd_function import custom_function_call
-from torch._higher_order_ops.cond import cond_op
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.devices import device_constructors
+from popsim_torch.private_torch.fake import FakeTensor, FakeTensorMode
+from popsim_torch.private_torch.modes import (
+    SET_GRAD_ENABLED,
+    DisableTorchFunction,
+    disable_current_modes,
+)
+from popsim_torch.private_torch.operators import (
+    NLL_LOSS,
+    HigherOrderOperator,
+    cond_op,
+    custom_function_call,
+)
+from popsim_torch.private_torch.trees import tree_leaves, tree_map
 from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.call_arguments import (
     copied,
@@ -33,19 +40,12 @@ from popsim_torch.trace.call_arguments import (
 )
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.device_types import as_device_types, as_seen
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
-from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
-from popsim_torch.trace.host_reads import warn_of_host_read
-from popsim_torch.trace.known_values import reads_device
-from popsim_torch.trace.loop_body import LoopTrace
-from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.recurrent import recurrent_call
-from popsim_torch.trace.traceable import traceable_call
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.device_types import as_device_types, as_seen
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     host_computation,
     in_transform,
     is_functorch_wrapped_tensor,
@@ -53,6 +53,13 @@ from popsim_torch.trace.traced_tensors import (
     is_traced,
     of_another_trace,
 )
+from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
+from popsim_torch.trace.host_reads import warn_of_host_read
+from popsim_torch.trace.known_values import reads_device
+from popsim_torch.trace.loop_body import LoopTrace
+from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
+from popsim_torch.trace.recurrent import recurrent_call
+from popsim_torch.trace.traceable import traceable_call
 
 _LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
@@ -60,7 +67,6 @@ _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
 # Answered with the tensor's values, in ways that pass by the operators of PyTorch.
 _READS = _PRINTS | {"tolist"}
 _GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -167,7 +173,7 @@ class FunctionMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return self._known(func(*args, **kwargs))
-        if func is _SET_GRAD_ENABLED:
+        if func is SET_GRAD_ENABLED:
             if args[0] and not self._training and not in_transform():
                 self._listener.gradients_wanted()
             return func(*args)
@@ -236,7 +242,7 @@ class FunctionMode(TorchFunctionMode):
         values = tree_leaves((args, kwargs))
         if any(is_traced(value) or _is_device(value) for value in values):
             return False
-        if func in _device_constructors():
+        if func in device_constructors():
             return _is_cpu(kwargs.get("device"))
         if draws_random_numbers(func, kwargs) and not _is_cpu(kwargs.get("device")):
             return False
@@ -323,7 +329,7 @@ class FunctionMode(TorchFunctionMode):
         """Compute gradients within forward."""
         loop = self._listener.loop
         if loop is not None and func is torch.Tensor.backward:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 return loop.backward(*args, **kwargs)
         outputs = list(_tensors(args[0]))
         if not self._training and not any(output.requires_grad for output in outputs):
@@ -367,9 +373,7 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         with self:
             log_probabilities = torch.log_softmax(logits, 0 if logits.dim() == 1 else 1)
-            return torch._C._nn.nll_loss_nd(
-                log_probabilities, target, weight, reduction, ignore_index
-            )
+            return NLL_LOSS(log_probabilities, target, weight, reduction, ignore_index)
 
 
 def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -385,7 +389,7 @@ def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def _call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(is_functorch_wrapped_tensor(value) for value in _tensors((*args, *kwargs.values()))):
         # Transforms that forward applies to host tensors.
-        with _disable_current_modes():
+        with disable_current_modes():
             return func(*args, **kwargs)
     with host_computation():
         return func(*args, **kwargs)

@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import _pop_mode, _push_mode
 
 from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.errors import Error
 from popsim_torch.host_call import CPU, CallArguments, HostCall, TensorType
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.own_operators import define_with_gradient
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.private_torch.modes import without_function_modes
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     host_computation,
     in_transform,
     of_another_trace,
 )
+from popsim_torch.trace.own_operators import define_with_gradient
 
 __all__ = ["HOST_CALL", "HOST_CALL_GRAD", "HostCalls", "on_host"]
 
@@ -105,15 +105,8 @@ HOST_CALL_GRAD = torch.ops.popsim.host_call_grad.default
 @contextmanager
 def on_host() -> Iterator[None]:
     """Compute as if nothing was traced: without the modes of the trace, in which forward runs."""
-    modes = []
-    try:
-        while torch._C._len_torch_function_stack():
-            modes.append(_pop_mode())  # type: ignore[no-untyped-call]
-        with host_computation(), torch.inference_mode(False):
-            yield
-    finally:
-        for mode in reversed(modes):
-            _push_mode(mode)  # type: ignore[no-untyped-call]
+    with without_function_modes(), host_computation(), torch.inference_mode(False):
+        yield
 
 
 class HostCalls:

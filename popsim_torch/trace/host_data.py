@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.call_arguments import warn_of_no_device
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import host_computation, is_traced
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import host_computation, is_traced
 
 _FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _METHODS = frozenset({"new", "new_tensor"})

@@ -20,7 +20,7 @@ import numpy as np
 
 from popsim_torch import logs
 from popsim_torch.ops import op_listener
-from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["noticed_host_reads", "warn_of_host_read"]
 

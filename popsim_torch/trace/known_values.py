@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.markers import CONSTANT, MARK, PRINT
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.private_torch.modes import TorchDispatchMode
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.proxies import get_proxy_mode
+from popsim_torch.private_torch.trees import tree_iter, tree_map_only
+from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     host_computation,
     is_batched,
@@ -55,7 +56,7 @@ _TAKE_SHAPE = frozenset(
 _MASKS = (torch.bool, torch.uint8)
 
 
-class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KnownValues(TorchDispatchMode):
     """The mode that answers operators which need values, while ``forward`` runs.
 
     Args:
@@ -69,7 +70,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, data: list[torch.Tensor], constant: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._data = data
         self._constant = constant
         self.graph: torch.fx.Graph | None = None
@@ -332,7 +333,7 @@ def _is_computable(node: torch.fx.Node) -> bool:
     if node.op == "get_attr" or target in (operator.getitem, CONSTANT, MARK, PRINT):
         return True
     return (
-        isinstance(target, torch._ops.OpOverload)
+        isinstance(target, OpOverload)
         and target.namespace in ("aten", "prims")
         and torch.Tag.nondeterministic_seeded not in target.tags
     )
@@ -354,7 +355,7 @@ def _unset(node: torch.fx.Node) -> torch.Tensor:
 def changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """Return the arguments that a node's operator changes in place."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
         return
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -23,11 +23,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import find_node, is_traced
 from popsim_torch.trace.leaves import leaves_of
 from popsim_torch.trace.left_gradients import LeftGradients
 from popsim_torch.trace.optimizer_groups import parameters_of, values_of
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import find_node, is_traced
 from popsim_torch.trace.weight_steps import StepInTrip, WeightStep, leave_to_the_end, record_step
 
 __all__ = ["BodyRequest", "LoopBody", "LoopTrace", "UnknownObject"]
@@ -98,19 +99,6 @@ class LoopBody(nn.Module):
         with torch.no_grad():
             for target, value in zip(carried, apart, strict=True):
                 target.copy_(value)  # type: ignore[union-attr]
-
-
-def _register() -> Any:
-    library: Any = torch.library.Library("popsim", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("repeat_while(Tensor condition) -> ()")
-    torch.library.register_fake("popsim::repeat_while", lambda condition: None, lib=library)
-    return library
-
-
-_library = _register()  # the operator exists as long as it does
-
-REPEAT_WHILE = torch.ops.popsim.repeat_while.default
-torch.fx.node.has_side_effect(REPEAT_WHILE)
 
 
 @dataclass(frozen=True)
@@ -253,7 +241,7 @@ class LoopTrace:
         self._clear(parameters_of(optimizer), set_to_none)
 
     def _clear(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for parameter in parameters:
                 self._left.clear(self.known(parameter), to_none=set_to_none)
 
@@ -273,7 +261,7 @@ class LoopTrace:
         """
         name = self._names.get(id(parameter))
         if name is not None and not self._left.is_new(parameter):
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 self._left.use(parameter, name, f"parameter.grad{user_line(' at ')}")
 
     @functools.cached_property
@@ -302,7 +290,7 @@ class LoopTrace:
                     "poptorch.cond or the like runs, which cannot change weights. Call it in the "
                     "body of repeat itself, or write a Python loop there."
                 )
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 self._left.use(traced, name, f"optimizer.step(){where}")
                 if traced.grad is not None:
                     gradients[name] = traced.grad

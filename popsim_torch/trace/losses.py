@@ -11,7 +11,7 @@ import torch.fx
 import torch.nn.functional as F
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.traced_tensors import find_node
+from popsim_torch.trace.graph.traced_tensors import find_node
 
 _LOSS_NAMES = (
     "binary_cross_entropy",

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.trees import tree_leaves
 
 
 class TracedState:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.operators import OpOverload, OpOverloadPacket
+
 __all__ = ["functional_call", "is_functional_form"]
 
 _SUFFIX = "_functional"
@@ -34,16 +36,16 @@ def functional_call(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
     """
-    if isinstance(func, torch._ops.OpOverloadPacket) and func.overloads() == ["default"]:  # type: ignore[no-untyped-call]
+    if isinstance(func, OpOverloadPacket) and func.overloads() == ["default"]:  # type: ignore[no-untyped-call]
         func = func.default
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace in _OWN:
+    if not isinstance(func, OpOverload) or func.namespace in _OWN:
         return None
     if not func._schema.is_mutable or not _is_plain(func._schema):
         return None
     return functools.partial(_call, func, args, kwargs)
 
 
-def is_functional_form(operator: torch._ops.OpOverload) -> bool:
+def is_functional_form(operator: OpOverload) -> bool:
     """Whether an operator stands for one that changes arguments."""
     return re.search(rf"{_SUFFIX}\d*$", operator.namespace) is not None
 
@@ -61,7 +63,7 @@ def _changed(schema: Any) -> list[tuple[int, str]]:
     return [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
 
 
-def _call(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     schema = operator._schema
     # Such operators have no gradient: what they change keeps that of what it was.
     with torch.no_grad():
@@ -76,7 +78,7 @@ def _call(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[s
 
 
 @functools.cache
-def _functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
+def _functional_form(operator: OpOverload) -> OpOverload:
     """Define the operator that returns its results, then the changed arguments."""
     schema = operator._schema
     changed = _changed(schema)
@@ -108,5 +110,5 @@ def _functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
     library.impl(name, compute, "CPU")
     torch.library.register_fake(f"{namespace}::{name}", compute, lib=library)
     _libraries.append(library)
-    form: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), name).default
+    form: OpOverload = getattr(getattr(torch.ops, namespace), name).default
     return form

@@ -9,11 +9,11 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import names as spelling
-from popsim_torch.trace.control.bodies import control_of, controls_in
-from popsim_torch.trace.functionalise import is_check, is_mutating
-from popsim_torch.trace.markers import MARK, PRINT
+from popsim_torch.trace.graph.bodies import control_of, controls_in
+from popsim_torch.trace.graph.functionalise import is_check, is_mutating
+from popsim_torch.trace.graph.markers import MARK, PRINT
+from popsim_torch.trace.graph.origin import draw_of, gradient_key_of
 from popsim_torch.trace.names import NameTable
-from popsim_torch.trace.origin import draw_of, gradient_key_of
 from popsim_torch.trace.result import TraceResult
 
 

@@ -10,9 +10,10 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import names
-from popsim_torch.trace.control.bodies import Control, control_of
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.graph.bodies import Control, control_of
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.origin import origin_of
 
 # Hand a tensor on, or reserve memory: nothing to look at.
 _UNNAMED = frozenset(
@@ -212,7 +213,7 @@ def _is_step_of(operand: torch.fx.Node, product: torch.fx.Node) -> bool:
 
 def _operator(node: torch.fx.Node) -> str:
     """Return the name of a node's operator, nothing for a node that has none."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return ""
     return node.target._schema.name.split("::")[-1]
 
@@ -228,7 +229,7 @@ def _of_one_call(node: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 
 def _is_named(node: torch.fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
         return False
     namespace, name = node.target._schema.name.split("::")
     return name != "mark" if namespace == NAMESPACE else name not in _UNNAMED

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.graph.markers import NAMESPACE
 
-__all__ = ["define_search", "define_with_gradient"]
+__all__ = ["define_with_gradient"]
 
 
 def define_with_gradient(
@@ -47,25 +47,4 @@ def define_with_gradient(
         operators[0], backward, setup_context=keep_for_backward, lib=library
     )
     torch.library.register_autograd(operators[1], refuse, lib=library)
-    return library
-
-
-def define_search(
-    name: str, schema: str, shapes: Callable[..., Any], on_host: Callable[..., Any]
-) -> Any:
-    """Define ``popsim::<name>``, which is called with tensors that need no gradient.
-
-    Args:
-        name: Of the operator.
-        schema: Its arguments and results.
-        shapes: Returns empty results.
-        on_host: Computes it from host tensors.
-
-    Returns:
-        What the operator exists as long as.
-    """
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(f"{name}{schema}")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=library)
-    library.impl(name, on_host, "CPU")
     return library

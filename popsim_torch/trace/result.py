@@ -13,8 +13,8 @@ from popsim_torch.arguments import OutputSpec
 from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
-from popsim_torch.trace.control.bodies import Control
-from popsim_torch.trace.enqueues import Enqueue
+from popsim_torch.trace.graph.bodies import Control
+from popsim_torch.trace.graph.enqueues import Enqueue
 from popsim_torch.trace.loop_body import BodyRequest
 from popsim_torch.trace.weight_steps import StepInTrip
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.graph.markers import NAMESPACE
 
 _SCHEMA = (
     "serialized_matmul(Tensor a, Tensor b, str slices, int factor, bool wide_sums, "

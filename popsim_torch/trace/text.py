@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 import torch.fx
 
-from popsim_torch.trace.control.bodies import Control, control_of
+from popsim_torch.trace.graph.bodies import Control, control_of
+from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.origin import origin_of
 from popsim_torch.trace.result import TraceResult
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.trace.ctc import ctc_call
-from popsim_torch.trace.device import DEVICE
+from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.mutating_operators import functional_call
 
 

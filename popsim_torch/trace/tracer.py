@@ -13,28 +13,31 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.fake import (
+    FAKE_TENSOR_LOGGER,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.cumulative_norm import lasting_counters
-from popsim_torch.trace.device import DEVICE
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import current_origin, recording
+from popsim_torch.trace.graph.traced_tensors import TraceMode
 from popsim_torch.trace.loop_body import LoopBody, LoopTrace
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
@@ -42,11 +45,9 @@ from popsim_torch.trace.module_state import (
     attributes_kept,
     check_not_reassigned,
 )
-from popsim_torch.trace.origin import current_origin, recording
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
-from popsim_torch.trace.traced_tensors import TraceMode
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -67,7 +68,7 @@ class _Tracer:
         self._fakes: list[torch.Tensor] = []
         self._loop: LoopTrace | None = None
         self._result = TraceResult(
-            _make_graph_module({}, torch.fx.Graph()),
+            make_graph_module({}, torch.fx.Graph()),
             self._parameters,
             self._buffers,
             len(request.inputs),
@@ -90,9 +91,7 @@ class _Tracer:
             flat.append(_fake(self._mode, (), torch.float32))
         try:
             with self._mode, recording(), _quiet(), _translated_errors():
-                self._result.graph_module = make_fx(
-                    self._joint, tracing_mode="real", _disable_torch_fn_metadata_mode=True
-                )(*flat)
+                self._result.graph_module = record_graph(self._joint)(*flat)
             self._drop_unused_loss_scale()
             self._check_overlaps()
         finally:
@@ -107,7 +106,7 @@ class _Tracer:
             graph.erase_node([node for node in graph.nodes if node.op == "placeholder"][-1])
 
     def _check_overlaps(self) -> None:
-        marks, request = self._recorder.overlaps, self._request
+        marks, request = self._recorder.user_ops.overlaps, self._request
         if not marks:
             return
         graph = self._result.graph_module.graph
@@ -128,7 +127,7 @@ class _Tracer:
         return fake
 
     def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:
-        """The function that make_fx records: forward, then the gradients of its parameters."""
+        """The function that is recorded: forward, then the gradients of its parameters."""
         num_state = len(self._names)
         state = dict(zip(self._names, flat[:num_state], strict=True))
         inputs = list(flat[num_state : num_state + len(self._request.inputs)])
@@ -154,7 +153,7 @@ class _Tracer:
         args, kwargs = request.unflatten(inputs)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(request.training))
-            stack.enter_context(_context(op_listener, self._recorder))
+            stack.enter_context(_context(op_listener, self._recorder.user_ops))
             stack.enter_context(_context(block_listener, request.stages))
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(adapted_torch())
@@ -162,13 +161,13 @@ class _Tracer:
             if self._loop is not None:
                 stack.enter_context(self._loop.active(module))
             swapped = stack.enter_context(TracedState(module, by_identity))
-            self._recorder.without_traced_state = swapped.suspended
+            self._recorder.user_ops.without_traced_state = swapped.suspended
             stack.enter_context(self._recorder.values)
             stack.enter_context(
                 FunctionMode(self._recorder, request.training, self._mode, request.back_end)
             )
             structure = module(*args, **kwargs)
-            self._recorder.end_forward()
+            self._recorder.user_ops.end_forward()
             check_not_reassigned(module, swapped.given)
             self._result.read_constants = self._recorder.values.read_constants()
         self._result.outputs = OutputSpec(
@@ -191,7 +190,8 @@ class _Tracer:
         loss_scale: torch.Tensor,
         outputs: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        loss = find_final_loss(self._recorder.losses, self._recorder.differentiated)
+        followed = self._recorder.gradients
+        loss = find_final_loss(followed.losses, followed.differentiated)
         self._result.loss_dtype = loss.dtype
         if loss.grad_fn is None:
             _logger.warning(
@@ -199,10 +199,10 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
-        loss = self._recorder.behind_prints(loss, outputs)
+        loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
-        with self._recorder.backward_of(loss):
+        with followed.backward_of(loss):
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(
                 loss, [state[name] for name in names], seed, allow_unused=True
@@ -226,7 +226,7 @@ def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from logging a traceback for a mistake that is raised all the same."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -17,10 +17,12 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import InternalError
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.origin import origin_of
-from popsim_torch.trace.parts import is_in_place, is_view
-from popsim_torch.trace.traced_tensors import current_graph, find_node
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.origin import origin_of
+from popsim_torch.trace.graph.parts import is_in_place, is_view
+from popsim_torch.trace.graph.traced_tensors import current_graph, find_node
 
 __all__ = ["STEP", "StepInTrip", "WeightStep", "leave_to_the_end", "record_step"]
 
@@ -97,7 +99,7 @@ def record_step(
     if graph is None:
         raise InternalError("trace: a step is taken while no graph is recorded")
     node = next(reversed(graph.nodes))
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), DisableTorchFunction():
         changed = STEP(weights, gradients, key)
         for weight, new in zip(weights, changed, strict=True):
             weight.copy_(new)
@@ -184,4 +186,4 @@ def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
 
 
 def _is_mutable(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from popsim_torch.data.batch_loader import BatchLoader
 from popsim_torch.errors import Error, UsageTypeError
+from popsim_torch.private_torch.trees import tree_flatten, tree_map, tree_unflatten
 
 __all__ = ["Batches"]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import add_settings
+from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.training.batches import Batches
 from popsim_torch.training.callbacks import Callbacks
 from popsim_torch.training.execution import Execution

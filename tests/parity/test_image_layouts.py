@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import popsim_torch as poptorch
-from popsim_torch.lowering.builder import Builder
+from popsim_torch.lowering.emit.builder import Builder
 from tests.parity.compare import Loop, Pair, assert_close, quiet_options
 from tests.parity.tolerances import ONE_PASS, TRAINED
 

@@ -2,13 +2,17 @@
 
 The tables below are the rules; the functions read source text, never import
 it, so that the rules also hold for code inside functions and `TYPE_CHECKING`.
+
+A folder and the files directly in it are one room; the folders inside of it are
+rooms of their own, at every depth. The tables order the rooms of the first depth
+(those of ops two deep). No rooms may use each other in a circle.
 """
 
 import ast
 import re
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest layer first. A module may import any module of a lower layer, and its
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
-    ("_C",),
+    ("_C", "private_torch"),
     ("enums", "errors", "dtypes", "profiling", "version"),
     ("alias", "environment", "logs"),
     ("_native",),
@@ -35,7 +39,8 @@ PYTHON_LAYERS = (
     ("custom_ops", "feeds"),
     ("observe",),
     ("trace", "passes"),
-    ("lowering", "searches"),
+    ("searches",),
+    ("lowering",),
     ("files",),
     ("executor", "report"),
     ("model", "loading", "loops"),
@@ -59,6 +64,7 @@ PYTHON_DOORS = {
         "model",
         "loops",
         "report",
+        "searches",
     },
 }
 
@@ -73,7 +79,6 @@ CPP_FAMILIES = tuple(
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}
 
-# A room is a folder of csrc; inside of ops it is a folder of that.
 CPP_LAYERS = (
     ("base",),
     ("processor",),
@@ -141,14 +146,24 @@ class Layers:
                 yield f"{where}: {source} may not use {target}, which is a higher layer"
             elif frozenset((source, target)) in self.strangers:
                 yield f"{where}: {source} and {target} must not know each other"
-        neighbours: dict[str, set[str]] = {}
-        for source, target in edges:
-            if self.level[source] == self.level[target]:
-                neighbours.setdefault(source, set()).add(target)
-        try:
-            TopologicalSorter(neighbours).prepare()
-        except CycleError as error:
-            yield f"cycle inside one layer: {' -> '.join(error.args[1])}"
+        level = self.level
+        yield from _circles(
+            "cycle inside one layer",
+            {edge: where for edge, where in edges.items() if level[edge[0]] == level[edge[1]]},
+        )
+
+
+def _circles(what: str, edges: Edges) -> Iterator[str]:
+    """Yield a line about a circle among the edges, if there is one."""
+    users: dict[str, set[str]] = {}
+    for source, target in edges:
+        users.setdefault(target, set()).add(source)
+    try:
+        TopologicalSorter(users).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+        files = ", ".join(edges[edge] for edge in pairwise(circle))
+        yield f"{what}: {' -> '.join(circle)} (by {files})"
 
 
 def python_problems(package: Path) -> list[str]:
@@ -156,6 +171,7 @@ def python_problems(package: Path) -> list[str]:
     layers = Layers(PYTHON_LAYERS, PYTHON_STRANGERS)
     found: list[str] = []
     edges: Edges = {}
+    rooms: Edges = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
         where = path.relative_to(package).as_posix()
@@ -163,7 +179,12 @@ def python_problems(package: Path) -> list[str]:
         if not layers.knows(source):
             found.append(f"{where}: module {source} has no layer; add it to PYTHON_LAYERS")
             continue
-        for target in _imported_modules(path, package):
+        room = _python_room(parts)
+        for module in _imported_modules(path, package):
+            target_room = _python_room(module)
+            if target_room != room and module[0] == source:
+                rooms.setdefault((room, target_room), where)
+            target = module[0]
             if target == source:
                 continue
             if not layers.knows(target):
@@ -172,11 +193,16 @@ def python_problems(package: Path) -> list[str]:
                 found.append(f"{where}: {source} may not import {target}")
             else:
                 edges.setdefault((source, target), where)
-    return [*found, *layers.problems(edges)]
+    return [*found, *layers.problems(edges), *_circles("cycle inside one room", rooms)]
 
 
-def _imported_modules(path: Path, package: Path) -> Iterator[str]:
-    """Yield the top-level module of the package behind each import."""
+def _python_room(module: Sequence[str]) -> str:
+    """Return the room of a module: its folder, or itself where that is the package."""
+    return "/".join(module[:-1] or module)
+
+
+def _imported_modules(path: Path, package: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the module behind each import, by its parts from the package on."""
     # `__init__.py` is the package itself, so `from .` has one part more there.
     inside = [package.name, *path.relative_to(package).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -189,23 +215,30 @@ def _imported_modules(path: Path, package: Path) -> Iterator[str]:
         else:
             continue
         for dotted, name in modules:
-            if dotted[0] != package.name:
-                continue
-            if len(dotted) > 1:
-                yield dotted[1]
-            elif name is not None and _is_module(package, name):
-                yield name
-            else:  # a name that only the package itself has
-                yield "__init__"
+            if dotted[0] == package.name:
+                yield _module_of(package, dotted[1:], name)
 
 
-def _is_module(package: Path, name: str) -> bool:
+def _module_of(package: Path, parts: Sequence[str], name: str | None) -> tuple[str, ...]:
+    """Return the module that ``import parts`` or ``from parts import name`` reaches."""
+    inner = package.joinpath(*parts)
+    if name is not None and _is_module(inner / name):
+        inner, parts = inner / name, [*parts, name]
+    # A name that only a package itself has stands in its `__init__.py`.
+    return (*parts, "__init__") if not parts or inner.is_dir() else tuple(parts)
+
+
+def _is_module(path: Path) -> bool:
     # The extension is a module before it is built, too.
-    return name == "_C" or (package / name).is_dir() or (package / f"{name}.py").is_file()
+    return path.name == "_C" or path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _room(path: str) -> str:
-    """Return the room of a file given by its path from the root of csrc."""
+    """Return what the table orders of a file given by its path from the root of csrc."""
     folders = path.split("/")[:-1]
     return "/".join(folders[: 2 if folders[:1] == ["ops"] else 1])
 
@@ -215,6 +248,7 @@ def cpp_problems(csrc: Path) -> list[str]:
     layers = Layers(CPP_LAYERS, CPP_STRANGERS)
     found: list[str] = []
     edges: Edges = {}
+    rooms: Edges = {}
     for path in sorted(path for path in csrc.rglob("*") if path.suffix in _CPP_SUFFIXES):
         where = path.relative_to(csrc).as_posix()
         source = _room(where)
@@ -231,7 +265,9 @@ def cpp_problems(csrc: Path) -> list[str]:
             if "/" in header and layers.knows(target):
                 if target != source:
                     edges.setdefault((source, target), where)
-                inner = (where.rpartition("/")[0], header.rpartition("/")[0])
+                inner = (_folder(where), _folder(header))
+                if inner[0] != inner[1] and target == source:
+                    rooms.setdefault(inner, where)
                 if frozenset(inner) in layers.strangers and inner != (source, target):
                     found.append(f"{where}: {inner[0]} and {inner[1]} must not know each other")
                 if bracket == "<":
@@ -246,7 +282,7 @@ def cpp_problems(csrc: Path) -> list[str]:
                 found.append(f"{where}: {folder} may not include {header}")
             elif bracket == '"' and not doors:
                 found.append(f"{where}: write {header} from the root of csrc")
-    return [*found, *layers.problems(edges)]
+    return [*found, *layers.problems(edges), *_circles("cycle inside one room", rooms)]
 
 
 # --- The project keeps the rules ----------------------------------------------
@@ -329,6 +365,50 @@ def test_python_cycle_inside_a_layer(tmp_path):
     assert problem.startswith("cycle inside one layer: ")
 
 
+# Each line: a file of the package, and what it imports.
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "trace/tracer.py": "from .control import flow",
+            "trace/control/flow.py": "from .. import x",
+        },
+        {
+            "trace/tracer.py": "from popsim_torch.trace.control.flow import y",
+            "trace/control/flow.py": "from popsim_torch.trace.names import scope",
+        },
+        {
+            "trace/control/flow.py": "from ..values import number",
+            "trace/values/number.py": "import popsim_torch.trace.control.deep.cut",
+            "trace/control/deep/cut.py": "def f():\n    from ...control import flow",
+        },
+        {
+            "trace/a/b/c/d.py": "from ..e import f",
+            "trace/a/b/e.py": "if TYPE_CHECKING:\n    from .c import d",
+        },
+    ],
+)
+def test_python_cycle_inside_a_room(tmp_path, files):
+    package = tmp_path / "popsim_torch"
+    write_tree(package, {"trace/__init__.py": "", "trace/names.py": "", **files})
+    (problem,) = python_problems(package)
+    assert problem.startswith("cycle inside one room: trace")
+    assert all(name in problem for name in files)
+
+
+def test_python_rooms_inside_a_room_use_each_other_one_way(tmp_path):
+    package = tmp_path / "popsim_torch"
+    files = {
+        "trace/__init__.py": "from .tracer import trace",
+        "trace/tracer.py": "from .control import flow\nfrom popsim_torch.trace import values",
+        "trace/control/flow.py": "from ..values.number import one\nfrom . import cut",
+        "trace/control/cut.py": "from popsim_torch.trace.control import flow",
+        "trace/values/number.py": "from popsim_torch.ir import graph",
+    }
+    write_tree(package, files)
+    assert python_problems(package) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -398,6 +478,33 @@ def test_cpp_cycle_inside_a_layer(tmp_path):
     files = {"cost/c.h": '#include "schedule/s.h"', "schedule/s.h": '#include "cost/c.h"'}
     (problem,) = cpp_problems(write_tree(tmp_path, files))
     assert problem.startswith("cycle inside one layer: ")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"dense/x.h": '#include "dense/tile/y.h"', "dense/tile/y.h": '#include "dense/z.h"'},
+        {
+            "runtime/a/x.h": '#include "runtime/b/y.h"',
+            "runtime/b/y.h": '#include "runtime/c/d/z.h"',
+            "runtime/c/d/z.h": '#include "runtime/a/x.h"',
+        },
+        {"ops/map/x.h": '#include "ops/map/a/y.h"', "ops/map/a/y.h": '#include "ops/map/z.h"'},
+    ],
+)
+def test_cpp_cycle_inside_a_room(tmp_path, files):
+    (problem,) = cpp_problems(write_tree(tmp_path, files))
+    assert problem.startswith("cycle inside one room: ")
+    assert all(name in problem for name in files)
+
+
+def test_cpp_rooms_inside_a_room_use_each_other_one_way(tmp_path):
+    files = {
+        "dense/x.h": '#include "dense/tile/y.h"\n#include "dense/problem/z.h"',
+        "dense/tile/y.h": '#include "dense/problem/z.h"',
+        "dense/problem/z.h": '#include "base/ids.h"',
+    }
+    assert cpp_problems(write_tree(tmp_path, files)) == []
 
 
 def test_missing_folders_are_no_problem(tmp_path):

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "dense/product_row.h"
+#include "dense/problem/product_row.h"
 #include "dense/tile/units.h"
 
 namespace popsim::dense {

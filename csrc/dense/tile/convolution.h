@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "dense/convolution.h"
+#include "dense/problem/convolution.h"
 #include "dense/tile/parts.h"
 
 namespace popsim::dense {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/numbers.h"
-#include "dense/convolution.h"
+#include "dense/problem/convolution.h"
 #include "dense/tile/parts.h"
 
 namespace popsim::dense {

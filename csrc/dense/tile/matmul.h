@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 
 namespace popsim::dense {
 

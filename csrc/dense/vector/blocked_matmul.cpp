@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/numbers.h"
-#include "dense/product_row.h"
+#include "dense/problem/product_row.h"
 #include "dense/vector/pack_rows.h"
 #include "dense/vector/register_tile.h"
 #include "dense/vector/tile_end.h"

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 
 namespace popsim::dense {
 

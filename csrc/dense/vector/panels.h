@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "dense/half.h"
+#include "dense/vector/half.h"
 #include "threads/tasks.h"
 
 namespace popsim::dense {

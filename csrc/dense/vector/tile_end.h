@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 #include "dense/vector/register_tile.h"
 
 namespace popsim::dense {

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "base/numbers.h"
-#include "dense/product_row.h"
+#include "dense/problem/product_row.h"
 #include "threads/tasks.h"
 
 namespace popsim::dense {

@@ -8,7 +8,7 @@
 //   for_k += q^T @ scores' gradient
 //
 // Each product is cut as the batched product that it stands for
-// (dense/vector/piece_matmul.h), so that the sums have the same order.
+// (dense/piece_matmul.h), so that the sums have the same order.
 #include <utility>
 #include <vector>
 

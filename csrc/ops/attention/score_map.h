@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dense/vector/piece_matmul.h"
+#include "dense/piece_matmul.h"
 #include "ops/map/runner.h"
 
 namespace popsim::ops {

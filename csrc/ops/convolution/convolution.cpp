@@ -88,7 +88,7 @@ class DenseConvolution final : public Kernel {
         set_order(spec, slot, order_of(op.output(index)));
       }
     }
-    auto convolution = dense::Convolution::create(spec, roles.pass);
+    auto convolution = dense::create_convolution(spec, roles.pass);
     if (convolution == nullptr) return nullptr;
     auto kernel = std::unique_ptr<DenseConvolution>(
         new DenseConvolution(op, roles, spec, std::move(convolution)));

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dense/convolution.h"
+#include "dense/problem/convolution.h"
 #include "ops/convolution/geometry.h"
 
 namespace popsim::ops {

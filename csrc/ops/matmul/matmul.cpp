@@ -152,11 +152,11 @@ class DenseMatmul final : public Kernel {
   // Returns whether there is such a product.
   bool plan_product(dense::MatmulSpec& spec) {
     if (!out_ && initial_) return false;
-    matmul_ = dense::Matmul::create(spec);
+    matmul_ = dense::create_matmul(spec);
     if (matmul_ == nullptr && out_ && (spec.relu || spec.mask)) {
       spec.relu = spec.mask = false;
       close_after_ = true;
-      matmul_ = dense::Matmul::create(spec);
+      matmul_ = dense::create_matmul(spec);
     }
     if (matmul_ == nullptr) return false;
     matmul_offset_ = workspace_.add(matmul_->workspace_bytes());

@@ -255,7 +255,7 @@ class SerializedMatmul final : public Kernel {
  private:
   static std::unique_ptr<dense::Matmul> create(const OpView& op,
                                                const dense::MatmulSpec& spec) {
-    auto product = dense::Matmul::create(spec);
+    auto product = dense::create_matmul(spec);
     check_internal(product != nullptr, "serialized_matmul '", op.op().name,
                    "': there is no such product");
     return product;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 #include "graph/graph.h"
 
 namespace popsim::ops {

@@ -2,7 +2,7 @@
 // state and the weights, and its backward.
 #pragma once
 
-#include "dense/half.h"
+#include "dense/vector/half.h"
 #include "dense/vector/panels.h"
 #include "ops/recurrent/math.h"
 

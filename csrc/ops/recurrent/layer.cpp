@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/numbers.h"
+#include "dense/matmul.h"
 #include "ops/operands/partials.h"
 #include "threads/tasks.h"
 
@@ -100,7 +101,7 @@ void column_sums(const float* matrix, int64_t rows, int64_t columns,
 }
 
 Product::Product(const dense::MatmulSpec& spec, Workspace& workspace)
-    : spec_(spec), matmul_(dense::Matmul::create(spec)) {
+    : spec_(spec), matmul_(dense::create_matmul(spec)) {
   if (matmul_) offset_ = workspace.add(matmul_->workspace_bytes());
 }
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string_view>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 #include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/recurrent/cells.h"

@@ -32,12 +32,12 @@ class SgdProductUpdate final : public Kernel {
         decay_(op, 3),
         learning_rate_(op, 4),
         gradient_(op.has_output(1) ? op.output_id(1) : graph::kNoTensor),
-        product_(dense::Matmul::create({.m = op.input(kA).shape[0],
-                                        .n = op.input(kB).shape[1],
-                                        .k = op.input(kA).shape[1],
-                                        .a = strides_of(op.input(kA)),
-                                        .b = strides_of(op.input(kB)),
-                                        .update = true})) {
+        product_(dense::create_matmul({.m = op.input(kA).shape[0],
+                                       .n = op.input(kB).shape[1],
+                                       .k = op.input(kA).shape[1],
+                                       .a = strides_of(op.input(kA)),
+                                       .b = strides_of(op.input(kB)),
+                                       .update = true})) {
     check_internal(product_ != nullptr, "sgd_product_update '", op.op().name,
                    "': no code for a product of ",
                    to_string(op.input(kA).shape), " and ",

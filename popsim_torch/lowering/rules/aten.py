@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._library.custom_ops import OPDEFS
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
-from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.maps import cast
-from popsim_torch.trace.device import on_cpu_zeros
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.maps import cast
+from popsim_torch.private_torch.operators import OPDEFS, OpOverload
+from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
 
 # Numbers of torch's enums, as operator schemas take them.
@@ -100,14 +100,14 @@ _WRITES_IN_PLACE = frozenset(
 
 
 @functools.cache
-def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def out_overload(target: OpOverload) -> OpOverload | None:
     """Return the form of an operator that writes into given tensors, if that saves a copy."""
     if target._schema.name not in _WRITES_IN_PLACE:
         return None
     packet = target._overloadpacket
     wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
     for name in packet.overloads():  # type: ignore[no-untyped-call]
-        candidate: torch._ops.OpOverload = getattr(packet, name)
+        candidate: OpOverload = getattr(packet, name)
         arguments = candidate._schema.arguments
         given = [(a.name, str(a.type)) for a in arguments if not a.is_out]
         outs = [a for a in arguments if a.is_out]
@@ -185,7 +185,7 @@ class _Boxer:
         )
 
 
-def _bound(node: torch.fx.Node, target: torch._ops.OpOverload) -> list[Any]:
+def _bound(node: torch.fx.Node, target: OpOverload) -> list[Any]:
     """Return the node's arguments in the order of the schema, defaults filled in."""
     values = []
     for position, argument in enumerate(a for a in target._schema.arguments if not a.is_out):
@@ -203,7 +203,7 @@ def lower_aten(
     node: torch.fx.Node,
     place: Place,
     *,
-    target: torch._ops.OpOverload | None = None,
+    target: OpOverload | None = None,
     stream: int | None = None,
 ) -> Value:
     """Add the ``aten`` op for a node.
@@ -252,7 +252,7 @@ def lower_aten(
     return narrowed[0] if single else narrowed
 
 
-def _widens(operator: torch._ops.OpOverload) -> bool:
+def _widens(operator: OpOverload) -> bool:
     """Whether an operator computes float16 in float32; what users write in Python sees its type."""
     users = operator._schema.name in OPDEFS or is_functional_form(operator)
     return operator not in _MOVES_DATA and not users
@@ -269,5 +269,5 @@ def _results(node: torch.fx.Node) -> list[Any]:
     return [traced] if isinstance(traced, torch.Tensor) else list(traced)
 
 
-def _returns_list(operator: torch._ops.OpOverload) -> bool:
+def _returns_list(operator: OpOverload) -> bool:
     return any("[]" in str(r.type) or "List" in str(r.type) for r in operator._schema.returns)

@@ -12,9 +12,10 @@ import torch.fx
 
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.rule import Family, Rule
+from popsim_torch.private_torch.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -56,7 +57,7 @@ def _filled(fill: Any, builder: Builder, node: torch.fx.Node, _place: Place) -> 
     return builder.constant(torch.full(value.shape, fill, dtype=value.dtype, device="cpu"))
 
 
-def _is_random(target: torch._ops.OpOverload) -> bool:
+def _is_random(target: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
@@ -67,7 +68,7 @@ def _draws_numbers(node: torch.fx.Node) -> bool:
 def is_random(node: torch.fx.Node) -> bool:
     """Whether a node draws random numbers."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and _is_random(target) and _draws_numbers(node)
+    return isinstance(target, OpOverload) and _is_random(target) and _draws_numbers(node)
 
 
 def _random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:

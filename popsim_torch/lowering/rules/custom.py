@@ -10,7 +10,7 @@ import torch.fx
 from popsim_torch.custom_ops.attributes import packed
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.ir import Attribute, Tensor
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.custom import CUSTOM
 

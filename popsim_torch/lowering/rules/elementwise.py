@@ -14,8 +14,8 @@ import torch
 import torch.fx
 
 from popsim_torch.ir.map_code import Formula, MapCode, MapValue
-from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.rule import Rule, operands
 from popsim_torch.lowering.rules.views import another_name, keeps_type
 

@@ -9,10 +9,10 @@ import torch.fx
 
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.ir import Phase, Role, Tensor, TensorKind
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule
-from popsim_torch.trace.enqueues import ENQUEUE
-from popsim_torch.trace.loop_body import REPEAT_WHILE
+from popsim_torch.trace.graph.enqueues import ENQUEUE
+from popsim_torch.trace.graph.markers import REPEAT_WHILE
 
 
 def _enqueue(builder: Builder, node: torch.fx.Node, place: Place) -> Value:

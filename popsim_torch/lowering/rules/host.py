@@ -11,7 +11,7 @@ import torch.fx
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.host_call import HostCall
 from popsim_torch.ir import Op
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.host_calls import HOST_CALL, HOST_CALL_GRAD
 

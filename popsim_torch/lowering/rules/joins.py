@@ -8,7 +8,7 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import Attribute
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule, all_filled, operands
 from popsim_torch.trace.dynamic_slices import DYNAMIC_SLICE, DYNAMIC_UPDATE
 

@@ -9,8 +9,8 @@ import torch.fx
 
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.map_code import Formula, MapCode, MapValue
-from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 

@@ -11,8 +11,8 @@ import torch.fx
 from popsim_torch.errors import InternalError
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.map_code import MapCode
-from popsim_torch.lowering.builder import Builder, Place, Value
-from popsim_torch.lowering.maps import emit_map
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 

@@ -9,7 +9,7 @@ import torch.fx
 
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, operands
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from typing import Any
 import torch.fx
 
 from popsim_torch.ir import Tensor, names
-from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.trace.named_graph import NamedGraph
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.dense import partials_attribute
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.recurrent import RECURRENT, RECURRENT_GRAD

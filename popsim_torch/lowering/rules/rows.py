@@ -10,7 +10,7 @@ import torch.fx
 
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
 from popsim_torch.trace.ctc import CTC_LOSS, CTC_LOSS_GRAD
 

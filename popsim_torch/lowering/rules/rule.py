@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.private_torch.operators import OpOverload
 
 HALF_AND_FLOAT = frozenset({torch.float16, torch.float32})
 FLOATING = HALF_AND_FLOAT | {torch.bfloat16}
@@ -41,7 +42,7 @@ class Family:
         rule: What lowers its nodes.
     """
 
-    claims: Callable[[torch._ops.OpOverload], bool]
+    claims: Callable[[OpOverload], bool]
     rule: Rule
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import Attribute
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Rule
-from popsim_torch.trace.searches import CTC_BEAM_SEARCH, FPS, NEAREST
+from popsim_torch.searches.operators import CTC_BEAM_SEARCH, FPS, NEAREST
 
 
 def _fps(builder: Builder, node: torch.fx.Node, place: Place) -> Value:

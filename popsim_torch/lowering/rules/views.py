@@ -10,9 +10,10 @@ import torch.fx
 
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.graph import contiguous_strides
-from popsim_torch.lowering.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Family, Rule
-from popsim_torch.trace.markers import MARK
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.graph.markers import MARK
 
 aten = torch.ops.aten
 
@@ -38,19 +39,19 @@ _COPY = "_copy"
 
 
 @functools.cache
-def _viewing(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _viewing(target: OpOverload) -> OpOverload | None:
     """Return the view operator that gives the values of ``target``: ``view`` for ``view_copy``."""
     if target in _AS_VIEW:
         return _AS_VIEW[target]
     name, overload = target._opname, target._overloadname
     packet = getattr(aten, name.removesuffix(_COPY), None) if name.endswith(_COPY) else None
-    viewing: torch._ops.OpOverload | None = getattr(packet, overload, None)
+    viewing: OpOverload | None = getattr(packet, overload, None)
     if viewing is None or viewing._schema.returns[0].alias_info is None:
         return None
     return viewing
 
 
-def _is_view_operator(target: torch._ops.OpOverload) -> bool:
+def _is_view_operator(target: OpOverload) -> bool:
     if target in _REINTERPRETING:
         return False
     if target in _SAME_TENSOR or _viewing(target) is not None:
@@ -71,7 +72,7 @@ def keeps_type(node: torch.fx.Node) -> bool:
 def is_view(node: torch.fx.Node) -> bool:
     """Whether a node's results share memory with its first argument."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     return _is_view_operator(target) or (target is aten._to_copy.default and keeps_type(node))
 

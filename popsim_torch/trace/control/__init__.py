@@ -1,1 +1,1 @@
-"""Loops and branches: functions that are recorded once, and nodes that run them."""
+"""Records loops and branches: functions run once, and become nodes that call what they did."""

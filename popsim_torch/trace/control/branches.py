@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch.trace.control.bodies import Branch
 from popsim_torch.trace.control.calls import Call, Extension, zeros
 from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, add_copy, value_of
-from popsim_torch.trace.traced_tensors import node_of
+from popsim_torch.trace.graph.bodies import Branch
+from popsim_torch.trace.graph.traced_tensors import node_of
 
 __all__ = ["BranchCall"]
 

@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.control.cut import Cut
 from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, value_of
 
@@ -75,7 +76,7 @@ class Call:
         """Call ``forward`` in such a way that the gradients of ``tensors`` are ``backward``'s."""
         if not any(tensor.requires_grad for tensor in tensors):
             return forward()
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             results: Any = _Differentiable.apply(forward, backward, *tensors)  # type: ignore[no-untyped-call]
         for result in results:
             self._bodies.listener.after_call(result)
@@ -86,7 +87,7 @@ class Call:
         for node, value in zip(nodes, values, strict=True):
             state = self._bodies.listener.state_of(node)
             if state is not None:
-                with torch.no_grad(), torch._C.DisableTorchFunction():
+                with torch.no_grad(), DisableTorchFunction():
                     state.copy_(value)
 
     def _changed_state(self, bodies: Sequence[Body]) -> list[torch.fx.Node]:
@@ -97,7 +98,7 @@ class Call:
 
 def zeros(value: torch.Tensor) -> torch.Tensor:
     """Return traced zeros of a tensor's shape and element type."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
 
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import (
+
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.proxies import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     track_tensor_tree,
 )
-
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     is_functorch_wrapped_tensor,
     is_traced,
@@ -62,7 +63,7 @@ class StandIn:
         self.node = node
         self.leaf: torch.Tensor
         self.tensor: torch.Tensor
-        with outside_transforms(), torch._C.DisableTorchFunction(), torch.enable_grad():
+        with outside_transforms(), DisableTorchFunction(), torch.enable_grad():
             if differentiable:
                 self.leaf = _empty_like(like).requires_grad_()
                 self.tensor = _FromLeaf.apply(self.leaf, node)  # type: ignore[no-untyped-call]
@@ -108,7 +109,7 @@ class Captures:
             tensor = self._enclosing.inside(tensor)
         if id(tensor) not in self._found:
             # Attributes of a tensor are functions, too, whose argument would come here once more.
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 node = self._node_outside(tensor)
                 if node is None:
                     return tensor

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.control.bodies import (
+from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.proxies import get_proxy_mode
+from popsim_torch.trace.control.repeats import copy_quietly
+from popsim_torch.trace.graph.bodies import (
     INPUT,
     Control,
     control_of,
@@ -24,11 +27,10 @@ from popsim_torch.trace.control.bodies import (
     placeholders_of,
     results_of,
 )
-from popsim_torch.trace.control.repeats import copy_quietly
-from popsim_torch.trace.functionalise import functionalise_graph, is_check, is_mutating
-from popsim_torch.trace.markers import CONSTANT
-from popsim_torch.trace.origin import is_of_hook, number_draw, origin_of
-from popsim_torch.trace.traced_tensors import host_computation
+from popsim_torch.trace.graph.functionalise import functionalise_graph, is_check, is_mutating
+from popsim_torch.trace.graph.markers import CONSTANT
+from popsim_torch.trace.graph.origin import is_of_hook, number_draw, origin_of
+from popsim_torch.trace.graph.traced_tensors import host_computation
 
 __all__ = ["Cut", "Recorded", "check_not_outside", "cut", "nodes_behind", "unchanged"]
 
@@ -121,7 +123,7 @@ class Cut:
             else:
                 copy_quietly(graph, node, known, repeats)
         graph.output([known[node] for node in results])
-        return _make_graph_module({}, graph)
+        return make_graph_module({}, graph)
 
     def reads(
         self, results: Sequence[torch.fx.Node], node: torch.fx.Node, *, gradient: bool
@@ -196,7 +198,7 @@ def cut(
     _undo_changes(region)
     for node in reversed(gone):
         graph.erase_node(node)
-    with controls_known(controls), torch._C.DisableTorchFunction(), host_computation():
+    with controls_known(controls), DisableTorchFunction(), host_computation():
         functional, _ = functionalise_graph(module, ())
     present = [node is not None for node in recorded.results]
     result = Cut(functional, len(recorded.inputs), captures, present, controls)
@@ -238,10 +240,7 @@ def _is_constant(node: torch.fx.Node) -> bool:
 
 def _is_random(node: torch.fx.Node) -> bool:
     target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _function(
@@ -257,7 +256,7 @@ def _function(
         if node not in known:
             known[node] = graph.node_copy(node, known.__getitem__)
     graph.output([known[node] for node in recorded.results if node is not None])
-    return _make_graph_module({}, graph)
+    return make_graph_module({}, graph)
 
 
 def _check_one_view(body: Cut) -> None:

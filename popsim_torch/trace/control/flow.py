@@ -9,7 +9,6 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.control.bodies import Control
 from popsim_torch.trace.control.branches import BranchCall
 from popsim_torch.trace.control.loops import LoopCall
 from popsim_torch.trace.control.recording import (
@@ -22,7 +21,8 @@ from popsim_torch.trace.control.recording import (
     tensors_of,
     value_of,
 )
-from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.graph.bodies import Control
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["ControlFlow"]
 

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._higher_order_ops.cond import cond_op
-from torch._higher_order_ops.map import map_impl
-from torch._higher_order_ops.scan import scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
-from torch._ops import HigherOrderOperator
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.operators import (
+    HigherOrderOperator,
+    cond_op,
+    map_impl,
+    scan_op,
+    while_loop_op,
+)
+from popsim_torch.private_torch.trees import tree_flatten, tree_unflatten
 from popsim_torch.trace.control.flow import ControlFlow
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.origin import user_line
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["higher_order_call"]
 

@@ -14,11 +14,11 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.control.bodies import Loop
 from popsim_torch.trace.control.calls import Call, Extension, zeros
 from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, add_copy, value_of
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import node_of
+from popsim_torch.trace.graph.bodies import Loop
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import node_of
 
 __all__ = ["LoopCall"]
 

@@ -16,20 +16,21 @@ from typing import Any, Protocol
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import (
+from torch.fx.node import map_aggregate
+
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.proxies import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     track_tensor_tree,
 )
-from torch.fx.node import map_aggregate
-
-from popsim_torch.errors import Error, InternalError
-from popsim_torch.trace.control.bodies import CONTROL, Control, empty_results
 from popsim_torch.trace.control.captures import Captures, StandIn, arguments_of_functions
 from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
-from popsim_torch.trace.device_types import seen_dtype
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import (
+from popsim_torch.trace.graph.bodies import CONTROL, Control, empty_results
+from popsim_torch.trace.graph.device_types import seen_dtype
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
     host_computation,
     in_transform,
@@ -184,7 +185,7 @@ class BodyRecorder:
             Error: It is something else.
         """
         if isinstance(value, bool):
-            with torch._C.DisableTorchFunction(), host_computation():
+            with DisableTorchFunction(), host_computation():
                 value = torch.tensor(value)
         if not isinstance(value, torch.Tensor) or value.dtype != torch.bool or value.numel() != 1:
             shown = (
@@ -281,7 +282,7 @@ def _add_node(target: Any, args: tuple[Any, ...], make_results: Callable[[], Any
     proxies = map_aggregate(
         args, lambda value: Proxy(value, tracer) if isinstance(value, torch.fx.Node) else value
     )
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         proxy = tracer.create_proxy("call_function", target, proxies, {})
         with disable_proxy_modes_tracing():
             results = make_results()
@@ -299,7 +300,7 @@ def add_copy(node: torch.fx.Node) -> torch.fx.Node:
 
 def _own(value: torch.Tensor, differentiates: bool, carries: bool) -> StandIn:
     """Return what stands for an input while a body is recorded."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with DisableTorchFunction(), torch.no_grad():
         own: torch.Tensor = torch.ops.popsim.body_input(value)
     differentiable = value.requires_grad or (carries and value.dtype.is_floating_point)
     return StandIn(node_of(own), own, differentiates and differentiable)
@@ -310,7 +311,7 @@ def _as_wide(results: Tensors, like: Tensors) -> list[torch.Tensor]:
 
     Forward sees those of 32 and of 64 bits as one type. What has no counterpart is left as it is.
     """
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return [
             result.to(other.dtype)
             if other is not None and seen_dtype(result.dtype) == seen_dtype(other.dtype)
@@ -327,7 +328,7 @@ def _differentiate(
         return [None] * len(results), [None] * len(wanted)
     seeds = [_own(result, False, False) if result.requires_grad else None for result in results]
     pairs = [(r, s.tensor) for r, s in zip(results, seeds, strict=True) if s is not None]
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         gradients = torch.autograd.grad(
             [result for result, _ in pairs],
             list(wanted),
@@ -346,7 +347,7 @@ def number(value: Any) -> Any:
     """Return a Python number as a tensor."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    with torch._C.DisableTorchFunction(), host_computation():
+    with DisableTorchFunction(), host_computation():
         return torch.tensor(value)
 
 

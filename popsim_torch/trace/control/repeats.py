@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch.fx
-from torch.fx._lazy_graph_module import _make_graph_module
 
-from popsim_torch.trace.control.bodies import Branch, Control, control_of
-from popsim_torch.trace.enqueues import ENQUEUE
-from popsim_torch.trace.markers import PRINT
-from popsim_torch.trace.origin import is_of_hook, origin_of
+from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.trace.graph.bodies import Branch, Control, control_of
+from popsim_torch.trace.graph.enqueues import ENQUEUE
+from popsim_torch.trace.graph.markers import PRINT
+from popsim_torch.trace.graph.origin import is_of_hook, origin_of
 
 __all__ = ["copy_quietly"]
 
@@ -78,4 +78,4 @@ def _quiet_body(body: torch.fx.GraphModule, controls: list[Control]) -> torch.fx
     known: Known = {}
     for node in body.graph.nodes:
         copy_quietly(graph, node, known, controls)
-    return _make_graph_module({}, graph)
+    return make_graph_module({}, graph)

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import popsim_torch as poptorch
 from popsim_torch.ir import Graph, Phase, TensorKind
-from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.rules.views import is_view, lower_view
 
 aten = torch.ops.aten

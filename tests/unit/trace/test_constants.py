@@ -2,7 +2,7 @@
 
 import torch
 
-from popsim_torch.trace.markers import CONSTANT
+from popsim_torch.trace.graph.markers import CONSTANT
 from tests.unit.trace.traces import Function, X, calls, trace_of
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from popsim_torch.trace.functionalise import functionalise_graph, is_mutating
+from popsim_torch.trace.graph.functionalise import functionalise_graph, is_mutating
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.trace.markers import MARK
+from popsim_torch.trace.graph.markers import MARK
 from tests.unit.trace.traces import Net, X, aten, calls, trace_of
 
 

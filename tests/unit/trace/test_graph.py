@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.trace.markers import MARK
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.trace.graph.markers import MARK
+from popsim_torch.trace.graph.origin import origin_of
 from tests.unit.trace.traces import Function, Net, X, aten, calls, results, trace_of
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import popsim_torch as poptorch
-from popsim_torch.trace import parts
+from popsim_torch.trace.graph import parts
 
 
 class Chain(torch.nn.Module):

@@ -5,8 +5,8 @@ import inspect
 import torch
 
 import popsim_torch as poptorch
-from popsim_torch.trace.markers import PRINT
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.trace.graph.markers import PRINT
+from popsim_torch.trace.graph.origin import origin_of
 from tests.unit.trace.traces import Net, X, aten, calls, trace_of
 
 

@@ -22,7 +22,7 @@ _KEY = "popsim"
 _DRAW = "popsim_draw"
 _GRADIENT = "popsim_gradient"
 _IN_HOOK = "popsim_hook"
-_OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.private_torch.operators import OpOverload
+
 aten = torch.ops.aten
 
 _COPIES: dict[Any, Any] = {
@@ -28,7 +30,7 @@ def is_view(node: torch.fx.Node) -> bool:
     """Whether a node looks at the memory of another one."""
     if _is_part(node):
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 class Views:
@@ -121,7 +123,7 @@ def _is_part(node: torch.fx.Node) -> bool:
 
 def is_in_place(node: torch.fx.Node) -> bool:
     """Whether a node changes its first argument and is that tensor."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
     schema = node.target._schema
     returns = schema.returns[0].alias_info if len(schema.returns) == 1 else None

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 
 namespace popsim::dense {
 

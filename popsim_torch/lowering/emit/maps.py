@@ -9,7 +9,7 @@ import torch
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.map_code import MapCode, MapValue
-from popsim_torch.lowering.builder import Builder, Place
+from popsim_torch.lowering.emit.builder import Builder, Place
 
 
 def emit_map(

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "dense/matmul.h"
+#include "dense/problem/matmul.h"
 
 namespace popsim::dense {
 

@@ -12,22 +12,18 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._C._functorch import (
+
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.private_torch.fake import DataDependentOutputException, FakeTensorMode, is_fake
+from popsim_torch.private_torch.functorch import (
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
+    temporarily_clear_interpreter_stack,
 )
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensorMode,
-    is_fake,
-)
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.utils._python_dispatch import _disable_current_modes
-
-from popsim_torch.errors import Error, InternalError
+from popsim_torch.private_torch.modes import disable_current_modes
+from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
 
 __all__ = [
     "TraceMode",
@@ -141,5 +137,5 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def host_computation() -> Iterator[None]:
     """Compute with tensors of the host as if nothing was traced or transformed."""
-    with outside_transforms(), _disable_current_modes():
+    with outside_transforms(), disable_current_modes():
         yield

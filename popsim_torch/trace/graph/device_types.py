@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
-from popsim_torch.trace.traced_tensors import is_traced
+from popsim_torch.private_torch.trees import tree_map
+from popsim_torch.trace.graph.traced_tensors import is_traced
 
 _CASTS = frozenset({"double", "bfloat16"})
 # Reads memory as if it had another type.

@@ -1,7 +1,8 @@
-"""Operators that only exist while tracing and while lowering: names, constants and prints.
+"""Operators that only exist while tracing and while lowering.
 
 ``mark(x, key)`` is x; its node tells where the gradient that belongs to ``key`` is complete.
 ``constant(size, dtype, index)`` stands for captured data. ``print_tensor(x, key)`` is x, printed.
+``repeat_while(condition)`` ends a device loop behind the trip in which the condition is false.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import (
+
+from popsim_torch.private_torch.proxies import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
@@ -22,6 +24,7 @@ _SCHEMAS = (
     "mark(Tensor x, int key) -> Tensor",
     "constant(int[] size, ScalarType dtype, int index, Device device) -> Tensor",
     "print_tensor(Tensor x, int key) -> Tensor",
+    "repeat_while(Tensor condition) -> ()",
 )
 
 
@@ -43,6 +46,7 @@ def _register() -> Any:
         "mark": _same_layout,
         "print_tensor": _same_layout,
         "constant": _constant,
+        "repeat_while": lambda condition: None,
     }
     for name, rule in rules.items():
         torch.library.register_fake(f"{NAMESPACE}::{name}", rule, lib=library)
@@ -59,6 +63,8 @@ _library = _register()  # the operators exist as long as it does
 MARK = torch.ops.popsim.mark.default
 CONSTANT = torch.ops.popsim.constant.default
 PRINT = torch.ops.popsim.print_tensor.default
+REPEAT_WHILE = torch.ops.popsim.repeat_while.default
+torch.fx.node.has_side_effect(REPEAT_WHILE)
 
 
 def mark(gradient: torch.Tensor, key: int) -> torch.Tensor:

@@ -14,9 +14,9 @@ import torch
 
 from popsim_torch.dtypes import returned_dtype
 from popsim_torch.errors import Error
-from popsim_torch.trace.markers import NAMESPACE
-from popsim_torch.trace.origin import user_line
-from popsim_torch.trace.traced_tensors import find_node, in_transform, of_another_trace
+from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import find_node, in_transform, of_another_trace
 
 
 def _register() -> Any:

@@ -12,7 +12,7 @@ from torch.fx.node import Argument
 
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.ir import NOWHERE, Attribute, Graph, Origin, Phase, Tensor, TensorKind
-from popsim_torch.trace.origin import origin_of
+from popsim_torch.trace.graph.origin import origin_of
 
 Value = Tensor | None | list["Tensor | None"]
 """What a node became: a tensor, nothing (an absent result), or several."""

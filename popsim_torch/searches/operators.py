@@ -1,13 +1,14 @@
-"""The operators behind ``popsim_torch.searches``: each becomes one op of the device."""
+"""The operators behind the searches: each becomes one op of the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from popsim_torch.trace.one_op import run_one_op
-from popsim_torch.trace.own_operators import define_search
+from popsim_torch.searches.one_op import run_one_op
+from popsim_torch.trace.graph.markers import NAMESPACE
 
 __all__ = ["CTC_BEAM_SEARCH", "FPS", "NEAREST"]
 
@@ -66,21 +67,40 @@ def _beam_search_on_host(
     return tuple(run_one_op("ctc_beam_search", [log_probs, lengths], results, attributes))
 
 
+def _define(name: str, schema: str, shapes: Callable[..., Any], on_host: Callable[..., Any]) -> Any:
+    """Define ``popsim::<name>``, which is called with tensors that need no gradient.
+
+    Args:
+        name: Of the operator.
+        schema: Its arguments and results.
+        shapes: Returns empty results.
+        on_host: Computes it from host tensors.
+
+    Returns:
+        What the operator exists as long as.
+    """
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define(f"{name}{schema}")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=library)
+    library.impl(name, on_host, "CPU")
+    return library
+
+
 # The operators exist as long as they do.
 _libraries = (
-    define_search(
+    _define(
         "fps",
         "(Tensor points, Tensor? starts, int[] bounds, int[] counts) -> Tensor",
         _fps,
         _fps_on_host,
     ),
-    define_search(
+    _define(
         "nearest",
         "(Tensor x, Tensor y, Tensor? batch_x, Tensor? batch_y) -> Tensor",
         _nearest,
         _nearest_on_host,
     ),
-    define_search(
+    _define(
         "ctc_beam_search_decoder",
         "(Tensor log_probs, Tensor lengths, int blank, int beam_width, int top_paths) -> "
         "(Tensor, Tensor, Tensor)",

@@ -1,8 +1,4 @@
-"""Searches that models call: points of clouds, and labels of sequences.
-
-Outside of tracing they run on the host, with the same results. None of them has a gradient: what
-they return are numbers of rows and labels. What is gathered by those is differentiable.
-"""
+"""The searches as models call them: checked arguments become those of an operator."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ import torch
 
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.ops import op_listener
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.searches import CTC_BEAM_SEARCH, FPS, NEAREST
+from popsim_torch.searches.operators import CTC_BEAM_SEARCH, FPS, NEAREST
+from popsim_torch.trace.graph.device import DEVICE
 
 __all__ = ["ctc_beam_search_decoder", "fps", "nearest"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch.trace.device import DEVICE
-from popsim_torch.trace.markers import NAMESPACE
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.markers import NAMESPACE
 
 __all__ = ["CONTROL", "INPUT", "Branch", "Control", "Loop", "control_of", "controls_known"]
 

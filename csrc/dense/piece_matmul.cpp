@@ -1,10 +1,11 @@
-#include "dense/vector/piece_matmul.h"
+#include "dense/piece_matmul.h"
 
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/numbers.h"
+#include "dense/matmul.h"
 #include "threads/tasks.h"
 
 namespace popsim::dense {
@@ -116,7 +117,7 @@ bool PieceMatmul::plan_tile(int64_t row, int64_t depth) {
   spec.m = rows_.length(row);
   spec.k = depth_.length(depth);
   if (depth > 0) spec.beta = 1.0F;
-  tile = Matmul::create(spec);
+  tile = create_matmul(spec);
   return tile != nullptr;
 }
 

@@ -10,12 +10,17 @@ import types
 from typing import Any
 
 import torch
-from torch._subclasses.fake_impls import register_op_impl
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.utils._pytree import tree_map
 
 import popsim_torch._native  # noqa: F401  (the device guard)
+from popsim_torch.private_torch.devices import register_device_module
+from popsim_torch.private_torch.fake import (
+    FakeTensor,
+    FakeTensorMode,
+    register_op_impl,
+    unset_fake_temporarily,
+)
+from popsim_torch.private_torch.proxies import disable_proxy_modes_tracing
+from popsim_torch.private_torch.trees import tree_map
 
 DEVICE = torch.device("ipu", 0)
 
@@ -75,5 +80,5 @@ def _register_shape_rules() -> None:
 
 
 if not hasattr(torch, "ipu"):
-    torch._register_device_module("ipu", _device_module())  # type: ignore[no-untyped-call]
+    register_device_module("ipu", _device_module())
 _register_shape_rules()

@@ -1,0 +1,103 @@
+// Matrix products with float32 sums.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace popsim::dense {
+
+// Distances between neighbours, in elements.
+struct MatrixStrides {
+  int64_t batch = 0;  // 0: the same matrix for the whole batch
+  int64_t row = 0;
+  int64_t column = 0;
+
+  // Elements of a row follow each other; rows do not overlap.
+  [[nodiscard]] bool row_major(int64_t columns) const {
+    return column == 1 && row >= columns;
+  }
+  // Likewise for columns.
+  [[nodiscard]] bool column_major(int64_t rows) const {
+    return row == 1 && column >= rows;
+  }
+  // The matrix lies row by row or column by column.
+  [[nodiscard]] bool plain(int64_t rows, int64_t columns) const {
+    return row_major(columns) || column_major(rows);
+  }
+};
+
+// c[batch, m, n] = alpha * (a[batch, m, k] @ b[batch, k, n]) + bias[n]
+//                  + beta * c, where c is contiguous.
+// Then, for products of two matrices, one of:
+//   relu    max(c, 0)
+//   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
+//           of relu
+//   update  c is read as well: decay * c - rate * (a @ b); rate and decay come
+//           with each run, and memory for a @ b itself if it is wanted, too
+struct MatmulSpec {
+  int64_t batch = 1;
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  MatrixStrides a;
+  MatrixStrides b;
+  bool bias = false;  // only with the default alpha and beta
+  float alpha = 1.0f;
+  float beta = 0.0f;
+  // What lies in the memory of a and b, and of c. Others than float32 are for
+  // some products only (tile/matmul.h).
+  DType operand_type = DType::kFloat32;
+  DType result_type = DType::kFloat32;
+  // How many the numbers in a and b have: float16 and bfloat16 numbers,
+  // widened to float32, have 11 and 8.
+  int significant_bits = 24;
+  // Partial sums are float16, as panels.h says. Any strides of which one is 1.
+  bool half_partials = false;
+  bool relu = false;
+  bool mask = false;
+  bool update = false;
+  bool one_thread = false;  // run() wakes no other thread
+};
+
+struct MatmulOperands {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const float* bias = nullptr;  // null where the spec has none, as the mask
+  const float* mask = nullptr;
+  void* c = nullptr;
+  void* workspace = nullptr;  // aligned to 64 bytes
+  float rate = 0.0f;
+  float decay = 0.0f;
+  float* sums = nullptr;
+
+  // For products of float32.
+  [[nodiscard]] const float* a_floats() const {
+    return static_cast<const float*>(a);
+  }
+  [[nodiscard]] const float* b_floats() const {
+    return static_cast<const float*>(b);
+  }
+  [[nodiscard]] float* c_floats() const { return static_cast<float*>(c); }
+};
+
+// Code for one problem; `dense/matmul.h` chooses it.
+class Matmul {
+ public:
+  Matmul() = default;
+  Matmul(const Matmul&) = delete;
+  Matmul& operator=(const Matmul&) = delete;
+  virtual ~Matmul() = default;
+
+  // Memory that run() needs besides the matrices.
+  [[nodiscard]] virtual size_t workspace_bytes() const = 0;
+  virtual void run(const MatmulOperands& operands) = 0;
+
+  void run(const float* a, const float* b, const float* bias, float* c,
+           void* workspace) {
+    run({.a = a, .b = b, .bias = bias, .c = c, .workspace = workspace});
+  }
+};
+
+}  // namespace popsim::dense

@@ -1,0 +1,75 @@
+"""Modes, which see calls of functions and of operators, and what turns them off.
+
+Functions: ``__torch_function__``; operators: ``__torch_dispatch__``.
+
+Why: the public classes enter a mode and leave it again in the opposite order. Tracing has to
+compute something in between as if no mode was there, and subclasses of tensors have to be passed
+by without an error. ``torch.overrides`` and ``torch.autograd`` offer neither.
+
+Checked: 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import (
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    _len_torch_function_stack,
+)
+from torch._C import _DisableAutocast as DisableAutocast
+from torch._C import _DisableTorchDispatch as DisableTorchDispatch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+__all__ = [
+    "SET_GRAD_ENABLED",
+    "DisableAutocast",
+    "DisableTorchDispatch",
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "TorchDispatchMode",
+    "disable_current_modes",
+    "function_modes",
+    "without_function_modes",
+]
+
+if TYPE_CHECKING:
+
+    class TorchDispatchMode:
+        """The class that PyTorch gives no types."""
+
+        def __enter__(self) -> Any: ...
+
+        def __exit__(self, *exception: object) -> None: ...
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any: ...
+else:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+# What `torch.set_grad_enabled` and the like call, and a mode of functions sees.
+SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
+
+# The modes of functions that this thread is in, the outermost first.
+function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
+
+
+@contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Leave all modes of functions for a scope, and enter them again."""
+    pop: Callable[[], Any] = _pop_mode
+    push: Callable[[Any], None] = _push_mode
+    modes = []
+    try:
+        while _len_torch_function_stack():
+            modes.append(pop())
+        yield
+    finally:
+        for mode in reversed(modes):
+            push(mode)

@@ -1,0 +1,32 @@
+"""Recording: which node of a ``torch.fx`` graph a tensor is, and the recorder itself.
+
+Why: ``torch.fx.symbolic_trace`` sees calls of Python functions, not operators, and no backward.
+``make_fx`` and its mode see both. They are called experimental, which is the reason to reach for
+them from one place alone.
+
+Checked: 2.13.
+"""
+
+import functools
+
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+    track_tensor_tree,
+)
+
+__all__ = [
+    "ProxyTorchDispatchMode",
+    "disable_proxy_modes_tracing",
+    "get_proxy_mode",
+    "get_proxy_slot",
+    "record_graph",
+    "track_tensor_tree",
+]
+
+# Records a function as a graph of operators; without the mode that would note the function of
+# PyTorch behind each of them, which nobody reads.
+record_graph = functools.partial(make_fx, tracing_mode="real", _disable_torch_fn_metadata_mode=True)

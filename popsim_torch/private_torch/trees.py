@@ -1,0 +1,26 @@
+"""Nested arguments and results: lists, tuples, dictionaries and classes that users register.
+
+Why: what users registered is known to this module alone, and PyTorch gives it no public name.
+
+Checked: 2.13.
+"""
+
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_iter,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
+
+__all__ = [
+    "TreeSpec",
+    "tree_flatten",
+    "tree_iter",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+]

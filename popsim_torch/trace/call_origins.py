@@ -1,0 +1,74 @@
+"""Where the nodes that are made next come from: the call of user code that is being recorded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from popsim_torch.ir import Origin
+from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.graph.origin import set_origin, user_line
+from popsim_torch.trace.loop_body import LoopTrace
+from popsim_torch.trace.regions import Regions
+from popsim_torch.trace.scopes import Scopes
+
+__all__ = ["CallOrigins"]
+
+
+class CallOrigins:
+    """The origin of the current call, made of all that tells one.
+
+    Args:
+        scopes: Tells the scope of what is called now.
+        stages: Tells its stage.
+        location_excludes: Pieces of paths of files whose lines are no origin.
+
+    Attributes:
+        current: The origin of the current call.
+        scopes: As given.
+        regions: The parts of forward that user code has put a scope around.
+        loop: The device loop whose body is traced, if it is one's.
+        in_backward: Whether a backward pass runs that is not part of forward.
+    """
+
+    def __init__(
+        self, scopes: Scopes, stages: StageAssigner, location_excludes: Sequence[str]
+    ) -> None:
+        self._stages = stages
+        self._location_excludes = location_excludes
+        self._calls = itertools.count(1)
+        self.scopes = scopes
+        self.regions = Regions()
+        self.current = Origin()
+        self.loop: LoopTrace | None = None
+        self.in_backward = False
+
+    def begin(self, op_type: str | None = None, multi_conv: int = 0) -> None:
+        """Take note that the nodes made next are a call of user code.
+
+        Args:
+            op_type: The type of op that it calls, where it is one of ours.
+            multi_conv: Number of the group of convolutions that it belongs to.
+        """
+        source = user_line(excludes=self._location_excludes)
+        self.current = Origin(
+            self.scopes.current,
+            self._stages.current_stage(),
+            self.in_backward or (self.loop is not None and self.loop.has_backward),
+            op_type,
+            source,
+            next(self._calls),
+            self.regions.rebuilt,
+            multi_conv,
+        )
+        set_origin(self.current)
+
+    def return_to(self, calling: Origin) -> None:
+        """Take note that the nodes made next are those of an earlier call again."""
+        self.current = calling
+        set_origin(calling)
+
+    def backward(self) -> Origin:
+        """Return the origin of what the gradient of the current call is made of."""
+        return replace(self.current, backward=True, op_type=None)

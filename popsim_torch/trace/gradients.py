@@ -1,0 +1,210 @@
+"""Follows gradients while forward is traced: each gets a key, and a mark where it is complete."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from popsim_torch.trace.call_origins import CallOrigins
+from popsim_torch.trace.changed_in_place import explained
+from popsim_torch.trace.gradient_uses import watch_uses
+from popsim_torch.trace.graph.markers import mark
+from popsim_torch.trace.graph.origin import note_gradient, set_origin, user_line
+from popsim_torch.trace.graph.traced_tensors import (
+    current_graph,
+    find_node,
+    is_functorch_wrapped_tensor,
+    node_of,
+    unwrapped,
+)
+from popsim_torch.trace.result import TraceResult
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """The gradients of a trace, and the losses that they start from.
+
+    Args:
+        result: Filled with what each key is the gradient of, and with the nodes of losses.
+        origins: Tells where what is recorded comes from.
+
+    Attributes:
+        losses: Results of loss functions.
+        differentiated: Tensors whose gradients forward computes itself.
+    """
+
+    def __init__(self, result: TraceResult, origins: CallOrigins) -> None:
+        self._result = result
+        self._origins = origins
+        self._graph: torch.fx.Graph | None = None
+        self._keys = itertools.count()
+        # Autograd nodes seen so far; kept, because their identity is what counts.
+        self._seen: set[Any] = set()
+        self._hooked: set[tuple[Any, int]] = set()
+        # Prints with gradient: the tensor, and what stands for it behind the print.
+        self._printed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._depth_of_bodies = 0
+        self.losses: list[torch.Tensor] = []
+        self.differentiated: list[torch.Tensor] = []
+
+    def start(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin a trace in which parameters are these traced tensors, by name."""
+        self._graph = current_graph()
+        for name in self._result.parameters:
+            if state[name].requires_grad:
+                key = self.new_key()
+                self._result.parameter_of[key] = name
+                self._mark(state[name], key)
+
+    def close(self) -> None:
+        """Forget the trace; hooks hold this object."""
+        for seen in (self._seen, self._hooked, self._printed, self.losses, self.differentiated):
+            seen.clear()
+        del self._result, self._graph
+
+    def new_key(self) -> int:
+        """Return a key that no other gradient or print has."""
+        return next(self._keys)
+
+    def after_call(self, result: torch.Tensor) -> None:
+        """Ask for the gradient of a differentiable result, and follow its way back."""
+        result = unwrapped(result)
+        if not result.requires_grad or result.grad_fn is None:
+            return
+        if current_graph() is not self._graph:
+            return  # traced on its own, by torch.func.linearize
+        place = (result.grad_fn, result.output_nr)
+        if place in self._hooked:
+            return
+        self._hooked.add(place)
+        key = self.new_key()
+        self._mark(result, key)
+        if self._depth_of_bodies:  # its gradient is the body's, and its node will be cut out
+            note_gradient(node_of(result), key)
+            return
+        self._result.forward_of[key] = node_of(result)
+        self._follow(result.grad_fn)
+
+    # Losses
+
+    def mark_loss(self, loss: torch.Tensor) -> None:
+        """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
+        if not is_functorch_wrapped_tensor(loss):
+            self.losses.append(loss)
+            node = find_node(loss)
+            if node is not None:
+                self._result.losses.append(node)
+
+    def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take note of tensors whose gradients forward computes itself."""
+        self.differentiated.extend(outputs)
+
+    def mark_printed(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """Take note of a print with gradient, and of what it hands on."""
+        self._printed.append((tensor, result))
+
+    def behind_prints(self, loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a loss as its last print hands it on: the gradient comes from there.
+
+        A print whose result nobody uses is none.
+        """
+        nodes = {find_node(output) for output in outputs}
+        for tensor, result in self._printed:
+            node = find_node(result)
+            if tensor is loss and node is not None and (node.users or node in nodes):
+                loss = result
+        return loss
+
+    # Bodies
+
+    @property
+    def is_inside_of_body(self) -> bool:
+        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        return self._depth_of_bodies > 0
+
+    @contextmanager
+    def inside_of_body(self) -> Iterator[None]:
+        """Take note of no losses and gradients in this scope: they are not the model's."""
+        lists: list[list[Any]] = [self.losses, self.differentiated]
+        lists += [self._result.losses, self._result.checkpoints]
+        lengths = [len(items) for items in lists]
+        self._depth_of_bodies += 1
+        try:
+            yield
+        finally:
+            self._depth_of_bodies -= 1
+            for items, length in zip(lists, lengths, strict=True):
+                del items[length:]
+
+    @contextmanager
+    def gradient_of_body(self) -> Iterator[None]:
+        """Take note that the nodes made in this scope belong to the gradient of a body."""
+        origins = self._origins
+        set_origin(origins.backward())
+        before, origins.in_backward = origins.in_backward, True
+        try:
+            yield
+        except RuntimeError as error:
+            located = explained(error, user_line(excludes=("contextlib.py",)))
+            if located is None:
+                raise
+            raise located from error
+        finally:
+            origins.in_backward = before
+            set_origin(origins.current)
+
+    # Backward
+
+    @contextmanager
+    def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
+        """Run a backward pass that starts at ``loss``."""
+        self._follow(loss.grad_fn)
+        watch_uses(loss.grad_fn, self._note_use)
+        set_origin(self._origins.backward())
+        self._origins.in_backward = True
+        try:
+            yield
+        finally:
+            self._origins.in_backward = False
+
+    def _note_use(self, position: int, operand: int, gradient: torch.Tensor) -> None:
+        """Take note of what one use of a tensor adds to its gradient."""
+        node = find_node(gradient) if self._origins.in_backward else None
+        if node is not None:
+            self._result.partial_gradients[position, operand] = node
+
+    def _mark(self, tensor: torch.Tensor, key: int) -> None:
+        """Let the gradient of a tensor carry a name; not one that forward itself computes."""
+        origins = self._origins
+
+        def named(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is None or not origins.in_backward:
+                return None
+            return mark(gradient, key)
+
+        tensor.register_hook(named)  # type: ignore[no-untyped-call]
+
+    def _follow(self, node: Any) -> None:
+        """Let the backward of the current call carry its origin.
+
+        Gradients that forward itself computes (``torch.autograd.grad``) belong to forward.
+        """
+        origins, origin = self._origins, self._origins.backward()
+
+        def before(_gradients: object) -> None:
+            if origins.in_backward:
+                set_origin(origin)
+
+        todo = [node]
+        while todo:
+            current = todo.pop()
+            if current is None or current in self._seen or hasattr(current, "variable"):
+                continue
+            self._seen.add(current)
+            current.register_prehook(before)
+            todo.extend(following for following, _ in current.next_functions)

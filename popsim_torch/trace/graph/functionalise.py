@@ -1,0 +1,183 @@
+"""Takes mutation out of a traced graph.
+
+Afterwards no operator changes a tensor, and views are copies (``aten.view_copy``): what is put
+together anew after a change may lie in memory otherwise than it was recorded. A placeholder that
+forward changed in place (a buffer, an input) has one ``copy_`` of its new value at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.fx
+import torch.fx.traceback as fx_traceback
+from torch.func import functionalize
+
+from popsim_torch.errors import Error, InternalError
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.functorch import (
+    functionalize_sync,
+    is_functionaltensor,
+    unwrap_functional_tensor,
+)
+from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.proxies import (
+    ProxyTorchDispatchMode,
+    get_proxy_mode,
+    get_proxy_slot,
+    record_graph,
+)
+from popsim_torch.trace.graph.bodies import Control, control_of
+from popsim_torch.trace.graph.enqueues import ENQUEUE
+from popsim_torch.trace.graph.markers import REPEAT_WHILE
+from popsim_torch.trace.graph.origin import origin_of
+from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
+
+# Operators without results: they fail for some values, or show them to the host.
+_CHECKS = frozenset(
+    {
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._linalg_check_errors.default,
+        ENQUEUE,
+        REPEAT_WHILE,
+    }
+)
+
+
+def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
+    """Whether a node is needed though nobody reads it: it looks at values, or enqueues some.
+
+    Args:
+        node: The node.
+        controls: Those of the trace; one with an element of a queue in it counts.
+    """
+    if node.op == "call_function" and node.target in _CHECKS:
+        return True
+    control = control_of(node, controls)
+    return control is not None and _enqueues(control, controls)
+
+
+def _enqueues(control: Control, controls: Sequence[Control]) -> bool:
+    for body in control.bodies:
+        for node in body.graph.nodes:
+            inner = control_of(node, controls)
+            if node.target is ENQUEUE or (inner is not None and _enqueues(inner, controls)):
+                return True
+    return False
+
+
+def is_mutating(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator that changes one of its arguments."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and node.target._schema.is_mutable
+    )
+
+
+class _Replay(torch.fx.Interpreter):
+    """Runs a graph node by node and notes which new node each watched one became."""
+
+    def __init__(self, module: torch.fx.GraphModule, watched: Collection[torch.fx.Node]) -> None:
+        super().__init__(module)
+        self._watched = frozenset(watched)
+        self.became: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.taken_parts: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._views = Views()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            with self._noting_parts(n) if is_mutating(n) else nullcontext():
+                result = super().run_node(n)
+        except RuntimeError as error:
+            if not is_mutating(n):
+                raise
+            source, target = origin_of(n).source, cast(OpOverload, n.target)
+            raise Error(
+                f"Unsupported ops found in compiled model: [{target._schema.name}]"
+                f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
+                "cannot take out of a traced model. Call the operator that returns a new tensor."
+            ) from error
+        if n in self._watched:
+            self.became[n] = _node_of(result)
+        return result
+
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
+        if not is_view(n):
+            # What it reads is brought up to date one by one, in the order in which it would be.
+            for node in n.all_input_nodes:
+                if self._views.has_part(node):
+                    with self._noting_parts(node):
+                        _bring_up_to_date(self.env[node])
+        return super().fetch_args_kwargs_from_env(n)
+
+    @contextmanager
+    def _noting_parts(self, node: torch.fx.Node) -> Iterator[None]:
+        """Note which new nodes take a part anew while the views that lead to ``node`` are."""
+        if not self._views.has_part(node):
+            yield
+            return
+        graph = _proxy_mode().tracer.graph
+        last = next(iter(reversed(graph.nodes)))
+        yield
+        created = itertools.takewhile(lambda one: one is not last, reversed(graph.nodes))
+        views = self._views.views_to(node)
+        self.taken_parts.update(taken_parts(views, list(created)[::-1]))
+
+
+def _proxy_mode() -> ProxyTorchDispatchMode:
+    mode = get_proxy_mode()
+    if mode is None:
+        raise InternalError("functionalise: a graph is replayed while none is recorded")
+    return mode
+
+
+def _bring_up_to_date(value: Any) -> None:
+    if isinstance(value, torch.Tensor) and is_functionaltensor(value):
+        functionalize_sync(value)
+
+
+def _node_of(value: Any) -> torch.fx.Node:
+    _bring_up_to_date(value)
+    if isinstance(value, torch.Tensor) and is_functionaltensor(value):
+        value = unwrap_functional_tensor(value, True)
+    slot = get_proxy_slot(value, _proxy_mode().tracer, None)
+    if slot is None:
+        raise InternalError("functionalise: a watched value has no node in the new graph")
+    node: torch.fx.Node = slot.proxy.node
+    return node
+
+
+def functionalise_graph(
+    module: torch.fx.GraphModule, watched: Collection[torch.fx.Node]
+) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
+    """Return a graph without mutation that computes the same.
+
+    Args:
+        module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
+        watched: Nodes whose successors the caller wants to know.
+
+    Returns:
+        The new graph (the given one when nothing is mutated) and, for each watched node, the node
+        of the new graph that has its value.
+    """
+    if not any(is_mutating(node) for node in module.graph.nodes):
+        return module, {node: node for node in watched}
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    # A graph without inputs has them in other places.
+    every = (node.meta.get("val") for node in module.graph.nodes)
+    fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
+    replay = _Replay(module, watched)
+    with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
+        inputs = [torch.empty_like(value) for value in values]
+        functional = record_graph(functionalize(replay.run, remove="mutations_and_views"))(*inputs)
+    for node, part in replay.taken_parts.items():
+        restore(node, part)
+    # Views that are looked at again after a change; some for nobody.
+    functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
+    return functional, replay.became

@@ -1,0 +1,245 @@
+"""Records the operations of ``popsim_torch`` that user code calls in forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from popsim_torch.custom_ops.registry import CustomCall
+from popsim_torch.enums import OverlapMode
+from popsim_torch.host_call import CPU, CallArguments
+from popsim_torch.ops import PrintFormat, op_listener
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.trace.body_scopes import BodyScopes
+from popsim_torch.trace.call_origins import CallOrigins
+from popsim_torch.trace.custom import custom_results
+from popsim_torch.trace.gradients import Gradients
+from popsim_torch.trace.graph.enqueues import Sums, record_enqueue
+from popsim_torch.trace.graph.markers import PrintedTensor
+from popsim_torch.trace.graph.origin import note_hook, origin_kept
+from popsim_torch.trace.graph.traced_tensors import (
+    current_graph,
+    is_host_tensor,
+    is_traced,
+    node_of,
+)
+from popsim_torch.trace.host_calls import HostCalls, on_host
+from popsim_torch.trace.loop_body import LoopTrace
+from popsim_torch.trace.overlaps import OverlapMark
+from popsim_torch.trace.result import PrintRequest, TraceResult
+from popsim_torch.trace.stand_ins import StandIns
+
+__all__ = ["UserOps"]
+
+
+class UserOps:
+    """What ``op_listener`` is while forward is traced (``OpListener``, ``HostListener``).
+
+    Args:
+        result: Filled with prints, elements of queues, checkpoints and calls of the host.
+        origins: Tells where what is recorded comes from.
+        gradients: Follows those of forward.
+        bodies: Tells what tensors are inside of bodies, and records loops and branches.
+        stand_ins: What stands for tensors of the host.
+
+    Attributes:
+        overlaps: Inputs and outputs that are marked for overlap with computation.
+        without_traced_state: Puts the host's parameters and buffers back into the module for a
+            scope.
+    """
+
+    def __init__(
+        self,
+        result: TraceResult,
+        origins: CallOrigins,
+        gradients: Gradients,
+        bodies: BodyScopes,
+        stand_ins: StandIns,
+    ) -> None:
+        self._result = result
+        self._origins = origins
+        self._gradients = gradients
+        self._bodies = bodies
+        self._stand_ins = stand_ins
+        self._host_calls = HostCalls(result.host_calls)
+        self._sums: Sums | None = None
+        self._endings: list[Callable[[], None]] = []
+        self.overlaps: list[OverlapMark] = []
+        self.without_traced_state: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.rebuilt_region = origins.regions.rebuilding
+        self.multi_conv = origins.regions.multi_conv
+        self.name_scope = origins.scopes.named
+        self.stand_for = stand_ins.stand_for
+
+    def close(self) -> None:
+        """Forget the trace."""
+        self.overlaps.clear()
+        del self._result, self._host_calls, self.without_traced_state
+
+    @property
+    def loop(self) -> LoopTrace | None:
+        """The device loop whose body is traced, if it is one's."""
+        return self._origins.loop
+
+    @property
+    def is_inside_of_body(self) -> bool:
+        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        return self._gradients.is_inside_of_body
+
+    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a user's hook of a gradient: it may enqueue and print, as forward may."""
+
+        def called(*gradients: Any) -> Any:
+            # Autograd calls it in a thread of its own.
+            token, origin = op_listener.set(self), self._origins.current
+            try:
+                with origin_kept():
+                    return function(*gradients)
+            finally:
+                self._origins.current = origin
+                op_listener.reset(token)
+
+        return called
+
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """Call ``ending`` when all of forward has been traced."""
+        self._endings.append(ending)
+
+    def end_forward(self) -> None:
+        """Take note that all of forward has been traced."""
+        for ending in self._endings:
+            ending()
+        self._endings.clear()
+
+    # Tensors that are seen
+
+    def print_tensor(
+        self, tensor: torch.Tensor, title: str, print_gradient: bool, text_format: PrintFormat
+    ) -> torch.Tensor:
+        """Return ``tensor``, printed at run time."""
+        self._origins.begin("PrintTensor")
+        tensor = self._bodies.known(tensor)
+        key = self._gradients.new_key()
+        self._result.prints[key] = PrintRequest(title, None, text_format)
+        gradient_key = None
+        if print_gradient:
+            gradient_key = self._gradients.new_key()
+            self._result.prints[gradient_key] = PrintRequest(title, key, text_format)
+        result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
+        self._gradients.after_call(result)
+        if print_gradient:
+            self._gradients.mark_printed(tensor, result)
+        return result
+
+    def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Put an element of a queue into the program."""
+        self._origins.begin("Enqueue")
+        known = list(map(self._bodies.known, tensors))
+        with DisableTorchFunction():
+            given = self._traced(known)
+            source = self._origins.current.source
+            record_enqueue(self._result.enqueues, queue, structure, given, source, self._sums)
+        graph = current_graph()
+        if self._origins.in_backward and graph is not None:
+            note_hook(graph._root.prev)
+
+    @contextmanager
+    def summed_elements(self, dtype: torch.dtype | None) -> Iterator[None]:
+        """Put sums over the micro-batches of a weight update into queues, in this scope."""
+        outer, self._sums = self._sums, Sums(dtype)
+        try:
+            yield
+        finally:
+            self._sums = outer
+
+    def tensor_id(self, tensor: torch.Tensor) -> int:
+        """Return a number that no other tensor of this trace has."""
+        return self._stand_ins.number_of(self._bodies.known(tensor))
+
+    # Tensors that are computed, or kept
+
+    def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Return the reduced tensor, marked as a loss."""
+        self._origins.begin("IdentityLoss")
+        tensor = self._bodies.known(tensor)
+        with DisableTorchFunction():
+            reduced = (
+                tensor.view_as(tensor) if reduction == "none" else getattr(tensor, reduction)()
+            )
+        self._gradients.after_call(reduced)
+        self._gradients.mark_loss(reduced)
+        return reduced
+
+    def custom_op(self, inputs: Sequence[torch.Tensor], call: CustomCall) -> list[torch.Tensor]:
+        """Return the results of a custom operator."""
+        bodies = self._bodies
+        given = [bodies.known(one) if is_host_tensor(one) else one for one in inputs]
+        given = [bodies.constant(one) if is_host_tensor(one) else one for one in given]
+        self._origins.begin(call.name)
+        with DisableTorchFunction():
+            results = custom_results(call, given)
+        for result in results:
+            self._gradients.after_call(result)
+        return results
+
+    def checkpoint(self, tensor: torch.Tensor) -> None:
+        """Take note of a value to keep for the backward pass; data of the host is kept anyway."""
+        tensor = self._bodies.known(tensor)
+        if isinstance(tensor, FakeTensor):
+            self._result.checkpoints.append(node_of(tensor))
+
+    def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
+        """Return another tensor with the values of ``tensor``, and take note of both."""
+        self._origins.begin()
+        tensor = self._bodies.known(tensor)
+        if not is_traced(tensor):
+            self.overlaps.append(OverlapMark(None, None, mode, for_input))
+            return tensor
+        with DisableTorchFunction():
+            result = torch.ops.aten.alias.default(tensor)
+        self.overlaps.append(OverlapMark(node_of(tensor), node_of(result), mode, for_input))
+        self._gradients.after_call(result)
+        return result  # type: ignore[no-any-return]
+
+    # Loops, branches, and calls of the host
+
+    def for_loop(
+        self, count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Record a loop."""
+        return self._bodies.control_flow.for_loop("poptorch.for_loop()", count, body, inputs)
+
+    def cond(
+        self,
+        condition: Any,
+        if_true: tuple[Callable[..., Any], list[Any]],
+        if_false: tuple[Callable[..., Any], list[Any]],
+    ) -> list[torch.Tensor]:
+        """Record a branch."""
+        return self._bodies.control_flow.cond("poptorch.cond()", condition, if_true, if_false)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Run code as outside of the trace: on the host's tensors, with nothing recorded."""
+        with on_host(), self.without_traced_state():
+            yield
+
+    def host_call(self, cpu: CPU, arguments: CallArguments) -> torch.Tensor | list[torch.Tensor]:
+        """Return the traced results of a call of the host."""
+        self._origins.begin()
+        with DisableTorchFunction():
+            tensors = self._traced(map(self._bodies.known, arguments.tensors))
+            source = self._origins.current.source
+            results = self._host_calls.record(cpu, arguments, tensors, source, self.on_host)
+        for result in [results] if isinstance(results, torch.Tensor) else results:
+            self._gradients.after_call(result)
+        return results
+
+    def _traced(self, known: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return traced tensors, with constants for those of the host."""
+        constant = self._bodies.constant
+        return [tensor if is_traced(tensor) else constant(tensor) for tensor in known]

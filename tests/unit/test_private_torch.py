@@ -1,0 +1,229 @@
+"""What PyTorch does not offer in public is reached through one room: ``private_torch``.
+
+The name of an operator (``torch.ops.aten._softmax``) is no part of PyTorch's Python: it is what
+stands in the graphs that PyTorch makes, and it is written where such a node is handled.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.fx
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "popsim_torch"
+ROOM = PACKAGE / "private_torch"
+
+# Private attributes of PyTorch's objects that the package reads where it has the object: there is
+# nothing to import, and a function for each would be a call more where calls are counted.
+ATTRIBUTES = {
+    # Modules: what they own themselves, by name; the public ways walk the modules inside, too, and
+    # leave out what is there twice, or None.
+    "_parameters": "torch.nn.Module",
+    "_buffers": "torch.nn.Module",
+    "_modules": "torch.nn.Module",
+    "_non_persistent_buffers_set": "torch.nn.Module",
+    "_forward_pre_hooks": "torch.nn.Module",
+    # Operators: what a node of a graph calls, by schema and name.
+    "_schema": "torch._ops.OpOverload",
+    "_overloadpacket": "torch._ops.OpOverload",
+    "_opname": "torch._ops.OpOverload",
+    "_overloadname": "torch._ops.OpOverload",
+    "_name": "torch._ops.OpOverload",
+    # Tensors: how often they were written to, and whether two share memory.
+    "_version": "torch.Tensor",
+    "_cdata": "torch.UntypedStorage",
+    # The end of a graph that is being recorded, without a list of all of it.
+    "_root": "torch.fx.Graph",
+    # The operation, counted from the first one, whose gradient a node of autograd is.
+    "_sequence_nr": "torch.autograd.graph.Node",
+    # The processes of a loader, which end with it.
+    "_iterator": "torch.utils.data.DataLoader",
+    # The default that `set_default_validate_args` sets, and no function gives.
+    "_validate_args": "torch.distributions.Distribution",
+    # What `torch.optim.lr_scheduler` looks at, to warn of steps in the wrong order.
+    "_opt_called": "torch.optim.Optimizer",
+    # What `isinstance(x, nn.Parameter)` looks at.
+    "_is_param": "torch.nn.Parameter",
+}
+
+
+def is_private(dotted: list[str]) -> bool:
+    """Whether a name below torch is none that PyTorch offers."""
+    if dotted[:2] == ["torch", "ops"]:
+        return False
+    return "experimental" in dotted or any(
+        part.startswith("_") and not part.startswith("__") for part in dotted
+    )
+
+
+def private_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each private name of PyTorch that some source text reaches for."""
+    tree = ast.parse(text)
+    # What a name at the start of an attribute stands for.
+    known = {"torch": ["torch"]}
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            imported = [(alias.name.split("."), alias.asname) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            module = node.module.split(".")
+            imported = [([*module, one.name], one.asname or one.name) for one in node.names]
+        else:
+            continue
+        for dotted, name in imported:
+            if dotted[0] == "torch":
+                if name is not None:
+                    known[name] = dotted
+                if is_private(dotted):
+                    yield node.lineno, ".".join(dotted)
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            dotted = _dotted(node, known)
+            if dotted and is_private(dotted) and not is_private(dotted[:-1]):
+                yield node.lineno, ".".join(dotted)
+        elif isinstance(node, ast.Call) and len(node.args) > 1:
+            owner, name = (_dotted(node.args[0], known), node.args[1])
+            if owner and isinstance(name, ast.Constant) and is_private([*owner, str(name.value)]):
+                yield node.lineno, ".".join([*owner, str(name.value)])
+
+
+def _dotted(node: ast.expr, known: dict[str, list[str]]) -> list[str]:
+    """Return the whole name of an attribute of a module or class of torch; else nothing."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in known:
+        return []
+    return [*known[node.id], *names[::-1]]
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file of the package outside of the room."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if ROOM not in path.parents:
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def test_private_names_of_torch_stand_in_their_room_alone():
+    found = [
+        f"{where}:{line}: {name}" for where, text in sources() for line, name in private_names(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("from torch._C import DisableTorchFunction", "torch._C.DisableTorchFunction"),
+        ("from torch.utils._pytree import tree_map as each", "torch.utils._pytree.tree_map"),
+        ("from torch.overrides import wraps, _pop_mode", "torch.overrides._pop_mode"),
+        ("from torch.fx.experimental import proxy_tensor", "torch.fx.experimental.proxy_tensor"),
+        ("import torch._dynamo", "torch._dynamo"),
+        ("import torch\ndef f():\n    with torch._C._DisableAutocast(): pass", "torch._C"),
+        ("import torch.utils.checkpoint as c\nc._GLOBAL", "torch.utils.checkpoint._GLOBAL"),
+        ("from torch import nn\nnn.modules._x", "torch.nn.modules._x"),
+        ("import torch\ndef f(x: torch._ops.OpOverload): ...", "torch._ops"),
+        ("import torch\ngetattr(torch.nn, '_x', None)", "torch.nn._x"),
+        ("import torch\nmock.patch.object(torch.nn.modules, '_y', 1)", "torch.nn.modules._y"),
+        ("if TYPE_CHECKING:\n    from torch._ops import OpOverload", "torch._ops.OpOverload"),
+    ],
+)
+def test_the_scan_finds_private_names(text, name):
+    assert [found for _, found in private_names(text)] == [name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ntorch.__version__",
+        "from torch.fx import GraphModule\nfrom torch.overrides import TorchFunctionMode",
+        "import torch\ntorch.ops.aten._softmax.default",
+        "from popsim_torch import _native\n_native._C",
+        "from popsim_torch.private_torch.modes import DisableTorchFunction",
+        "import torch\nself._torch._x",
+    ],
+)
+def test_the_scan_leaves_public_names_alone(text):
+    assert list(private_names(text)) == []
+
+
+def attributes_of_torch() -> dict[str, str]:
+    """Return the private names that objects of PyTorch have, and what has them."""
+    module = nn.Linear(1, 1)
+    graph = torch.fx.symbolic_trace(module)
+    owners = (
+        torch.ones(1),
+        torch.ones(1).untyped_storage(),
+        nn.Parameter(torch.ones(1)),
+        module,
+        module(torch.ones(1, 1)).grad_fn,
+        graph,
+        graph.graph,
+        next(iter(graph.graph.nodes)),
+        torch.optim.SGD(module.parameters(), 0.1),
+        torch.ops.aten.add,
+        torch.ops.aten.add.Tensor,
+        torch.utils.data.DataLoader([1]),
+        torch.distributions.Normal(0.0, 1.0),
+        torch.Generator(),
+    )
+    return {
+        name: type(owner).__name__
+        for owner in owners
+        for name in dir(owner)
+        if name.startswith("_") and not name.startswith("__")
+    } | {"_opt_called": "Optimizer"}  # which a scheduler sets
+
+
+def attributes_read(text: str) -> set[str]:
+    """Return the private attributes of other objects that are read, but for classes' own ones."""
+    private: set[str] = set()
+    own: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            by_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (own if by_itself else private).add(node.attr)
+    return private - own
+
+
+def test_private_attributes_of_torch_objects_are_listed():
+    theirs = attributes_of_torch()
+    found = {
+        f"{where}: {name} of {theirs[name]}"
+        for where, text in sources()
+        for name in attributes_read(text) & theirs.keys() - ATTRIBUTES.keys()
+    }
+    assert found == set()
+
+
+def test_listed_attributes_are_read():
+    read = {name for _, text in sources() for name in attributes_read(text)}
+    assert ATTRIBUTES.keys() - read == set()
+
+
+@pytest.mark.parametrize("path", sorted(ROOM.glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_a_file_of_the_room_says_why_and_where_it_was_checked(path):
+    text = path.read_text(encoding="utf-8")
+    document = ast.get_docstring(ast.parse(text)) or ""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r'"torch==(\d+\.\d+)', project)
+    assert "\nWhy: " in document
+    checked = document.split("\nChecked: ")[1].removesuffix(".").replace(",", "").split()
+    assert pinned in checked
+    names = importlib.import_module(f"popsim_torch.private_torch.{path.stem}").__all__
+    assert names
+    unused = {
+        name
+        for name in names
+        if not any(f"private_torch.{path.stem} import" in t and name in t for _, t in sources())
+    }
+    assert unused == set()
