@@ -19,7 +19,7 @@ class HostCode;
 // How often one run goes through the program.
 struct LoopCounts {
   int64_t device_iterations = 1;
-  int64_t accumulation_steps = 1;  // micro-batches per device iteration
+  int64_t gradient_accumulation = 1;  // micro-batches per device iteration
 };
 
 // Where the program is while a kernel runs.

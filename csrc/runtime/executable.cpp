@@ -85,7 +85,7 @@ void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
   check_user(inputs.size() == slices_.size(), "run: ", inputs.size(),
              " inputs given, the program has ", slices_.size());
   const ops::LoopCounts loop = plan_.loop();
-  const int64_t num_all = loop.device_iterations * loop.accumulation_steps;
+  const int64_t num_all = loop.device_iterations * loop.gradient_accumulation;
   size_t next = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
     if (places_[i].feed >= 0) continue;

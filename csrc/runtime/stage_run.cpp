@@ -190,7 +190,7 @@ bool StageRun::give_up(int64_t first_step) {
 
 void StageRun::run_action(const Call& call, const Action& action,
                           int64_t iteration, int64_t first_step) {
-  const int64_t accumulation = plan_.loop().accumulation_steps;
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
   last_micro_batch_.store(
       iteration * accumulation + (action.kind == ActionKind::kUpdate
                                       ? accumulation - 1
@@ -228,7 +228,7 @@ void StageRun::run_action(const Call& call, const Action& action,
 
 void StageRun::release_inputs(const Call& call, const Action& action,
                               int64_t micro_batch) {
-  const int64_t accumulation = plan_.loop().accumulation_steps;
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
   const bool is_last =
       plan_.training()
           ? action.kind == ActionKind::kBackward && action.stage == 0

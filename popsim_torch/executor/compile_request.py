@@ -33,10 +33,10 @@ from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
 from popsim_torch.trace import TraceResult
+from popsim_torch.trace.device_loop import DeviceLoopOptimizers
 from popsim_torch.trace.graph.enqueues import Enqueue
-from popsim_torch.trace.loop_body import BodyRequest
 
-__all__ = ["CompileRequest", "LoopRequest", "ModelRequest"]
+__all__ = ["CompileRequest", "DeviceLoopRequest", "ModelRequest"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CompileRequest(ABC):
     options: Options
     channel: Channel
     warned: set[str] = field(default_factory=set, kw_only=True)
-    body: BodyRequest | None = field(default=None, kw_only=True)
+    body: DeviceLoopOptimizers | None = field(default=None, kw_only=True)
 
     @property
     def fed(self) -> bool:
@@ -144,7 +144,7 @@ class ModelRequest(CompileRequest):
 
 
 @dataclass(frozen=True)
-class LoopRequest(CompileRequest):
+class DeviceLoopRequest(CompileRequest):
     """A device loop: what it repeats, how often, and where its inputs come from.
 
     Attributes:

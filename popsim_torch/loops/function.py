@@ -20,17 +20,17 @@ from popsim_torch.feeds.runs import Running
 from popsim_torch.feeds.structure import check_dense
 from popsim_torch.loops.module_kinds import ModuleKinds
 from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
-from popsim_torch.loops.program import LoopProgram
-from popsim_torch.loops.recorded import RecordedTensors, Value
+from popsim_torch.loops.program import DeviceLoopProgram
+from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
 
-__all__ = ["Function", "Recording", "Step", "function", "recording"]
+__all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedLoop:
     """A loop of a recorded function.
 
     Attributes:
@@ -40,8 +40,8 @@ class Step:
     """
 
     run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
-    carried: Sequence[Value]
-    captured: Sequence[Value]
+    carried: Sequence[RecordedValue]
+    captured: Sequence[RecordedValue]
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the loop in one call, whose tensors get its results."""
@@ -79,8 +79,8 @@ class Recording:
     reach: Reach
     iterators: Sequence[Iterator[Any]]
     tensors: RecordedTensors
-    steps: list[Step | Computation] = field(default_factory=list)
-    programs: list[LoopProgram] = field(default_factory=list)
+    steps: list[RecordedLoop | Computation] = field(default_factory=list)
+    programs: list[DeviceLoopProgram] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
     modules: list[nn.Module] = field(default_factory=list)
@@ -123,12 +123,12 @@ class Recording:
         """Run a loop as a part of the recording call, and of all later ones.
 
         Args:
-            run: As for :class:`Step`.
+            run: As for :class:`RecordedLoop`.
             carried: What the first trip is given.
             captured: What every trip reads.
         """
         value = self.tensors.value
-        step = Step(run, [value(one) for one in carried], [value(one) for one in captured])
+        step = RecordedLoop(run, [value(one) for one in carried], [value(one) for one in captured])
         results = run([one.detach() for one in carried], [one.detach() for one in captured])
         self.steps.append(step)
         for result in results:
@@ -155,7 +155,9 @@ class Recording:
             step(tensors)
         structure = self.structure
         assert structure is not None
-        leaves = [one.among(tensors) if isinstance(one, Value) else one for one in self.result]
+        leaves = [
+            one.among(tensors) if isinstance(one, RecordedValue) else one for one in self.result
+        ]
         return leaves[0] if structure.is_leaf() else tree_unflatten(leaves, structure)
 
 
@@ -214,7 +216,7 @@ class Function:
         return self if instance is None else functools.partial(self, instance)
 
     @property
-    def programs(self) -> list[LoopProgram]:
+    def programs(self) -> list[DeviceLoopProgram]:
         """The programs of all loops that were recorded, or are being recorded."""
         found = [recorded for *_, recorded in self._recordings]
         if self._being_recorded is not None:
@@ -309,7 +311,7 @@ class Function:
         finally:
             self._being_recorded = None
             recording.reset(token)
-        if not new.programs and not any(isinstance(step, Step) for step in new.steps):
+        if not new.programs and not any(isinstance(step, RecordedLoop) for step in new.steps):
             raise Error(
                 f"poptorch.function: '{self._name}' has no loop, so the device would have nothing "
                 "to do. Call poptorch.repeat(n, body) or poptorch.while_loop in it."

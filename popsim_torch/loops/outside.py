@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.host_weights import METADATA
-from popsim_torch.loops.recorded import RecordedTensors, Value
+from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.private_torch.modes import function_modes
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from popsim_torch.trace.call_arguments import draws_random_numbers
@@ -69,7 +69,9 @@ class Computation:
 
     def __call__(self, tensors: list[torch.Tensor]) -> None:
         """Compute in one call, whose tensors get the results."""
-        leaves = [one.among(tensors) if isinstance(one, Value) else one for one in self.leaves]
+        leaves = [
+            one.among(tensors) if isinstance(one, RecordedValue) else one for one in self.leaves
+        ]
         args, kwargs = tree_unflatten(leaves, self.structure)
         with _in_surroundings(self.surroundings):
             tensors.extend(_tensors_in(self.function(*args, **kwargs)))

@@ -14,7 +14,7 @@ from torch import nn
 
 from popsim_torch import _native, optim
 from popsim_torch.errors import Error
-from popsim_torch.executor.compile_request import LoopRequest
+from popsim_torch.executor.compile_request import DeviceLoopRequest
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
@@ -29,16 +29,16 @@ from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
-from popsim_torch.trace.loop_body import LoopBody
+from popsim_torch.trace.device_loop import DeviceLoopBody
 
-__all__ = ["LoopProgram", "check_count"]
+__all__ = ["DeviceLoopProgram", "check_count"]
 
 _programs = itertools.count()
 _VERSION = attrgetter("_version")
 _STREAM = 0x9E3779B97F4A7C15
 
 
-class LoopProgram:
+class DeviceLoopProgram:
     """A loop that runs on the device, as often as it is asked to.
 
     Args:
@@ -50,7 +50,7 @@ class LoopProgram:
         UnknownObject: It uses something that ``body`` does not have.
     """
 
-    def __init__(self, body: LoopBody, request: LoopRequest) -> None:
+    def __init__(self, body: DeviceLoopBody, request: DeviceLoopRequest) -> None:
         self._body = body
         self._device = DeviceProgram(body, request.options, request.channel, fixed=True)
         self._inspection = Inspection(self._device)

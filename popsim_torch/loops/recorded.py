@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["RecordedTensors", "Value"]
+__all__ = ["RecordedTensors", "RecordedValue"]
 
 
 @dataclass(frozen=True)
-class Value:
+class RecordedValue:
     """A tensor of a recorded function: by its number among all, or one from outside of it.
 
     Attributes:
@@ -70,10 +70,10 @@ class RecordedTensors:
             return None
         return number
 
-    def value(self, tensor: torch.Tensor) -> Value:
+    def value(self, tensor: torch.Tensor) -> RecordedValue:
         """Return what a tensor is to later calls."""
         number = self.number_of(tensor)
-        return Value(number, tensor if number is None else None)
+        return RecordedValue(number, tensor if number is None else None)
 
     def differs(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has other values in other calls: arguments, weights, and what follows.

@@ -12,7 +12,7 @@ import torch
 from popsim_torch import _native
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.errors import Error, UsageTypeError
-from popsim_torch.executor.compile_request import LoopRequest
+from popsim_torch.executor.compile_request import DeviceLoopRequest
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.executor.updates import lacks_running_mean
 from popsim_torch.feeds import InfeedQueue
@@ -21,7 +21,7 @@ from popsim_torch.loops.contract import asked, check_takes, new_values
 from popsim_torch.loops.elements import Elements
 from popsim_torch.loops.function import Recording, recording
 from popsim_torch.loops.host_iterators import HostIterators
-from popsim_torch.loops.program import LoopProgram, check_count
+from popsim_torch.loops.program import DeviceLoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.loops.settings import LoopPlan, LoopSettings, OtherUse
 from popsim_torch.ops import op_listener
@@ -30,8 +30,8 @@ from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
 from popsim_torch.private_torch.modes import without_function_modes
 from popsim_torch.profiling import Channel
+from popsim_torch.trace.device_loop import DeviceLoopBody, DeviceLoopOptimizers, UnknownObject
 from popsim_torch.trace.graph.origin import user_line
-from popsim_torch.trace.loop_body import BodyRequest, LoopBody, UnknownObject
 
 __all__ = ["repeat", "while_loop"]
 
@@ -245,8 +245,8 @@ def _asking(condition: Body) -> Body:
 class _Run:
     """Runs a program once: what a step of a recording does."""
 
-    program: LoopProgram
-    asks: LoopProgram | None
+    program: DeviceLoopProgram
+    asks: DeviceLoopProgram | None
     shown_trips: int
     function: str
 
@@ -275,7 +275,7 @@ def _compile(
     settings: LoopSettings,
     condition: Body | None,
     captured: Sequence[torch.Tensor],
-) -> LoopProgram:
+) -> DeviceLoopProgram:
     """Compile a loop; what turns up while it is traced is added to what was found."""
     plan: LoopPlan | None = None
     num_found = 0
@@ -286,7 +286,7 @@ def _compile(
             plan = plan or settings.guess(found)
             body, request = _request(call, captured, found, settings, plan, condition, iterators)
             try:
-                return LoopProgram(body, request)
+                return DeviceLoopProgram(body, request)
             except OtherUse as other:
                 plan = settings.plan(other.use)
             except UnknownObject as unknown:
@@ -318,7 +318,7 @@ def _request(
     plan: LoopPlan,
     condition: Body | None,
     iterators: HostIterators,
-) -> tuple[LoopBody, LoopRequest]:
+) -> tuple[DeviceLoopBody, DeviceLoopRequest]:
     inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
     places: list[Any] = []
     names: list[str] = []
@@ -355,8 +355,8 @@ def _request(
             return values, None if condition is None else asked(condition, values)
 
     initial = [value.detach().clone() for value in call.carried]
-    body = LoopBody(found.modules, found.parameters, initial, step)
-    request = LoopRequest(
+    body = DeviceLoopBody(found.modules, found.parameters, initial, step)
+    request = DeviceLoopRequest(
         body,
         plan.options,
         Channel("poptorch.function"),
@@ -366,7 +366,7 @@ def _request(
         elements.infeeds,
         places,
         _settings_reader(plan.options),
-        body=BodyRequest(tuple(found.optimizers)),
+        body=DeviceLoopOptimizers(tuple(found.optimizers)),
     )
     return body, request
 

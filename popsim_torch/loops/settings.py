@@ -22,7 +22,7 @@ from popsim_torch.ops import op_listener
 from popsim_torch.options import Options, own_dtype
 from popsim_torch.options.model_settings import Owned, changes_of, settings_of
 from popsim_torch.options.pipelining import PipeliningOptions
-from popsim_torch.trace.loop_body import LoopTrace, UnknownObject
+from popsim_torch.trace.device_loop import DeviceLoopTrace, UnknownObject
 
 __all__ = ["LoopPlan", "LoopSettings", "OtherUse", "Use"]
 
@@ -141,7 +141,7 @@ class LoopSettings:
             OtherUse: It needs another plan.
         """
         listener: Any = op_listener.get()
-        trace: LoopTrace = listener.loop
+        trace: DeviceLoopTrace = listener.loop
         try:
             yield
         except UnknownObject:
@@ -177,7 +177,7 @@ def _modules(found: Reach) -> list[nn.Module]:
     return [*found.met, *found.modules.values()]
 
 
-def _used(trace: LoopTrace, found: Reach) -> tuple[Owned, ...]:
+def _used(trace: DeviceLoopTrace, found: Reach) -> tuple[Owned, ...]:
     """Return the settings on models of which the body has called a part, or updates a weight."""
     updated = {
         id(trace.parameters[name]) for step in trace.steps.values() for name in step.gradients

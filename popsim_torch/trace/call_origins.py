@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from popsim_torch.ir import Origin
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.device_loop import DeviceLoopTrace
 from popsim_torch.trace.graph.origin import set_origin, user_line
-from popsim_torch.trace.loop_body import LoopTrace
 from popsim_torch.trace.regions import Regions
 from popsim_torch.trace.scopes import Scopes
 
@@ -41,7 +41,7 @@ class CallOrigins:
         self.scopes = scopes
         self.regions = Regions()
         self.current = Origin()
-        self.loop: LoopTrace | None = None
+        self.loop: DeviceLoopTrace | None = None
         self.in_backward = False
 
     def begin(self, op_type: str | None = None, multi_conv: int = 0) -> None:

@@ -40,6 +40,7 @@ from popsim_torch.trace.call_arguments import (
 )
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
+from popsim_torch.trace.device_loop import DeviceLoopTrace
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
@@ -56,7 +57,6 @@ from popsim_torch.trace.graph.traced_tensors import (
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.host_reads import warn_of_host_read
 from popsim_torch.trace.known_values import reads_device
-from popsim_torch.trace.loop_body import LoopTrace
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.recurrent import recurrent_call
 from popsim_torch.trace.traceable import traceable_call
@@ -84,7 +84,7 @@ class FunctionListener(HostData, Protocol):
         """Return what records loops and branches."""
 
     @property
-    def loop(self) -> LoopTrace | None:
+    def loop(self) -> DeviceLoopTrace | None:
         """The device loop whose body is traced, if it is one's."""
 
     def gradients_wanted(self) -> None:
@@ -407,7 +407,7 @@ def _is_gradient(func: Callable[..., Any]) -> bool:
     return getattr(func, "__self__", None) is torch.Tensor.grad
 
 
-def _notice_gradient(loop: LoopTrace, name: str, args: tuple[Any, ...]) -> None:
+def _notice_gradient(loop: DeviceLoopTrace, name: str, args: tuple[Any, ...]) -> None:
     """Tell a loop of ``tensor.grad``, or of ``tensor.grad = ...``."""
     if name == "__get__":
         loop.notice_read(args[0])

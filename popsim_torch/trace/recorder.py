@@ -12,8 +12,8 @@ from popsim_torch.ops import op_listener
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.body_scopes import BodyScopes
 from popsim_torch.trace.call_origins import CallOrigins
+from popsim_torch.trace.device_loop import DeviceLoopOptimizers, DeviceLoopTrace
 from popsim_torch.trace.gradients import Gradients
-from popsim_torch.trace.loop_body import BodyRequest, LoopTrace
 from popsim_torch.trace.result import TraceResult
 from popsim_torch.trace.scopes import Scopes
 from popsim_torch.trace.stand_ins import StandIns
@@ -79,16 +79,21 @@ class Recorder:
         self.hook = self.user_ops.hook
 
     @property
-    def loop(self) -> LoopTrace | None:
+    def loop(self) -> DeviceLoopTrace | None:
         """The device loop whose body is traced, if it is one's."""
         return self._origins.loop
 
     def begin_loop(
-        self, request: BodyRequest, parameters: Mapping[str, torch.Tensor], scale: torch.Tensor
-    ) -> LoopTrace:
+        self,
+        request: DeviceLoopOptimizers,
+        parameters: Mapping[str, torch.Tensor],
+        scale: torch.Tensor,
+    ) -> DeviceLoopTrace:
         """Take note that what is traced is the body of a device loop."""
         backward_of = self.gradients.backward_of
-        loop = LoopTrace(request, parameters, self.known, backward_of, self._origins.begin, scale)
+        loop = DeviceLoopTrace(
+            request, parameters, self.known, backward_of, self._origins.begin, scale
+        )
         self._origins.loop = loop
         return loop
 

@@ -13,9 +13,9 @@ from popsim_torch.arguments import OutputSpec
 from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
+from popsim_torch.trace.device_loop import DeviceLoopOptimizers
 from popsim_torch.trace.graph.bodies import Control
 from popsim_torch.trace.graph.enqueues import Enqueue
-from popsim_torch.trace.loop_body import BodyRequest
 from popsim_torch.trace.weight_steps import StepInTrip
 
 
@@ -34,7 +34,7 @@ class TraceRequest:
             comes from, unless there is no other line.
         back_end: The settings of the back end that are on.
         input_names: What messages call the inputs.
-        body: Set where the module is the body of a device loop (``LoopBody``).
+        body: Set where the module is the body of a device loop (``DeviceLoopBody``).
     """
 
     module: nn.Module
@@ -46,7 +46,7 @@ class TraceRequest:
     location_excludes: tuple[str, ...] = ()
     back_end: frozenset[str] = frozenset()
     input_names: tuple[str, ...] = ()
-    body: BodyRequest | None = None
+    body: DeviceLoopOptimizers | None = None
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.cumulative_norm import lasting_counters
+from popsim_torch.trace.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.traced_tensors import TraceMode
-from popsim_torch.trace.loop_body import LoopBody, LoopTrace
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
     TracedState,
@@ -66,14 +66,14 @@ class _Tracer:
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
-        self._loop: LoopTrace | None = None
+        self._loop: DeviceLoopTrace | None = None
         self._result = TraceResult(
             make_graph_module({}, torch.fx.Graph()),
             self._parameters,
             self._buffers,
             len(request.inputs),
             lasting_counters(module, self._buffers)
-            | frozenset(module.carried_names if isinstance(module, LoopBody) else ()),
+            | frozenset(module.carried_names if isinstance(module, DeviceLoopBody) else ()),
         )
         self._recorder = Recorder(
             request.module,
@@ -175,7 +175,7 @@ class _Tracer:
         )
         return self._result.outputs.flatten(structure)
 
-    def _end_loop(self, loop: LoopTrace) -> list[torch.Tensor]:
+    def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
         """Take note of what the body of a loop does; return the gradients of its updates."""
         loop.finish()
         self._result.loss_dtype, self._result.has_backward = loop.loss_dtype, loop.has_backward

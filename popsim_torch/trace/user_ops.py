@@ -17,6 +17,7 @@ from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.body_scopes import BodyScopes
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.custom import custom_results
+from popsim_torch.trace.device_loop import DeviceLoopTrace
 from popsim_torch.trace.gradients import Gradients
 from popsim_torch.trace.graph.enqueues import Sums, record_enqueue
 from popsim_torch.trace.graph.markers import PrintedTensor
@@ -28,7 +29,6 @@ from popsim_torch.trace.graph.traced_tensors import (
     node_of,
 )
 from popsim_torch.trace.host_calls import HostCalls, on_host
-from popsim_torch.trace.loop_body import LoopTrace
 from popsim_torch.trace.overlaps import OverlapMark
 from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.stand_ins import StandIns
@@ -81,7 +81,7 @@ class UserOps:
         del self._result, self._host_calls, self.without_traced_state
 
     @property
-    def loop(self) -> LoopTrace | None:
+    def loop(self) -> DeviceLoopTrace | None:
         """The device loop whose body is traced, if it is one's."""
         return self._origins.loop
 

@@ -30,7 +30,7 @@ class Kept {
   [[nodiscard]] int64_t num_entries(LoopCounts loop) const {
     if (!per_step_) return 1;
     return std::max<int64_t>(1, loop.device_iterations / period_) *
-           loop.accumulation_steps;
+           loop.gradient_accumulation;
   }
 
   // Where the values of the accumulation steps from `first` to `last` of the
@@ -83,7 +83,7 @@ class AnchorKernel final : public Kernel {
     const int64_t step = context.cursor.accumulation_step;
     const int64_t first = per_update_ ? 0 : step;
     const int64_t last =
-        per_update_ ? context.loop.accumulation_steps - 1 : step;
+        per_update_ ? context.loop.gradient_accumulation - 1 : step;
     const int64_t entry = kept_.entry(context, first, last);
     if (sum_.defined()) {
       const bool begins = context.cursor.device_iteration == 0 && first == 0;

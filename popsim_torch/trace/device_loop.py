@@ -31,7 +31,7 @@ from popsim_torch.trace.left_gradients import LeftGradients
 from popsim_torch.trace.optimizer_groups import parameters_of, values_of
 from popsim_torch.trace.weight_steps import StepInTrip, WeightStep, leave_to_the_end, record_step
 
-__all__ = ["BodyRequest", "LoopBody", "LoopTrace", "UnknownObject"]
+__all__ = ["DeviceLoopBody", "DeviceLoopOptimizers", "DeviceLoopTrace", "UnknownObject"]
 
 _logger = logging.getLogger("poptorch::python")
 _CHANGED_IN_PLACE = "modified by an inplace operation"
@@ -50,7 +50,7 @@ class UnknownObject(Exception):
         self.found, self.where = found, where
 
 
-class LoopBody(nn.Module):
+class DeviceLoopBody(nn.Module):
     """What a loop repeats, as a module: with all modules and parameters that it uses.
 
     Args:
@@ -102,7 +102,7 @@ class LoopBody(nn.Module):
 
 
 @dataclass(frozen=True)
-class BodyRequest:
+class DeviceLoopOptimizers:
     """What is known of a body before it is traced.
 
     Attributes:
@@ -113,7 +113,7 @@ class BodyRequest:
 
 
 @dataclass
-class LoopTrace:
+class DeviceLoopTrace:
     """What the body of a loop does to gradients and weights, while it is traced.
 
     Attributes:
@@ -132,7 +132,7 @@ class LoopTrace:
         called: The modules that the body calls, by identity.
     """
 
-    request: BodyRequest
+    request: DeviceLoopOptimizers
     parameters: Mapping[str, torch.Tensor]
     known: Callable[[torch.Tensor], torch.Tensor]
     backward_of: Callable[[torch.Tensor], AbstractContextManager[None]]
