@@ -21,7 +21,7 @@ class Chain(torch.nn.Module):
 
 def looks(trips, cut, monkeypatch):
     count = 0
-    original = parts._is_in_place
+    original = parts.is_in_place
 
     def counting(node):
         nonlocal count
@@ -29,7 +29,7 @@ def looks(trips, cut, monkeypatch):
         return original(node)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "_is_in_place", counting)
+        patch.setattr(parts, "is_in_place", counting)
         found = poptorch.inferenceModel(Chain(trips, cut=cut))(torch.ones(2, 2))
     assert found.tolist() == [[2 + trips] * 2, [2 if cut else 2 + trips] * 2]
     return count
