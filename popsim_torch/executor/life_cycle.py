@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ class LifeCycle:
         self._random = random
         self._copies = copies
         self._timing = timing
-        use.let_go = self._let_go
+        # (weakly: an executor without references is gone at once, and its report written)
+        use.let_go = weakref.WeakMethod(self._let_go)
         # What ``set_pipelining_options`` had set on the model when its options were made.
         self._settings_then = [one for _, one in settings_of([model])]
         self._num_assignments = num_assignments()

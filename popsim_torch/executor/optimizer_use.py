@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -46,7 +47,7 @@ class OptimizerUse:
         self.optimizer = optimizer
         self.settings: OptimizerSettings | None = None
         self.captures: tuple[GradientCapture, ...] = ()
-        self.let_go: Callable[[OptimizerSettings], None] | None = None
+        self.let_go: weakref.WeakMethod[Callable[[OptimizerSettings], None]] | None = None
         if copied is not None:
             self.settings, self.captures = copied
         elif optimizer is not None:
@@ -116,8 +117,9 @@ class OptimizerUse:
             rule = None if compiled is None else compiled.rule
             if settings.rule != rule or not _is_torchs(optimizer) or not _is_torchs(previous):
                 raise
-            assert self.let_go is not None
-            self.let_go(settings)
+            let_go = None if self.let_go is None else self.let_go()
+            assert let_go is not None
+            let_go(settings)
             self.optimizer, self.settings = optimizer, settings
             return
         if isinstance(optimizer, optim.Optimizer):

@@ -40,7 +40,7 @@ RECORDS: dict[str, type[Any]] = {
         *(ir.TensorArgument, ir.TensorListArgument, AnchorRequest, rules.Rule),
         *(planning.AttributeRecord, planning.GroupSettings, planning.HyperParameter),
         *(planning.OptimizerSettings, plan.Accumulation, plan.OptimizerPlan, plan.ParameterUpdate),
-        *(loss_scale.LossScaleRule, plan.Scalar, plan.State),
+        *(loss_scale.LossScaleRule, plan.Scalar, plan.State, plan.Term),
     )
 }
 """Dataclasses of which a file may have instances."""
