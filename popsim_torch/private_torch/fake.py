@@ -6,6 +6,7 @@ make them too, but show neither the tensors nor the mode, and refuse what a trac
 Checked: 2.13.
 """
 
+from torch._subclasses.fake_impls import op_implementations_dict as FAKE_RULES
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 __all__ = [
+    "FAKE_RULES",
     "FAKE_TENSOR_LOGGER",
     "DataDependentOutputException",
     "DynamicOutputShapeException",

@@ -10,6 +10,7 @@ Checked: 2.13.
 from typing import Any
 
 import torch
+import torch.fx
 from torch._functorch.autograd_function import custom_function_call
 from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.map import map_impl
@@ -28,10 +29,31 @@ __all__ = [
     "canonicalize_dim",
     "cond_op",
     "custom_function_call",
+    "has_composite_kernel",
+    "has_meta_kernel",
     "map_impl",
+    "name_in_graph",
     "scan_op",
     "while_loop_op",
 ]
 
 # Cross entropy's second half, for inputs of any rank; `torch.nn.functional` checks them again.
 NLL_LOSS: Any = torch._C._nn.nll_loss_nd
+
+
+def has_composite_kernel(name: str) -> bool:
+    """Whether an operator is made of others, for gradients, too."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def has_meta_kernel(name: str, operator: OpOverload) -> bool:
+    """Whether C++ tells the shape of an operator's results, and no Python of PyTorch's does."""
+    return bool(
+        torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
+        and torch._C.DispatchKey.Meta not in operator.py_kernels
+    )
+
+
+def name_in_graph(graph: torch.fx.Graph, operator: OpOverload) -> str:
+    """Return what the recorder of PyTorch calls the nodes of an operator."""
+    return graph._target_to_str(operator.overloadpacket.__name__)

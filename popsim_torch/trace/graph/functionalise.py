@@ -17,7 +17,7 @@ import torch.fx
 import torch.fx.traceback as fx_traceback
 from torch.func import functionalize
 
-from popsim_torch.errors import Error, InternalError
+from popsim_torch.errors import Error
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.functorch import (
     functionalize_sync,
@@ -25,17 +25,13 @@ from popsim_torch.private_torch.functorch import (
     unwrap_functional_tensor,
 )
 from popsim_torch.private_torch.operators import OpOverload
-from popsim_torch.private_torch.proxies import (
-    ProxyTorchDispatchMode,
-    get_proxy_mode,
-    get_proxy_slot,
-    record_graph,
-)
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
+from popsim_torch.trace.graph.pure_recorder import PureRecorder, node_of
+from popsim_torch.trace.graph.traced_tensors import host_computation
 
 # Operators without results: they fail for some values, or show them to the host.
 _CHECKS = frozenset(
@@ -83,8 +79,14 @@ def is_mutating(node: torch.fx.Node) -> bool:
 class _Replay(torch.fx.Interpreter):
     """Runs a graph node by node and notes which new node each watched one became."""
 
-    def __init__(self, module: torch.fx.GraphModule, watched: Collection[torch.fx.Node]) -> None:
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        watched: Collection[torch.fx.Node],
+        recorder: PureRecorder,
+    ) -> None:
         super().__init__(module)
+        self._recorder = recorder
         self._watched = frozenset(watched)
         self.became: dict[torch.fx.Node, torch.fx.Node] = {}
         self.taken_parts: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -107,6 +109,10 @@ class _Replay(torch.fx.Interpreter):
             self.became[n] = _node_of(result)
         return result
 
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with host_computation():
+            return self._recorder.attribute(super().get_attr(target, args, kwargs))
+
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
         if not is_view(n):
             # What it reads is brought up to date one by one, in the order in which it would be.
@@ -122,19 +128,12 @@ class _Replay(torch.fx.Interpreter):
         if not self._views.has_part(node):
             yield
             return
-        graph = _proxy_mode().tracer.graph
+        graph = self._recorder.graph
         last = next(iter(reversed(graph.nodes)))
         yield
         created = itertools.takewhile(lambda one: one is not last, reversed(graph.nodes))
         views = self._views.views_to(node)
         self.taken_parts.update(taken_parts(views, list(created)[::-1]))
-
-
-def _proxy_mode() -> ProxyTorchDispatchMode:
-    mode = get_proxy_mode()
-    if mode is None:
-        raise InternalError("functionalise: a graph is replayed while none is recorded")
-    return mode
 
 
 def _bring_up_to_date(value: Any) -> None:
@@ -146,11 +145,7 @@ def _node_of(value: Any) -> torch.fx.Node:
     _bring_up_to_date(value)
     if isinstance(value, torch.Tensor) and is_functionaltensor(value):
         value = unwrap_functional_tensor(value, True)
-    slot = get_proxy_slot(value, _proxy_mode().tracer, None)
-    if slot is None:
-        raise InternalError("functionalise: a watched value has no node in the new graph")
-    node: torch.fx.Node = slot.proxy.node
-    return node
+    return node_of(value)
 
 
 def functionalise_graph(
@@ -172,10 +167,12 @@ def functionalise_graph(
     # A graph without inputs has them in other places.
     every = (node.meta.get("val") for node in module.graph.nodes)
     fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
-    replay = _Replay(module, watched)
-    with fake_mode, torch.no_grad(), fx_traceback.preserve_node_meta():
-        inputs = [torch.empty_like(value) for value in values]
-        functional = record_graph(functionalize(replay.run, remove="mutations_and_views"))(*inputs)
+    recorder = PureRecorder(fake_mode)
+    replay = _Replay(module, watched, recorder)
+    with torch.no_grad(), fx_traceback.preserve_node_meta(), recorder:
+        inputs = [recorder.placeholder(f"arg{i}_1", value) for i, value in enumerate(values)]
+        run = functionalize(replay.run, remove="mutations_and_views")
+        functional = recorder.finish(run(*inputs))
     for node, part in replay.taken_parts.items():
         restore(node, part)
     # Views that are looked at again after a change; some for nobody.

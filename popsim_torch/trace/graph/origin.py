@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch.fx
 import torch.fx.traceback as fx_traceback
@@ -50,6 +51,12 @@ def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
     origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)
     return origin
+
+
+def copy_channel() -> dict[str, Any]:
+    """Return the metadata that new nodes get now: the current origin, and all on its channel."""
+    channel = fx_traceback.get_current_meta().get(_CHANNEL)
+    return {} if channel is None else {_CHANNEL: dict(channel)}
 
 
 def number_draw(node: torch.fx.Node, numbers: Iterator[int]) -> None:

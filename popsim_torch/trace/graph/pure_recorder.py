@@ -1,0 +1,200 @@
+"""Records operators that change nothing as a graph, as ``make_fx`` does, at a part of its cost.
+
+What flows are tensors of the device ``meta``, which compute shapes in C++. Fake tensors, several
+times as slow, compute what needs more: a device, or rules that PyTorch has for them alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.node import map_arg
+
+from popsim_torch.errors import InternalError
+from popsim_torch.private_torch.fake import FAKE_RULES, FakeTensor, FakeTensorMode
+from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.private_torch.modes import TorchDispatchMode
+from popsim_torch.private_torch.operators import (
+    OpOverload,
+    has_composite_kernel,
+    has_meta_kernel,
+    name_in_graph,
+)
+from popsim_torch.private_torch.trees import tree_map_only
+from popsim_torch.trace.graph.origin import copy_channel
+
+__all__ = ["PureRecorder"]
+
+aten = torch.ops.aten
+# Operators whose last arguments are positions, which the shape does not depend on.
+_COUNTING = {
+    aten.select_copy.int: 2,
+    aten.select_scatter.default: 2,
+    aten.select_backward.default: 3,
+    aten.slice_scatter.default: 2,
+    aten.slice_backward.default: 2,
+}
+
+
+class PureRecorder(TorchDispatchMode):
+    """The mode that records operators while it is active.
+
+    Nodes carry their value in ``meta["val"]``: those of one shape and layout share a fake tensor,
+    so nobody may ask for the memory of one.
+
+    Args:
+        fake_mode: The mode of the values.
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.graph = torch.fx.Graph()
+        self._fake_mode = fake_mode
+        self._attributes: dict[str, torch.Tensor] = {}
+        # By layout, device and type; by operator and arguments.
+        self._values: dict[Any, FakeTensor] = {}
+        self._results: dict[Any, Any] = {}
+
+    def placeholder(self, name: str, value: FakeTensor) -> torch.Tensor:
+        """Add an input of a value; return what flows in its place."""
+        return self._tracked(self.graph.placeholder(name), self._value_of(value))
+
+    def attribute(self, value: torch.Tensor) -> torch.Tensor:
+        """Add data of the host; return what flows in its place."""
+        name = f"_tensor_constant{len(self._attributes)}"
+        self._attributes[name] = value
+        fake = self._value(value, _empty_like(value), value.device)
+        # (torch.fx.Graph.get_attr would look for it in a module, and warn.)
+        return self._tracked(self.graph.create_node("get_attr", name), fake)
+
+    def finish(self, results: Any) -> torch.fx.GraphModule:
+        """Return the graph that computes some of what has flowed."""
+        output = self.graph.output(tree_map_only(torch.Tensor, node_of, results))
+        output.meta |= copy_channel()
+        return make_graph_module(self._attributes, self.graph)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Record one operator."""
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        how = _how(func)
+        if how.is_composite:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default  # what follows may change its result in place
+        node_args, node_kwargs = tree_map_only(torch.Tensor, node_of, (args, kwargs))
+        name = name_in_graph(self.graph, func)
+        node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
+        if func._schema.is_mutable:  # an input's new value, behind everything
+            return self._tracked(node, node_args[0].meta["val"])
+        key = (func, *map(_key, args[: how.num_counting]), *map(_key, kwargs.items()))
+        if key not in self._results:
+            self._results[key] = self._computed(how, node, args, kwargs)
+        return self._noted(node, self._results[key])
+
+    def _computed(
+        self, how: _How, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the values of a node's results."""
+        target: Any = node.target
+        devices = {one.meta["val"].fake_device for one in node.all_input_nodes}
+        if how.is_short and len(devices) == 1 and not kwargs:
+            (device,) = devices
+            found: torch.Tensor = target(*args)
+            return self._value(found, found, device)
+        fakes: Any = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        with self._fake_mode:
+            computed = target(*fakes[0], **fakes[1])
+        return tree_map_only(torch.Tensor, self._value_of, computed)
+
+    def _value(self, like: Any, memory: torch.Tensor, device: torch.device) -> FakeTensor:
+        """Return the one fake tensor of a device that is like another tensor.
+
+        Args:
+            like: Has the shape, layout and type.
+            memory: Stands for its memory; of ``meta``.
+            device: The device.
+        """
+        key = (like.shape, like.stride(), like.storage_offset(), like.dtype, device)
+        if key not in self._values:
+            self._values[key] = FakeTensor(self._fake_mode, memory.detach(), device)
+        return self._values[key]
+
+    def _value_of(self, fake: FakeTensor) -> FakeTensor:
+        return self._value(fake, _empty_like(fake), fake.fake_device)
+
+    def _noted(self, node: torch.fx.Node, values: Any) -> Any:
+        """Give a node its value, each of several a node of its own; return what flows."""
+        if isinstance(values, torch.Tensor):
+            return self._tracked(node, values)
+        node.meta |= copy_channel() | {"val": values}
+        if values is None:
+            return None
+        parts = (self.graph.call_function(operator.getitem, (node, i)) for i in range(len(values)))
+        return type(values)(map(self._noted, parts, values))
+
+    def _tracked(self, node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor:
+        """Give a node its value; return what flows."""
+        node.meta |= copy_channel() | {"val": value}
+        flowing: Any = _empty_like(value)
+        flowing.popsim_node = node
+        return flowing  # type: ignore[no-any-return]
+
+
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _key(argument: Any) -> Any:
+    """Return what all arguments have in common for which the results have one shape."""
+    if isinstance(argument, torch.Tensor):
+        return id(node_of(argument).meta["val"])
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_key, argument))
+    return type(argument), argument  # True is 1 is 1.0, in their types not
+
+
+def node_of(flowing: Any) -> torch.fx.Node:
+    """Return the node that computes something that flows while it is recorded."""
+    node: torch.fx.Node | None = getattr(flowing, "popsim_node", None)
+    if node is None:
+        raise InternalError("functionalise: a value has no node in the new graph")
+    return node
+
+
+@dataclass(frozen=True)
+class _How:
+    """How the results of an operator are found.
+
+    Attributes:
+        is_composite: By the operators that it is made of.
+        is_short: A kernel in C++ tells their shape, and nothing but their shape is asked for.
+        num_counting: Which arguments their shape depends on: so many, the first ones.
+    """
+
+    is_composite: bool
+    is_short: bool
+    num_counting: int | None
+
+
+@functools.cache
+def _how(func: OpOverload) -> _How:
+    name = func.name()  # type: ignore[no-untyped-call]
+    return _How(
+        is_composite=has_composite_kernel(name),
+        is_short=name.startswith("aten::")
+        and len(func._schema.returns) == 1
+        and str(func._schema.returns[0].type) == "Tensor"
+        and has_meta_kernel(name, func)
+        and func not in FAKE_RULES,
+        num_counting=_COUNTING.get(func),
+    )
