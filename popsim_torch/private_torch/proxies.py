@@ -10,7 +10,6 @@ Checked: 2.13.
 import functools
 
 from torch.fx.experimental.proxy_tensor import (
-    ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
@@ -19,7 +18,6 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 __all__ = [
-    "ProxyTorchDispatchMode",
     "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "get_proxy_slot",

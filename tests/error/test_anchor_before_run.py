@@ -9,7 +9,7 @@ import popsim_torch as poptorch
 @pytest.fixture
 def model(h):
     options = h.make_options()
-    options.anchorTensor("weight", "fc.weight")
+    options.anchorTensor("weight", "UpdatedVar___fc.weight")
     return h.train(h.Net(), options)
 
 
