@@ -113,7 +113,9 @@ def connect(executable: _native.Executable, good: Graph, num_inputs: int) -> Non
             dtypes: Any = op.attributes["dtypes"]
             shapes = [good.tensors[i].shape for i in op.inputs]
             number = op.attributes["queue"]
-            queues[number] = _native.Outfeed(dtypes, shapes, False, 1, 2, -1, "wait", 60.0, "", "it")
+            queues[number] = _native.Outfeed(
+                dtypes, shapes, False, 1, 2, -1, "wait", 60.0, "", "it"
+            )
     if queues:
         outlets = [queues[number] for number in sorted(queues)]
         executable.connect(outlets, [], [_native.InputPlace()] * num_inputs)
