@@ -21,6 +21,7 @@ __all__ = [
     "OutfeedOptimizerMode",
     "OutputMode",
     "OverlapMode",
+    "PipelineSchedule",
     "ReductionType",
     "SharingStrategy",
     "SyncPattern",
@@ -51,6 +52,24 @@ class OutputMode(NamedIntEnum):
     """The element-wise sum over all micro-batches; of integers and truth values in int32."""
     Default = 4
     """Not chosen: training models use ``Final``, inference models ``All``."""
+
+
+class PipelineSchedule(NamedIntEnum):
+    """When the stages of a pipeline run; no value depends on it.
+
+    A micro-batch takes a slot for each stage forward and one for each backward, ``2 n`` slots for
+    ``n`` stages. The schedules differ in when the next micro-batch begins.
+    """
+
+    Grouped = 0
+    """One slot later: all stages run forward together, then backward; ``2 n`` are in flight."""
+    Interleaved = 1
+    """Two slots later: a stage has one slot at a time; ``n`` micro-batches are in flight."""
+    Sequential = 2
+    """When the one before is done: one is in flight, as with ``ShardedExecution``."""
+    Default = 3
+    """Not chosen: PopTorch's pipeline. One slot later, and the last stage runs forward and backward
+    in one; ``2 n - 1`` are in flight."""
 
 
 class DataLoaderMode(NamedIntEnum):

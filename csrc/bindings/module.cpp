@@ -1,6 +1,10 @@
 // The Python face of the C++ library: converters and one-line forwards.
 #include <torch/csrc/utils/pybind.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "base/check.h"
 #include "bindings/feeds.h"
 #include "bindings/ops.h"
@@ -98,13 +102,54 @@ void bind_graph(py::module_& m) {
       .def("__str__", [](const Graph& self) { return to_string(self); });
 }
 
+schedule::Schedule generate(const std::string& name, int32_t num_stages,
+                            int64_t num_micro_batches, bool training) {
+  return schedule::generate(schedule::kind_called(name),
+                            {num_stages, num_micro_batches, training});
+}
+
+std::vector<std::vector<std::string>> words_of(
+    const schedule::Stretch& stretch) {
+  std::vector<std::vector<std::string>> times;
+  for (const schedule::ActionList& actions : schedule::times_of(stretch)) {
+    std::vector<std::string>& words = times.emplace_back();
+    for (const schedule::Action& action : actions) {
+      words.push_back(to_string(action));
+    }
+  }
+  return times;
+}
+
 void bind_schedule(py::module_& m) {
   m.def(
       "schedule_actions",
       [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
          bool training) {
-        const schedule::Config config{num_stages, num_micro_batches, training};
-        return to_string(schedule::generate(name, config));
+        return to_string(
+            generate(name, num_stages, num_micro_batches, training));
+      },
+      py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
+      py::arg("training"));
+  m.def(
+      "schedule_times",
+      [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
+         bool training) {
+        std::vector<std::pair<int64_t, std::vector<std::vector<std::string>>>>
+            stretches;
+        for (const schedule::Stretch& stretch :
+             generate(name, num_stages, num_micro_batches, training)) {
+          stretches.emplace_back(stretch.times, words_of(stretch));
+        }
+        return stretches;
+      },
+      py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
+      py::arg("training"));
+  m.def(
+      "max_in_flight",
+      [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
+         bool training) {
+        return schedule::max_in_flight(
+            generate(name, num_stages, num_micro_batches, training));
       },
       py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
       py::arg("training"));

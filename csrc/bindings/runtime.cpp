@@ -65,11 +65,14 @@ auto supervised(const py::object& function, Call&& call) {
 void bind_plan(py::module_& m) {
   py::class_<RunConfig>(m, "RunConfig")
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
-                       bool training, std::string schedule,
+                       bool training, const std::string& schedule,
                        bool floating_point_checks, bool fed) {
-             return RunConfig{
-                 device_iterations,   gradient_accumulation, training,
-                 std::move(schedule), floating_point_checks, fed};
+             return RunConfig{device_iterations,
+                              gradient_accumulation,
+                              training,
+                              schedule::kind_called(schedule),
+                              floating_point_checks,
+                              fed};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"),
@@ -95,8 +98,7 @@ void bind_plan(py::module_& m) {
           [](const Plan& self) { return self.persistent().bytes; })
       .def_property_readonly("max_in_flight",
                              [](const Plan& self) {
-                               return schedule::max_in_flight(
-                                   schedule::shortened(self.schedule()));
+                               return schedule::max_in_flight(self.schedule());
                              })
       .def("arena_ranges", &arena_ranges);
 }

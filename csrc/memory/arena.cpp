@@ -143,12 +143,12 @@ int64_t peak_bytes(const std::vector<Buffer>& buffers) {
 
 // What a body has between its first op and its last, without its results.
 ArenaPlan plan_body(const graph::Graph& body, const ReusesInput& reuses_input) {
-  Block block{graph::Phase::kForward, 0, {}};
+  Block block{graph::Phase::kForward, 0, {}, {}};
   block.ops.resize(body.ops().size());
   std::iota(block.ops.begin(), block.ops.end(), int64_t{0});
   const schedule::Config once{1, 1, false};
-  std::vector<LiveRange> ranges =
-      live_ranges(body, {block}, schedule::generate("sequential", once));
+  std::vector<LiveRange> ranges = live_ranges(
+      body, {block}, schedule::generate(schedule::Kind::kSequential, once));
   const std::vector<TensorId>& results = graph::results_of(body);
   std::erase_if(ranges, [&results](const LiveRange& range) {
     return std::ranges::find(results, range.tensor) != results.end();

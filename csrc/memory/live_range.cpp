@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -88,18 +89,32 @@ int64_t count_slots(const schedule::ActionList& actions, const Block& from,
   return apart ? most : 0;
 }
 
+std::vector<TensorId> tensors_of(const graph::Graph& graph,
+                                 const std::vector<int64_t>& ops) {
+  std::set<TensorId> roots;
+  for (const int64_t index : ops) {
+    const graph::Op& op = graph.ops()[static_cast<size_t>(index)];
+    for (const auto* ids : {&op.inputs, &op.outputs}) {
+      for (const TensorId id : *ids) {
+        if (id != graph::kNoTensor) roots.insert(graph.root(id));
+      }
+    }
+  }
+  return {roots.begin(), roots.end()};
+}
+
 }  // namespace
 
 std::vector<Block> make_blocks(const graph::Graph& graph) {
   std::vector<Block> blocks;
   const int32_t stages = graph.num_stages();
   for (int32_t s = 0; s < stages; ++s) {
-    blocks.push_back({Phase::kForward, s, {}});
+    blocks.push_back({Phase::kForward, s, {}, {}});
   }
   for (int32_t s = stages; s-- > 0;) {
-    blocks.push_back({Phase::kBackward, s, {}});
+    blocks.push_back({Phase::kBackward, s, {}, {}});
   }
-  blocks.push_back({Phase::kUpdate, 0, {}});
+  blocks.push_back({Phase::kUpdate, 0, {}, {}});
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const graph::Op& op = graph.ops()[i];
     if (op.phase == Phase::kSetup) continue;
@@ -110,6 +125,7 @@ std::vector<Block> make_blocks(const graph::Graph& graph) {
         });
     block->ops.push_back(static_cast<int64_t>(i));
   }
+  for (Block& block : blocks) block.tensors = tensors_of(graph, block.ops);
   return blocks;
 }
 
@@ -130,7 +146,7 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
       setup[static_cast<size_t>(graph.root(id))] = true;
     }
   }
-  const bool in_flight = schedule::max_in_flight(actions) > 1;
+  const bool pipelined = schedule::max_in_flight(schedule) > 1;
   std::map<std::pair<size_t, size_t>, int64_t> slots;
   std::vector<LiveRange> ranges;
   for (size_t i = 0; i < uses.size(); ++i) {
@@ -142,7 +158,7 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
     }
     LiveRange range{static_cast<TensorId>(i), use.first_step, use.last_step,
                     t.bytes(), 1};
-    if (in_flight && use.first_block != use.last_block) {
+    if (pipelined && use.first_block != use.last_block) {
       // Stashed where other micro-batches run in between: nobody shares it.
       const auto key = std::make_pair(use.first_block, use.last_block);
       if (!slots.contains(key)) {

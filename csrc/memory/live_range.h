@@ -15,6 +15,9 @@ struct Block {
   graph::Phase phase;
   int32_t stage;
   std::vector<int64_t> ops;  // positions in Graph::ops()
+  // Those that its ops read or write, each once: of views the tensors that own
+  // their memory.
+  std::vector<graph::TensorId> tensors;
 };
 
 // The blocks of a micro-batch in the order it passes through them (forward

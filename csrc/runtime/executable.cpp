@@ -117,8 +117,7 @@ void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
   const std::vector<TensorId>& inputs = plan_.inputs();
   check_internal(places.size() == inputs.size(), "connect: ", places.size(),
                  " places of ", inputs.size(), " inputs");
-  const int64_t in_flight =
-      schedule::max_in_flight(schedule::shortened(plan_.schedule()));
+  const int64_t in_flight = schedule::max_in_flight(plan_.schedule());
   for (const std::shared_ptr<Inlet>& inlet : inlets) {
     check_user(inlet->depth() >= in_flight, "connect: the program works on ",
                in_flight, " micro-batches at a time, and the queue holds ",

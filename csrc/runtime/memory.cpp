@@ -103,6 +103,7 @@ void DeviceMemory::place(const memory::ArenaPlan& plan) {
 }
 
 void DeviceMemory::bind(TensorId root, void* address) {
+  if (pointer(root) == address) return;
   pointers_[static_cast<size_t>(root)] = address;
   for (const View& view : views_[static_cast<size_t>(root)]) {
     pointers_[static_cast<size_t>(view.id)] =
@@ -115,8 +116,21 @@ void DeviceMemory::bind(TensorId root, void* address) {
   }
 }
 
-void DeviceMemory::select_slots(int64_t micro_batch) {
-  for (const Stash& stash : stashes_) {
+std::vector<size_t> DeviceMemory::stashes_among(
+    std::span<const TensorId> roots) const {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < stashes_.size(); ++i) {
+    const bool is_one =
+        std::ranges::find(roots, stashes_[i].root) != roots.end();
+    if (is_one) found.push_back(i);
+  }
+  return found;
+}
+
+void DeviceMemory::select_slots(std::span<const size_t> stashes,
+                                int64_t micro_batch) {
+  for (const size_t i : stashes) {
+    const Stash& stash = stashes_[i];
     bind(stash.root,
          stash.start + micro_batch % stash.num_slots * stash.slot_bytes);
   }

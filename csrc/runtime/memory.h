@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -38,8 +39,11 @@ class DeviceMemory {
   [[nodiscard]] char* start_of(const memory::BodyPlacement& bodies) const {
     return start_ + bodies.offset;
   }
-  // Moves the stashed tensors to the slots that belong to a micro-batch.
-  void select_slots(int64_t micro_batch);
+  // Which of some tensors are stashed, for select_slots().
+  [[nodiscard]] std::vector<size_t> stashes_among(
+      std::span<const graph::TensorId> roots) const;
+  // Moves stashed tensors to the slots that belong to a micro-batch.
+  void select_slots(std::span<const size_t> stashes, int64_t micro_batch);
 
   // Makes tensor(id) available. To be called before the first run.
   void make_tensor(graph::TensorId id);

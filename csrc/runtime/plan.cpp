@@ -24,8 +24,8 @@ Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
-  ops::verify(graph_, /*in_flight=*/config_.schedule != "sequential");
-  updates_in_iteration_ = changes_weights_in_backward(graph_);
+  // The number of stages has to make sense first.
+  graph::verify(graph_);
   const schedule::Config schedule{graph_.num_stages(),
                                   config_.training
                                       ? config_.gradient_accumulation
@@ -33,6 +33,9 @@ Plan::Plan(graph::Graph graph, RunConfig config)
                                   config_.training};
   schedule_ = schedule::generate(config_.schedule, schedule);
   schedule::validate(schedule_, schedule);
+  ops::check_ops(graph_, /*types=*/true);
+  ops::check_order(graph_, schedule::max_in_flight(schedule_) > 1);
+  updates_in_iteration_ = changes_weights_in_backward(graph_);
   blocks_ = memory::make_blocks(graph_);
   live_ranges_ = memory::live_ranges(graph_, blocks_, schedule_);
   arena_ = memory::plan_arena(

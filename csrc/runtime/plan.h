@@ -4,7 +4,6 @@
 // program of any size fits anywhere.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "graph/graph.h"
@@ -20,7 +19,7 @@ struct RunConfig {
   int64_t device_iterations = 1;
   int64_t gradient_accumulation = 1;
   bool training = false;
-  std::string schedule = "sequential";
+  schedule::Kind schedule = schedule::Kind::kSequential;
   // Runs end at the first op whose arithmetic fails (number_watch.h).
   bool floating_point_checks = false;
   // Its inputs come from feeds, which may keep a run waiting or end.

@@ -37,7 +37,7 @@ class Inlet {
   [[nodiscard]] virtual int64_t depth() const = 0;
 };
 
-// One input of the program. Asked once per action.
+// One input of the program. Asked once by each action that reads it.
 class Source {
  public:
   virtual ~Source() = default;

@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/check.h"
 #include "ops/host_code.h"
@@ -71,10 +72,23 @@ void StageRun::build_blocks() {
     Block& target = block.phase == Phase::kForward    ? forward_[stage]
                     : block.phase == Phase::kBackward ? backward_[stage]
                                                       : update_;
-    for (const int64_t index : block.ops) {
-      target.push_back(instructions_[static_cast<size_t>(index)]);
-    }
+    target = make_block(block);
   }
+}
+
+StageRun::Block StageRun::make_block(const memory::Block& planned) const {
+  Block block;
+  for (const int64_t index : planned.ops) {
+    block.instructions.push_back(instructions_[static_cast<size_t>(index)]);
+  }
+  const std::vector<TensorId>& inputs = plan_.inputs();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_read =
+        std::ranges::find(planned.tensors, inputs[i]) != planned.tensors.end();
+    if (is_read) block.inputs.push_back(i);
+  }
+  block.stashes = memory_.stashes_among(planned.tensors);
+  return block;
 }
 
 const StageRun::Block& StageRun::block(const Action& action) const {
@@ -199,7 +213,9 @@ void StageRun::run_action(const Call& call, const Action& action,
   try {
     if (action.kind == ActionKind::kUpdate) {
       context_.cursor = {iteration, accumulation - 1, step_ - 1};
-      instructions_.execute(block(action), context_);
+      // It may read what the last micro-batch was given and has left.
+      execute(call, block(action), accumulation - 1,
+              (iteration + 1) * accumulation - 1);
       for (Feed* feed : call.feeds) {
         feed->release_before((iteration + 1) * accumulation);
       }
@@ -209,13 +225,12 @@ void StageRun::run_action(const Call& call, const Action& action,
     const int64_t index = iteration * accumulation + mb;
     context_.cursor = {plan_.training() ? iteration : mb,
                        plan_.training() ? mb : 0, first_step + mb};
-    if (!bind_inputs(call, index, step_ - first_step)) return;
-    memory_.select_slots(mb);
     if (step_ <= first_step + mb) {
+      if (!take_elements(call, index, step_ - first_step)) return;
       step_ = first_step + mb + 1;
       num_begun_.store(num_begun_ + 1, std::memory_order_relaxed);
     }
-    instructions_.execute(block(action), context_);
+    execute(call, block(action), mb, index);
     release_inputs(call, action, index);
   } catch (const Stopped&) {
     give_up(first_step);
@@ -239,14 +254,21 @@ void StageRun::release_inputs(const Call& call, const Action& action,
   for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);
 }
 
-bool StageRun::bind_inputs(const Call& call, int64_t micro_batch,
-                           int64_t num_begun) {
-  const std::vector<TensorId>& inputs = plan_.inputs();
+void StageRun::execute(const Call& call, const Block& block,
+                       int64_t micro_batch, int64_t index) {
+  for (const size_t input : block.inputs) {
+    memory_.bind(plan_.inputs()[input],
+                 call.sources[input]->micro_batch(index));
+  }
+  memory_.select_slots(block.stashes, micro_batch);
+  instructions_.execute(block.instructions, context_);
+}
+
+bool StageRun::take_elements(const Call& call, int64_t micro_batch,
+                             int64_t num_begun) {
   const bool some_in_flight = !plan_.training() && num_finished_ < num_begun;
   try {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      memory_.bind(inputs[i], call.sources[i]->micro_batch(micro_batch));
-    }
+    for (Feed* feed : call.feeds) std::ignore = feed->element(micro_batch);
   } catch (const FeedEnd&) {
     if (!some_in_flight) throw;
     feed_end_ = std::current_exception();

@@ -64,9 +64,15 @@ class StageRun {
   [[nodiscard]] int64_t num_iterations() const { return num_iterations_; }
 
  private:
-  using Block = std::vector<Instruction>;
+  // What an action runs, and what it has to find in its place.
+  struct Block {
+    std::vector<Instruction> instructions;
+    std::vector<size_t> inputs;   // that it reads: positions in the plan's
+    std::vector<size_t> stashes;  // of the memory's
+  };
 
   void build_blocks();
+  [[nodiscard]] Block make_block(const memory::Block& planned) const;
   [[nodiscard]] const Block& block(const schedule::Action& action) const;
   void run_iterations(const Call& call);
   void run_iteration(const Call& call, int64_t iteration);
@@ -84,10 +90,15 @@ class StageRun {
   bool give_up(int64_t first_step);
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
-  // Returns false where there is no data and `num_begun` micro-batches, some of
-  // which are in flight, are to be finished first.
-  [[nodiscard]] bool bind_inputs(const Call& call, int64_t micro_batch,
-                                 int64_t num_begun);
+  // Takes the element of a micro-batch that begins from each feed, whichever
+  // stage reads it. Returns false where there is no data and `num_begun`
+  // micro-batches, some of which are in flight, are to be finished first.
+  [[nodiscard]] bool take_elements(const Call& call, int64_t micro_batch,
+                                   int64_t num_begun);
+  // Runs a block for a micro-batch, counted from the start of the device
+  // iteration and from that of the run.
+  void execute(const Call& call, const Block& block, int64_t micro_batch,
+               int64_t index);
   // Gives elements back whose micro-batch is finished behind an action.
   void release_inputs(const Call& call, const schedule::Action& action,
                       int64_t micro_batch);
@@ -95,7 +106,7 @@ class StageRun {
   const Plan& plan_;
   DeviceMemory memory_;
   Instructions instructions_;
-  Block setup_;
+  std::vector<Instruction> setup_;
   std::vector<Block> forward_;   // by stage
   std::vector<Block> backward_;  // by stage
   Block update_;

@@ -1,8 +1,9 @@
 // A schedule: the order of actions of one device iteration.
 //
 // The executor follows it, the memory plan counts stash slots in it, and the
-// printer shows it; it is written nowhere else. Its size does not grow with the
-// number of micro-batches.
+// printer shows it. How many micro-batches are in flight and how long stages
+// wait follows from it, too: it is written nowhere else. Its size does not grow
+// with the number of micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,10 @@ using ActionList = std::vector<Action>;
 struct Stretch {
   ActionList actions;  // as they run the first time
   int64_t times = 1;
+  // Positions in `actions` at which a time begins. Stages with a device each
+  // run the actions of one time together, the next time when all are done.
+  // Empty where nobody knows, as in what was read from a text.
+  std::vector<size_t> begins;
 };
 
 using Schedule = std::vector<Stretch>;
@@ -49,33 +54,42 @@ struct Config {
   bool training = false;
 };
 
-// One micro-batch at a time through all stages, forward then backward.
-[[nodiscard]] Schedule sequential(const Config& config);
-// All stages work at once, each on another micro-batch; a micro-batch's
-// forward through the last stage is followed by its backward there.
-[[nodiscard]] Schedule pipelined(const Config& config);
-// A time for every slot, forwards and backwards of each stage: all stages run
-// forward, each on another micro-batch, then all of them backward. In training
-// twice as many micro-batches as stages are in flight.
-[[nodiscard]] Schedule grouped(const Config& config);
-// The same, with a micro-batch at every second time of training: a stage never
-// has two slots at a time. As many micro-batches as stages are in flight.
-[[nodiscard]] Schedule interleaved(const Config& config);
-// The generator called `name`. Throws UserError for an unknown name.
-[[nodiscard]] Schedule generate(const std::string& name, const Config& config);
+enum class Kind : int8_t {
+  // One micro-batch at a time through all stages, forward then backward.
+  kSequential,
+  // All stages work at once, each on another micro-batch; a micro-batch's
+  // forward through the last stage is followed by its backward there.
+  kPipelined,
+  // A time for every slot, forwards and backwards of each stage: all stages run
+  // forward, each on another micro-batch, then all of them backward. In
+  // training twice as many micro-batches as stages are in flight.
+  kGrouped,
+  // The same, with a micro-batch at every second time of training: a stage
+  // never has two slots at a time. As many micro-batches as stages are in
+  // flight.
+  kInterleaved,
+};
+
+// Throws UserError for an unknown name.
+[[nodiscard]] Kind kind_called(const std::string& name);
+
+[[nodiscard]] Schedule generate(Kind kind, const Config& config);
 
 // Throws InternalError naming the first action that comes too early, is missing
 // or stands twice.
 void validate(const Schedule& schedule, const Config& config);
 
-// The actions one by one, as if there were fewer micro-batches: no stretch more
-// than twice. Neither the number of micro-batches in flight nor what follows
-// what is different from the whole schedule.
+// The actions one by one, as if there were fewer micro-batches: no stretch runs
+// more than twice. As many micro-batches are in flight as in the whole
+// schedule, and every action follows the same ones.
 [[nodiscard]] ActionList shortened(const Schedule& schedule);
 
-// The largest number of micro-batches that are in flight (first forward begun,
-// last action not finished) at the same time.
-[[nodiscard]] int64_t max_in_flight(const ActionList& actions);
+// The actions of a stretch, time by time, as they run the first time.
+[[nodiscard]] std::vector<ActionList> times_of(const Stretch& stretch);
+
+// The most micro-batches that are in flight at one time: those that begin or
+// end then, too. A program is pipelined where that is more than one.
+[[nodiscard]] int64_t max_in_flight(const Schedule& schedule);
 
 [[nodiscard]] std::string to_string(const Action& action);
 // "0F0 1F0 1B0 0B0 U"; in a long schedule what repeats stands once, as in

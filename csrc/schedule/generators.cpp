@@ -44,10 +44,12 @@ Rhythm ring(const Config& config, int64_t interval) {
   return rhythm;
 }
 
-ActionList at_times(const Config& config, const Rhythm& rhythm, int64_t begin,
-                    int64_t end) {
-  ActionList actions;
+// What runs from one time to another, `times` times.
+Stretch at_times(const Config& config, const Rhythm& rhythm, int64_t begin,
+                 int64_t end, int64_t times = 1) {
+  Stretch stretch{.times = times};
   for (int64_t time = begin; time < end; ++time) {
+    stretch.begins.push_back(stretch.actions.size());
     for (const int64_t position : rhythm.order) {
       const int64_t since = time - position;
       const int64_t mb = since / rhythm.interval;
@@ -57,11 +59,11 @@ ActionList at_times(const Config& config, const Rhythm& rhythm, int64_t begin,
       }
       for (const Action& first :
            rhythm.positions[static_cast<size_t>(position)]) {
-        actions.push_back(further(first, mb));
+        stretch.actions.push_back(further(first, mb));
       }
     }
   }
-  return actions;
+  return stretch;
 }
 
 // It fills, repeats one interval, and drains.
@@ -76,10 +78,9 @@ Schedule in_rhythm(const Config& config, const Rhythm& rhythm) {
       std::max<int64_t>(0, config.num_micro_batches - num_begun);
   const int64_t end = interval * (config.num_micro_batches - 1) + depth;
   const Stretch stretches[] = {
-      {.actions = at_times(config, rhythm, 0, full)},
-      {.actions = at_times(config, rhythm, full, full + interval),
-       .times = times},
-      {.actions = at_times(config, rhythm, full + times * interval, end)},
+      at_times(config, rhythm, 0, full),
+      at_times(config, rhythm, full, full + interval, times),
+      at_times(config, rhythm, full + times * interval, end),
   };
   Schedule schedule;
   for (const Stretch& stretch : stretches) {
@@ -88,12 +89,11 @@ Schedule in_rhythm(const Config& config, const Rhythm& rhythm) {
     }
   }
   if (config.training) {
-    schedule.push_back({.actions = {{ActionKind::kUpdate, 0, 0}}});
+    schedule.push_back(
+        {.actions = {{ActionKind::kUpdate, 0, 0}}, .begins = {0}});
   }
   return schedule;
 }
-
-}  // namespace
 
 Schedule sequential(const Config& config) {
   return in_rhythm(config, ring(config, num_slots(config)));
@@ -126,11 +126,27 @@ Schedule interleaved(const Config& config) {
   return in_rhythm(config, ring(config, config.training ? 2 : 1));
 }
 
-Schedule generate(const std::string& name, const Config& config) {
-  if (name == "sequential") return sequential(config);
-  if (name == "pipelined") return pipelined(config);
-  if (name == "grouped") return grouped(config);
-  if (name == "interleaved") return interleaved(config);
+}  // namespace
+
+Schedule generate(Kind kind, const Config& config) {
+  switch (kind) {
+    case Kind::kSequential:
+      return sequential(config);
+    case Kind::kPipelined:
+      return pipelined(config);
+    case Kind::kGrouped:
+      return grouped(config);
+    case Kind::kInterleaved:
+      return interleaved(config);
+  }
+  throw InternalError("schedule: not a kind");
+}
+
+Kind kind_called(const std::string& name) {
+  if (name == "sequential") return Kind::kSequential;
+  if (name == "pipelined") return Kind::kPipelined;
+  if (name == "grouped") return Kind::kGrouped;
+  if (name == "interleaved") return Kind::kInterleaved;
   throw UserError(join("schedule: '", name,
                        "' is not known; known are 'sequential', 'pipelined', "
                        "'grouped' and 'interleaved'"));

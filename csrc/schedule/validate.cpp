@@ -1,6 +1,4 @@
-#include <algorithm>
-#include <map>
-#include <set>
+#include <vector>
 
 #include "base/check.h"
 #include "schedule/action.h"
@@ -93,39 +91,6 @@ void validate(const Schedule& schedule, const Config& config) {
   Checker checker(schedule, config);
   for (const Stretch& stretch : schedule) checker.take(stretch);
   checker.finish();
-}
-
-ActionList shortened(const Schedule& schedule) {
-  ActionList actions;
-  int64_t left_out = 0;
-  for (const Stretch& stretch : schedule) {
-    const int64_t times = std::min<int64_t>(stretch.times, 2);
-    for (int64_t time = 0; time < times; ++time) {
-      for (const Action& action : stretch.actions) {
-        actions.push_back(further(action, time - left_out));
-      }
-    }
-    left_out += stretch.times - times;
-  }
-  return actions;
-}
-
-int64_t max_in_flight(const ActionList& actions) {
-  std::map<int64_t, size_t> last;
-  for (size_t i = 0; i < actions.size(); ++i) {
-    if (actions[i].kind != ActionKind::kUpdate) {
-      last[actions[i].micro_batch] = i;
-    }
-  }
-  std::set<int64_t> live;
-  size_t most = 1;
-  for (size_t i = 0; i < actions.size(); ++i) {
-    if (actions[i].kind == ActionKind::kUpdate) continue;
-    live.insert(actions[i].micro_batch);
-    most = std::max(most, live.size());
-    if (last[actions[i].micro_batch] == i) live.erase(actions[i].micro_batch);
-  }
-  return static_cast<int64_t>(most);
 }
 
 }  // namespace popsim::schedule

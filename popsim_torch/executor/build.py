@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.ir import LoopCounts, Program
 from popsim_torch.passes.native_graph import to_native
+from popsim_torch.stages import native_name
 
 
 def executable_text(executable: _native.Executable) -> str:
@@ -23,7 +25,7 @@ def build_executable(
     loop: LoopCounts,
     *,
     training: bool,
-    schedule: str,
+    schedule: PipelineSchedule = PipelineSchedule.Sequential,
     floating_point_checks: bool = False,
     fed: bool = False,
 ) -> _native.Executable:
@@ -33,7 +35,7 @@ def build_executable(
         program: The lowered model.
         loop: How often a call runs it.
         training: Whether it has a backward pass and updates.
-        schedule: One of ``ir.SCHEDULES``.
+        schedule: In which order micro-batches run; ``Default`` is PopTorch's pipeline.
         floating_point_checks: Runs end at the first op whose arithmetic fails.
         fed: Inputs come from queues.
 
@@ -48,7 +50,7 @@ def build_executable(
         loop.device_iterations,
         loop.gradient_accumulation,
         training,
-        schedule,
+        native_name(schedule),
         floating_point_checks,
         fed,
     )

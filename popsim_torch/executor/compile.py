@@ -14,6 +14,7 @@ from typing import Any
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import InternalError
 from popsim_torch.executor.build import build_executable, executable_text
 from popsim_torch.executor.compile_log import CompileLog
@@ -32,7 +33,7 @@ from popsim_torch.executor.updates import check_steps
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
-from popsim_torch.ir import Program, RunSettings, names, program_text
+from popsim_torch.ir import Program, RunSettings, is_pipelined, names, program_text
 from popsim_torch.ir.offers import Offers
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
@@ -73,7 +74,7 @@ class Compilation:
         stages: The pipeline stages that the trace met.
         traced: The module as a torch.fx graph.
         training: Whether the program trains.
-        schedule: The name of the order in which micro-batches run.
+        schedule: The order in which micro-batches run.
         num_ipus: How many IPUs the model takes (count).
         plan: What optimizers do to the weights; None if nothing is trained.
         gradients: Those that go into queues.
@@ -89,7 +90,7 @@ class Compilation:
     stages: StageAssigner
     traced: TraceResult
     training: bool
-    schedule: str
+    schedule: PipelineSchedule
     num_ipus: int
     plan: OptimizerPlan | None
     gradients: Sequence[GradientEnqueue]
@@ -169,7 +170,7 @@ def plan_updates(c: Compilation) -> None:
 
 def read_options(c: Compilation) -> None:
     """Read what the options ask of the program."""
-    options, pipelined = c.request.options, c.schedule != "sequential"
+    options = c.request.options
     c.half = half_partials(options)
     c.asked = program_request(
         options,
@@ -177,7 +178,7 @@ def read_options(c: Compilation) -> None:
         c.stages,
         c.numerics,
         training=c.training,
-        pipelined=pipelined,
+        pipelined=is_pipelined(c.schedule),
     )
 
 
@@ -325,7 +326,7 @@ def fit_to_host(
     host_program = program.copy()
     # Checks tell which of the model's ops has failed: none are joined for them.
     if not run.floating_point_checks:
-        for name in run_host_passes(host_program, pipelined=run.schedule != "sequential"):
+        for name in run_host_passes(host_program, pipelined=is_pipelined(run.schedule)):
             _note_program(log, name, host_program)
     executable = build_executable(
         host_program,

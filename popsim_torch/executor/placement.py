@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from popsim_torch.ir import LoopCounts
+from popsim_torch.enums import PipelineSchedule
+from popsim_torch.ir import LoopCounts, is_pipelined
 from popsim_torch.options import Options
 from popsim_torch.options.back_end import log_computed
 from popsim_torch.stages import (
-    PipelineSchedule,
     StageAssigner,
     check_pipeline,
     check_schedule,
+    chosen_schedule,
     count_stages,
-    schedule_name,
 )
 
 __all__ = ["place"]
@@ -19,7 +19,7 @@ __all__ = ["place"]
 
 def place(
     options: Options, stages: StageAssigner, loop: LoopCounts, *, training: bool
-) -> tuple[str, int]:
+) -> tuple[PipelineSchedule, int]:
     """Check the stages that the trace met.
 
     Args:
@@ -29,7 +29,7 @@ def place(
         training: Whether it trains.
 
     Returns:
-        The name of the schedule, and how many IPUs the model takes (count).
+        The schedule that the program runs by, and how many IPUs the model takes (count).
 
     Raises:
         Error: Stages, schedule and counts do not go together.
@@ -38,10 +38,10 @@ def place(
     strategy.check_num_stages(stages.num_stages)
     num_stages = count_stages(stages.ipu_ids)
     asked_for = PipelineSchedule(options.pipeline_schedule)
-    schedule = schedule_name(
+    schedule = chosen_schedule(
         asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
     )
-    log_computed(options, pipelined=schedule != "sequential")
+    log_computed(options, pipelined=is_pipelined(schedule))
     check_schedule(
         asked_for,
         stages.ipu_of_stage,
@@ -50,7 +50,7 @@ def place(
         count=loop.gradient_accumulation if training else loop.device_iterations,
     )
     num_ipus = check_pipeline(
-        num_stages if schedule == "pipelined" else 1,
+        num_stages if schedule == PipelineSchedule.Default else 1,
         stages.ipu_ids,
         strategy,
         training,

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.files.container import BadFileError, read_sections, write_sections
 from popsim_torch.files.module import LoadedModule, unpack_module
@@ -25,7 +26,7 @@ from popsim_torch.files.structures import (
     unpack_call,
     unpack_outputs,
 )
-from popsim_torch.ir import SCHEDULES, Program, RunSettings
+from popsim_torch.ir import Program, RunSettings
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
@@ -210,7 +211,7 @@ class ExecutableFile:
 
 def _check_run(program: Program, run: object, plan: object) -> None:
     """Check that a program can run like this."""
-    if not isinstance(run, RunSettings) or run.schedule not in SCHEDULES:
+    if not (isinstance(run, RunSettings) and isinstance(run.schedule, PipelineSchedule)):
         raise ValueError("it does not say how its program runs")
     if plan is None:
         return

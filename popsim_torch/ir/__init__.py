@@ -15,12 +15,12 @@ from popsim_torch.ir.graph import (
 )
 from popsim_torch.ir.origin import NOWHERE, Origin
 from popsim_torch.ir.program import (
-    SCHEDULES,
     AnchorView,
     LoopCounts,
     Program,
     Return,
     RunSettings,
+    is_pipelined,
 )
 from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable
 from popsim_torch.ir.text import program_text, to_text
@@ -28,7 +28,6 @@ from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
 
 __all__ = [
     "NOWHERE",
-    "SCHEDULES",
     "AnchorView",
     "Argument",
     "Attribute",
@@ -52,6 +51,7 @@ __all__ = [
     "Uses",
     "contiguous_strides",
     "graphs",
+    "is_pipelined",
     "program_text",
     "to_text",
     "walk",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.ir.graph import Graph
 
 
@@ -22,8 +23,9 @@ class LoopCounts:
     gradient_accumulation: int
 
 
-SCHEDULES = ("sequential", "pipelined", "grouped", "interleaved")
-"""The names of the orders in which micro-batches can run."""
+def is_pipelined(schedule: PipelineSchedule) -> bool:
+    """Whether several micro-batches are in flight at a time."""
+    return schedule != PipelineSchedule.Sequential
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class RunSettings:
 
     Attributes:
         loop: How often a call runs the model.
-        schedule: In which order micro-batches run: one of :data:`SCHEDULES`.
+        schedule: In which order micro-batches run; ``Default`` is PopTorch's pipeline.
         num_ipus: IPUs that it takes (count); 0 if there is nothing to run on any.
         floating_point_checks: A run ends at the first op whose arithmetic fails.
         reads_inputs: Whether it reads the host's inputs; it may make them by itself.
     """
 
     loop: LoopCounts
-    schedule: str
+    schedule: PipelineSchedule
     num_ipus: int
     floating_point_checks: bool
     reads_inputs: bool

@@ -10,10 +10,10 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from popsim_torch.enums import ConnectionType, SyncPattern
+from popsim_torch.enums import ConnectionType, PipelineSchedule, SyncPattern
 from popsim_torch.errors import UsageAssertionError
 from popsim_torch.options.base import OptionsGroup, Setting, require, require_bool, require_enum
-from popsim_torch.stages import ExecutionStrategy, PipelinedExecution, PipelineSchedule
+from popsim_torch.stages import ExecutionStrategy, PipelinedExecution
 
 if TYPE_CHECKING:
     from typing_extensions import Self

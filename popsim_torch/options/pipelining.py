@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import UsageTypeError, closest_names
 from popsim_torch.options.groups import AccumulationDType
 from popsim_torch.options.model_settings import set_on_model
@@ -23,7 +24,6 @@ from popsim_torch.options.pipelining_settings import (
     PipeliningOptions,
     RecomputationMode,
 )
-from popsim_torch.stages import PipelineSchedule
 
 __all__ = [
     "GradientAccumulationReductionMethod",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import UsageTypeError, UsageValueError, not_supported_yet
 from popsim_torch.options.groups import check_accumulation_dtype
 from popsim_torch.options.pipelining_settings import (
@@ -15,7 +16,7 @@ from popsim_torch.options.pipelining_settings import (
     PipeliningOptions,
     RecomputationMode,
 )
-from popsim_torch.stages import PipelineSchedule, check_schedule
+from popsim_torch.stages import check_schedule, in_flight_rule
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -71,7 +72,7 @@ def checked(
             f"{function}: PipelineSchedule.{schedule.name} needs "
             "gradient_accumulation_steps_per_replica: pipelines accumulate gradients, and the "
             "stages work on several micro-batches of one update. Pass a multiple of "
-            f"{'2 n' if schedule == PipelineSchedule.Grouped else 'n'} for n stages."
+            f"{in_flight_rule(schedule)} for n stages."
         )
     num_stages = len(mapping) if mapping is not None else num_stages
     if num_stages is not None:

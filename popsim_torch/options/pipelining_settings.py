@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from popsim_torch.enums import MeanReductionStrategy, NamedIntEnum, OutputMode, ReductionType
+from popsim_torch.enums import (
+    MeanReductionStrategy,
+    NamedIntEnum,
+    OutputMode,
+    PipelineSchedule,
+    ReductionType,
+)
 from popsim_torch.errors import UsageValueError
 from popsim_torch.options.locations import TensorLocationSettings
 from popsim_torch.options.options import Options
-from popsim_torch.stages import PipelinedExecution, PipelineSchedule, Stage, count_rule
+from popsim_torch.stages import PipelinedExecution, Stage, count_rule, in_flight_rule
 
 
 class GradientAccumulationReductionMethod(NamedIntEnum):
@@ -260,8 +266,7 @@ def _in_flight(schedule: PipelineSchedule, values: Mapping[str, Any]) -> str:
     if schedule == PipelineSchedule.Sequential:
         return "one micro-batch at a time"
     if mapping is None:
-        factor = "2 n" if schedule == PipelineSchedule.Grouped else "n"
-        return f"{factor} micro-batches are in flight, for n stages"
+        return f"{in_flight_rule(schedule)} micro-batches are in flight, for n stages"
     return f"{count_rule(schedule, len(mapping), training=True)} micro-batches are in flight"
 
 

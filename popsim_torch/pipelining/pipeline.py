@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.reach import reach
 from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
@@ -22,7 +23,6 @@ from popsim_torch.options.pipelining import (
     pipeline_settings,
 )
 from popsim_torch.pipelining.stage_functions import StageFunctions, as_arguments, call
-from popsim_torch.stages import PipelineSchedule
 
 __all__ = ["pipeline"]
 

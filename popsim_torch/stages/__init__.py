@@ -25,11 +25,12 @@ from popsim_torch.stages.pipeline_stage import PipelineStage
 from popsim_torch.stages.planning import pipeline_use, smallest_gradient_accumulation
 from popsim_torch.stages.printing import print
 from popsim_torch.stages.schedules import (
-    PipelineSchedule,
     WrongNumberOfMicroBatches,
     check_schedule,
+    chosen_schedule,
     count_rule,
-    schedule_name,
+    in_flight_rule,
+    native_name,
 )
 from popsim_torch.stages.strategies import (
     ExecutionStrategy,
@@ -48,7 +49,6 @@ __all__ = [
     "ExecutionStrategy",
     "ParallelPhasedExecution",
     "Phase",
-    "PipelineSchedule",
     "PipelineStage",
     "PipelineStageRecord",
     "PipelinedExecution",
@@ -62,17 +62,19 @@ __all__ = [
     "block_listener",
     "check_pipeline",
     "check_schedule",
+    "chosen_schedule",
     "count_rule",
     "count_stages",
     "get_pipeline_stage_assignment",
+    "in_flight_rule",
     "module_repr",
+    "native_name",
     "num_assignments",
     "pipeline_use",
     "print",
     "print_pipeline_stage_assignment_summary",
     "removeBlocks",
     "reset_pipeline_stage_assignment",
-    "schedule_name",
     "set_pipeline_stage_assignment",
     "smallest_gradient_accumulation",
 ]

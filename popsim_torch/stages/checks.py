@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error
-from popsim_torch.stages.schedules import WrongNumberOfMicroBatches
+from popsim_torch.stages.schedules import WrongNumberOfMicroBatches, micro_batches_in_flight
 from popsim_torch.stages.strategies import ExecutionStrategy
 
 _logger = logging.getLogger("poptorch::python")
@@ -74,15 +75,16 @@ def _check_fills(
     num_stages: int, training: bool, gradient_accumulation: int, device_iterations: int
 ) -> None:
     """Check that there is at least one micro-batch for every stage of the filled pipeline."""
+    needed = micro_batches_in_flight(PipelineSchedule.Default, num_stages, training=training)
     if training:
-        needed, given = 2 * num_stages - 1, gradient_accumulation
+        given = gradient_accumulation
         setter = "poptorch.Options().Training.gradientAccumulation"
         stages = (
             f"{num_stages} stages of the model and the {num_stages - 1} that training adds for "
             "their backward passes"
         )
     else:
-        needed, given = num_stages, device_iterations
+        given = device_iterations
         setter = "poptorch.Options().deviceIterations"
         stages = "those of the model"
     if given < needed:

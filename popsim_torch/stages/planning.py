@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import UsageTypeError, UsageValueError
-from popsim_torch.stages.schedules import PipelineSchedule, count_rule
+from popsim_torch.stages.checks import MAX_IPUS
+from popsim_torch.stages.schedules import count_rule, micro_batches_in_flight, times_of
 
 __all__ = ["pipeline_use", "smallest_gradient_accumulation"]
 
@@ -26,7 +31,7 @@ def pipeline_use(
     equally long; the times may have any unit.
 
     Args:
-        num_stages: Stages, each on an IPU of its own (count).
+        num_stages: Stages, each on an IPU of its own (count, 1 to 64).
         gradient_accumulation: Micro-batches per weight update (count).
         schedule: When stages run.
         forward: Time of a stage forward.
@@ -38,7 +43,7 @@ def pipeline_use(
         UsageValueError: A count or a time is out of range.
     """
     where = "pipeline_use"
-    _check_count(where, "num_stages", num_stages)
+    _check_count(where, "num_stages", num_stages, MAX_IPUS)
     _check_count(where, "gradient_accumulation", gradient_accumulation)
     _check(where, schedule, forward=forward, backward=backward, update=update)
     return _Times.of(num_stages, schedule, forward, backward, update).use(gradient_accumulation)
@@ -59,7 +64,7 @@ def smallest_gradient_accumulation(
     as many as there are stages, forward and backward.
 
     Args:
-        num_stages: Stages, each on an IPU of its own (count).
+        num_stages: Stages, each on an IPU of its own (count, 1 to 64).
         schedule: When stages run.
         use: What ``pipeline_use`` is to be at least (share, between 0 and 1).
         forward: Time of a stage forward.
@@ -71,12 +76,13 @@ def smallest_gradient_accumulation(
         UsageValueError: As for ``pipeline_use``, or no count is enough.
     """
     where = "smallest_gradient_accumulation"
-    _check_count(where, "num_stages", num_stages)
+    _check_count(where, "num_stages", num_stages, MAX_IPUS)
     _check(where, schedule, use=use, forward=forward, backward=backward, update=update)
     if not 0 < use < 1:
         raise UsageValueError(f"{where}: use is {use!r}. Pass a share between 0 and 1.")
-    step, least = 1, 2 * num_stages - 1
-    if schedule != PipelineSchedule.Default:
+    if schedule == PipelineSchedule.Default:
+        step, least = 1, micro_batches_in_flight(schedule, num_stages, training=True)
+    else:
         step = least = count_rule(schedule, num_stages, training=True)
 
     times = _Times.of(num_stages, schedule, forward, backward, update)
@@ -96,6 +102,10 @@ def smallest_gradient_accumulation(
     return count
 
 
+_Pair = tuple[int, int]
+"""How many forward and backward passes an IPU runs at one time."""
+
+
 @dataclass(frozen=True)
 class _Times:
     """An update takes ``g time + fixed`` for ``g`` micro-batches, of which each is ``work``."""
@@ -108,24 +118,50 @@ class _Times:
     def of(
         cls, n: int, schedule: PipelineSchedule, forward: float, backward: float, update: float
     ) -> _Times:
-        """Return the times of a schedule with ``n`` stages."""
-        work = forward + backward
-        if schedule == PipelineSchedule.Sequential:
-            return cls(work, n * work, update)
-        # While a pipeline fills there are only forward passes, while it drains only backward ones.
-        slots = 2 * max(forward, backward) if schedule == PipelineSchedule.Interleaved else work
-        return cls(work, slots, (n - 1) * slots + update)
+        """Return the times of a schedule with ``n`` stages, read off the schedule itself."""
+
+        def seconds(pairs: frozenset[_Pair]) -> float:
+            return max(forwards * forward + backwards * backward for forwards, backwards in pairs)
+
+        full = 2 * n  # micro-batches, with which every stage has had work at the same time
+        once, twice = _count_times(schedule, n, full), _count_times(schedule, n, 2 * full)
+        time = fixed = 0.0
+        for pairs, count in twice.items():
+            each = Fraction(count - once[pairs], full)  # for each micro-batch
+            time += float(each) * seconds(pairs)
+            fixed += float(once[pairs] - full * each) * seconds(pairs)
+        return cls(forward + backward, time, fixed + update)
 
     def use(self, count: int) -> float:
         """Return the share of the time that is work."""
         return count * self.work / (count * self.time + self.fixed)
 
 
-def _check_count(where: str, name: str, value: object) -> None:
+def _count_times(schedule: PipelineSchedule, n: int, count: int) -> Counter[frozenset[_Pair]]:
+    """Count the times of an update by what IPUs do then: the busiest says how long one lasts.
+
+    Where slots are interleaved, each IPU has time for either pass, and waits for the slower one.
+    """
+    found: Counter[frozenset[_Pair]] = Counter()
+    for repeats, times in times_of(schedule, n, count):
+        for actions in times:
+            passes = Counter(re.split(r"(?<=[FB])", action)[0] for action in actions)
+            pairs = {(passes[f"{stage}F"], passes[f"{stage}B"]) for stage in range(n)}
+            if schedule == PipelineSchedule.Interleaved:
+                pairs |= {(1, 0), (0, 1)}
+            found[frozenset(pairs)] += repeats
+    return found
+
+
+def _check_count(where: str, name: str, value: object, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageTypeError(f"{where}: {name} is {value!r}. Pass an int.")
     if value < 1:
         raise UsageValueError(f"{where}: {name} is {value}. Pass 1 or more.")
+    if most is not None and value > most:
+        raise UsageValueError(
+            f"{where}: {name} is {value}, and one process can use {most} IPUs. Pass {most} or less."
+        )
 
 
 def _check(where: str, schedule: object, **numbers: object) -> None:

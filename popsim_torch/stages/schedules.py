@@ -3,22 +3,29 @@
 PopTorch has one of its own, in force where none is asked for: the last stage's backward follows its
 forward at once, and there is a least number of micro-batches. The others are those of pipelines
 in TensorFlow for IPUs.
+
+Which order each of them is, the device's library alone knows (``csrc/schedule``). What a schedule
+needs is read off it here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from popsim_torch.enums import NamedIntEnum
+from popsim_torch import _native
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error
 from popsim_torch.stages.strategies import ExecutionStrategy
 
 __all__ = [
-    "PipelineSchedule",
     "WrongNumberOfMicroBatches",
     "check_schedule",
+    "chosen_schedule",
     "count_rule",
-    "schedule_name",
+    "in_flight_rule",
+    "micro_batches_in_flight",
+    "native_name",
+    "times_of",
 ]
 
 
@@ -35,27 +42,10 @@ class WrongNumberOfMicroBatches(Error):
         self.rule, self.near = rule, near
 
 
-class PipelineSchedule(NamedIntEnum):
-    """When the stages of a pipeline run; no value depends on it.
-
-    A micro-batch takes a slot for each stage forward and one for each backward, ``2 n`` slots for
-    ``n`` stages. The schedules differ in when the next micro-batch begins.
-    """
-
-    Grouped = 0
-    """One slot later: all stages run forward together, then backward; ``2 n`` are in flight."""
-    Interleaved = 1
-    """Two slots later: a stage has one slot at a time; ``n`` micro-batches are in flight."""
-    Sequential = 2
-    """When the one before is done: one is in flight, as with ``ShardedExecution``."""
-    Default = 3
-    """Not chosen: PopTorch's pipeline, in which ``2 n - 2`` are in flight."""
-
-
-def schedule_name(
+def chosen_schedule(
     schedule: PipelineSchedule, strategy: ExecutionStrategy, *, num_stages: int, is_cut: bool
-) -> str:
-    """Return the name of the schedule that the program runs by.
+) -> PipelineSchedule:
+    """Return the schedule that the program runs by; ``Default`` is then PopTorch's pipeline.
 
     Args:
         schedule: What the options ask for.
@@ -67,16 +57,52 @@ def schedule_name(
         Error: The strategy runs stages one after another, and the schedule several at a time.
     """
     if schedule == PipelineSchedule.Default:
-        return "pipelined" if is_cut and strategy.is_pipelined else "sequential"
+        overlaps = is_cut and strategy.is_pipelined
+        return PipelineSchedule.Default if overlaps else PipelineSchedule.Sequential
     if schedule == PipelineSchedule.Sequential or num_stages == 1:
-        return "sequential"
+        return PipelineSchedule.Sequential
     if not strategy.is_pipelined:
         raise Error(
             f"Options.pipelineSchedule(PipelineSchedule.{schedule.name}): {strategy!r} runs the "
             "stages one after another. Choose PipelineSchedule.Sequential, or "
             "poptorch.PipelinedExecution with Options.setExecutionStrategy."
         )
-    return schedule.name.lower()
+    return schedule
+
+
+def native_name(schedule: PipelineSchedule) -> str:
+    """Return what the device's library calls a schedule."""
+    return "pipelined" if schedule == PipelineSchedule.Default else schedule.name.lower()
+
+
+def micro_batches_in_flight(schedule: PipelineSchedule, num_stages: int, *, training: bool) -> int:
+    """Return how many micro-batches are under way at a time, where there are enough.
+
+    Args:
+        schedule: The schedule that the program runs by.
+        num_stages: Forward stages.
+        training: Whether there are backward slots; without them no stage has two.
+    """
+    enough = 2 * num_stages  # a slot each
+    return _native.max_in_flight(native_name(schedule), num_stages, enough, training)
+
+
+def times_of(
+    schedule: PipelineSchedule, num_stages: int, num_micro_batches: int
+) -> list[tuple[int, list[list[str]]]]:
+    """Return what runs at each time of a weight update, but the update itself.
+
+    Args:
+        schedule: The schedule that the program runs by.
+        num_stages: Forward stages, each on an IPU of its own.
+        num_micro_batches: Per weight update (count).
+
+    Returns:
+        Stretches of times: how often each repeats, one micro-batch further every time, and its
+        times, each the actions that run then, such as ``2F0``.
+    """
+    name = native_name(schedule)
+    return _native.schedule_times(name, num_stages, num_micro_batches, True)[:-1]
 
 
 def count_rule(schedule: PipelineSchedule, num_stages: int, *, training: bool) -> int:
@@ -88,12 +114,21 @@ def count_rule(schedule: PipelineSchedule, num_stages: int, *, training: bool) -
     Args:
         schedule: Not ``Default``.
         num_stages: Forward stages.
-        training: Whether there are backward slots; without them no stage has two.
+        training: Whether there are backward slots.
     """
-    if schedule == PipelineSchedule.Sequential or num_stages == 1:
-        return 1
-    both = training and schedule == PipelineSchedule.Grouped
-    return 2 * num_stages if both else num_stages
+    if num_stages == 1:
+        return 1  # there is nothing to overlap
+    return micro_batches_in_flight(schedule, num_stages, training=training)
+
+
+def in_flight_rule(schedule: PipelineSchedule) -> str:
+    """Return in words how many micro-batches are in flight in training with ``n`` stages.
+
+    Args:
+        schedule: ``Grouped`` or ``Interleaved``.
+    """
+    factor = micro_batches_in_flight(schedule, 1, training=True)
+    return "n" if factor == 1 else f"{factor} n"
 
 
 def check_schedule(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import popsim_torch as poptorch
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.executor import compile as compile_path
 from popsim_torch.ir import LoopCounts, Program
 from tests.custom_ops import split
@@ -33,7 +34,7 @@ class Compiled:
     program: Program
     loop: LoopCounts
     training: bool
-    schedule: str
+    schedule: PipelineSchedule
 
 
 def compiled(model: poptorch.PoplarExecutor, *args: torch.Tensor) -> Compiled:

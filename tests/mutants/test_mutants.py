@@ -98,6 +98,9 @@ def fate(good: Compiled, graph: Graph) -> str:
             for _ in range(2):
                 executable.run(inputs, functools.partial(host, graph))
     except Error as error:
+        # Two calls of the host that are told apart by an attribute: it answers for the other one.
+        if "(host_call, " in str(error) and " results instead of " in str(error):
+            return "refused as the host answers"
         # Without data PyTorch looks at less: at no axis of ``sort``, at no index.
         if isinstance(error, InternalError) or " (aten, " not in str(error):
             raise

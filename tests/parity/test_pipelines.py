@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import popsim_torch as poptorch
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.feeds import InfeedQueue, OutfeedMode, OutfeedQueue
 from popsim_torch.loops import function, repeat
 from popsim_torch.pipelining import pipeline
-from popsim_torch.stages import PipelineSchedule
 
 GA, REPEATS = 12, 2
 NUM = GA * REPEATS

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error
-from popsim_torch.stages import PipelineSchedule
 from tests.options import make_options
 
 MICRO_BATCH, GA, D, CALLS = 2, 12, 2, 2

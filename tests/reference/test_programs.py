@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from popsim_torch import _native
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.executor.build import build_executable
 from popsim_torch.ir import Graph, LoopCounts, Program, TensorKind
 from popsim_torch.reference import Interpreter
@@ -26,7 +27,7 @@ def filled(tensor, count=1):
 
 
 def run_both(
-    program: Program, loop: LoopCounts, training: bool, schedule: str, runs: int = 2
+    program: Program, loop: LoopCounts, training: bool, schedule: PipelineSchedule, runs: int = 2
 ) -> None:
     """Run a program on both, and compare what comes back and what stays."""
     torch.manual_seed(4)

@@ -14,11 +14,12 @@ from popsim_torch.enums import (
     HalfFloatCastingBehavior,
     MeanReductionStrategy,
     OutputMode,
+    PipelineSchedule,
     ReductionType,
     SyncPattern,
 )
 from popsim_torch.options import TensorLocationSettings
-from popsim_torch.stages import PipelineSchedule, ShardedExecution
+from popsim_torch.stages import ShardedExecution
 
 UNSET = object()
 SHARDED = ShardedExecution("a")

@@ -60,6 +60,7 @@ PYTHON_DOORS = {
         "custom_ops",
         "feeds",
         "processor",
+        "stages",
         "executor",
         "model",
         "loops",

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.options.pipelining_settings import COMPUTE_HINTS
-from popsim_torch.stages import PipelineSchedule
 from tests.options import make_options
 
 Method, Mode = poptorch.GradientAccumulationReductionMethod, poptorch.RecomputationMode

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from popsim_torch.enums import MeanReductionStrategy, OutputMode, PipelineSchedule, ReductionType
 from popsim_torch.errors import Error, UsageAttributeError, UsageTypeError, UsageValueError
 from popsim_torch.options import Options
-from popsim_torch.stages import PipelineSchedule
 from tests.options import make_options
 
 Method, Mode = poptorch.GradientAccumulationReductionMethod, poptorch.RecomputationMode

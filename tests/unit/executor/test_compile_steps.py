@@ -67,9 +67,9 @@ def test_the_log_tells_of_a_program_that_was_read(tmp_path):
 
 def test_no_step_sets_what_another_has_set():
     compilation = compile_path.Compilation(None, CompileLog(Dump(None, "")))
-    compilation.schedule = "sequential"
-    with pytest.raises(InternalError, match="two steps set 'schedule'"):
-        compilation.schedule = "pipelined"
+    compilation.num_ipus = 1
+    with pytest.raises(InternalError, match="two steps set 'num_ipus'"):
+        compilation.num_ipus = 2
 
 
 def test_the_log_needs_a_compiled_model():

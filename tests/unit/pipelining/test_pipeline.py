@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 from popsim_torch.loops import function
 from popsim_torch.pipelining import pipeline
-from popsim_torch.stages import PipelineSchedule
 
 OPTIONS = poptorch.Options().showCompilationProgressBar(False)
 

@@ -20,7 +20,7 @@ def build(kind, inputs, output, attributes):
     origin = Origin(source="net.py:12")
     graph.add_op(kind, tensors, [out], attributes, phase=Phase.FORWARD, name="Op:0", origin=origin)
     counts = LoopCounts(1, 1)
-    executable = build_executable(Program(graph), counts, training=False, schedule="sequential")
+    executable = build_executable(Program(graph), counts, training=False)
     return executable, tensors
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from popsim_torch import _native
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, InternalError
+from popsim_torch.ir import is_pipelined
+from popsim_torch.stages.schedules import micro_batches_in_flight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "schedules.txt"
 
@@ -73,6 +76,57 @@ def test_every_action_stands_once():
         wanted = set(itertools.product(range(stages), kinds, range(micro_batches)))
         assert len(actions) == len(wanted)
         assert set(actions) == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("training", [False, True])
+def test_times_laid_end_to_end_are_the_actions(name, training):
+    for stages, micro_batches in SIZES:
+        case = name, stages, micro_batches, training
+        words = []
+        for repeats, times in _native.schedule_times(*case):
+            for repeat in range(repeats):
+                words += [
+                    word if word == "U" else further(word, repeat)
+                    for time in times
+                    for word in time
+                ]
+        assert " ".join(words) == generate(*case)
+
+
+def further(word, distance):
+    ((stage, kind, micro_batch),) = read(word)
+    return f"{stage}{kind}{micro_batch + distance}"
+
+
+def test_a_stage_runs_each_pass_once_at_a_time():
+    for case in CASES:
+        for _, times in _native.schedule_times(*case):
+            for time in times:
+                passes = [word.rstrip("0123456789") for word in time]
+                assert len(passes) == len(set(passes)) > 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_how_many_micro_batches_are_in_flight(training):
+    """The rules of the documentation, of PopTorch's count of stages among them."""
+    for n in (2, 3, 4, 7, 16):
+        rules = {
+            "sequential": 1,
+            "pipelined": 2 * n - 1 if training else n,
+            "grouped": 2 * n if training else n,
+            "interleaved": n,
+        }
+        for name, expected in rules.items():
+            assert _native.max_in_flight(name, n, 2 * n, training) == expected
+            assert _native.max_in_flight(name, n, 10**12, training) == expected
+            assert _native.max_in_flight(name, n, 1, training) == 1
+
+
+@pytest.mark.parametrize("schedule", PipelineSchedule)
+def test_what_is_called_pipelined_has_several_micro_batches_in_flight(schedule):
+    assert is_pipelined(schedule) == (micro_batches_in_flight(schedule, 2, training=True) > 1)
+    assert is_pipelined(schedule) == (micro_batches_in_flight(schedule, 2, training=False) > 1)
 
 
 def test_training_ends_with_its_only_update():

@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
+from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import UsageTypeError, UsageValueError
-from popsim_torch.stages import PipelineSchedule, pipeline_use, smallest_gradient_accumulation
+from popsim_torch.stages import pipeline_use, smallest_gradient_accumulation
 
 TIMES = [(1.0, 1.0, 0.0), (1.0, 2.0, 0.0), (2.0, 0.5, 3.0), (1.0, 0.0, 1.0)]
 # Slots from one micro-batch to the next, for n stages.
@@ -70,6 +71,7 @@ def test_the_usual_answer():
     ("arguments", "kind", "text"),
     [
         ({"num_stages": 0}, UsageValueError, "num_stages is 0. Pass 1 or more"),
+        ({"num_stages": 65}, UsageValueError, "one process can use 64 IPUs. Pass 64 or less"),
         ({"num_stages": 2.5}, UsageTypeError, "num_stages is 2.5. Pass an int"),
         ({"schedule": "Grouped"}, UsageTypeError, "Pass a PipelineSchedule"),
         ({"forward": -1}, UsageValueError, "forward is -1. Pass 0 or more"),
