@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "bindings/feeds.h"
 #include "bindings/ops.h"
+#include "bindings/plain_arguments.h"
 #include "bindings/runtime.h"
 #include "graph/graph.h"
 #include "ops/check.h"
@@ -172,6 +173,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   popsim::bindings::bind_errors(m);
   popsim::bindings::bind_graph(m);
   popsim::bindings::bind_runtime(m);
+  popsim::bindings::bind_plain_arguments(m);
   popsim::bindings::bind_feeds(m);
   popsim::bindings::bind_schedule(m);
   popsim::bindings::bind_ops(m);

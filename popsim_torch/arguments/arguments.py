@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from popsim_torch import _native
 from popsim_torch.arguments.structures import (
     ConstantNode,
     ICustomArgParser,
@@ -120,13 +121,13 @@ class ArgumentSpec:
         self.shapes = tuple(tuple(leaf.shape) for leaf in leaves)
         self.kinds = tuple(leaf.kind for leaf in leaves)
         # Most models take nothing but tensors, most calls pass them in order.
-        self._plain: list[tuple[torch.dtype, torch.Size]] | None = None
+        self._plain: _native.PlainArguments | None = None
         if (
             leaves == self._nodes
             and all(leaf.kind is torch.Tensor for leaf in leaves)
             and all(p.kind is not p.KEYWORD_ONLY for p in self._parameters)
         ):
-            self._plain = [(leaf.dtype, leaf.shape) for leaf in leaves]
+            self._plain = _native.PlainArguments([(leaf.dtype, leaf.shape) for leaf in leaves])
 
     def flatten(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] = _NO_KEYWORDS
@@ -145,17 +146,8 @@ class ArgumentSpec:
             Error: The call is not just like the one that compiled the model.
         """
         plain = self._plain
-        if plain is not None and not kwargs and len(args) == len(plain):
-            for value, (dtype, shape) in zip(args, plain, strict=True):
-                if (
-                    type(value) is not torch.Tensor
-                    or value.dtype is not dtype
-                    or not _is_ready(value)
-                    or value.shape != shape
-                ):
-                    break
-            else:
-                return list(args)
+        if plain is not None and not kwargs and plain.fit(tuple(args)):
+            return list(args)
         return self._flatten_any(args, kwargs)
 
     def unflatten(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -61,6 +61,7 @@ PYTHON_DOORS = {
         "feeds",
         "processor",
         "stages",
+        "arguments",
         "executor",
         "model",
         "loops",
