@@ -68,9 +68,9 @@ struct Config {
 // or stands twice.
 void validate(const Schedule& schedule, const Config& config);
 
-// The actions one by one, as if there were fewer micro-batches: no stretch more
-// than twice. Neither the number of micro-batches in flight nor what follows
-// what is different from the whole schedule.
+// The actions one by one, with each stretch repeated at most twice, as if there
+// were fewer micro-batches. As many micro-batches are in flight as in the whole
+// schedule, and the same kinds of actions follow each other.
 [[nodiscard]] ActionList shortened(const Schedule& schedule);
 
 // The largest number of micro-batches that are in flight (first forward begun,

@@ -237,7 +237,7 @@ def compile_model(request: CompileRequest) -> CompiledModel:
     """
     start = time.perf_counter()
     progress = _progress(_draws_bar(request.options))
-    # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
+    # torch.fx would write source for each graph and keep it until the process ends. Nobody runs it.
     without_source = use_lazy_graph_module(True)
     # An autocast around the call would concern host tensors, and what torch does while it traces.
     no_autocast = DisableAutocast()

@@ -50,7 +50,7 @@ class UpdateLowering:
         self._loss_scale = loss_scale
         self._offers = offers
         self._states: dict[str, Tensor] = {}
-        # Of the latest step, by the parameter's name.
+        # The gradient that the latest step used, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
 
     def weight(self, parameter: str) -> Tensor:
