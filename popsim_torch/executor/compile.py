@@ -48,9 +48,7 @@ from popsim_torch.private_torch.modes import DisableAutocast
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
-from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.enqueues import Enqueue
-from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text
 
@@ -271,8 +269,6 @@ def _state_program(
     """Return the program of a trace, the same on every machine."""
     traced = functionalise(traced)
     _note_trace(log, "functionalise", traced)
-    for module in (traced.graph_module, *all_bodies(traced.controls)):
-        join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
     offers = Offers(anchor.long_name for anchor in request.returns.anchors)

@@ -1,7 +1,7 @@
 // Calls code of the host: tensors go there, and tensors come back.
 //
-// The code gets copies. Unlike the device's memory, it may keep them, change
-// them, and differentiate what it computes from them.
+// The code gets copies, which it may keep, change and differentiate by. It could
+// not do that with the device's memory.
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 
