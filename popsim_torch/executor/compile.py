@@ -33,7 +33,6 @@ from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import Program, RunSettings, names, program_text
-from popsim_torch.ir.offers import Offers
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientEnqueue, unwrapped
@@ -271,16 +270,16 @@ def _state_program(
     _note_trace(log, "functionalise", traced)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
-    offers = Offers(anchor.long_name for anchor in request.returns.anchors)
-    program = lower(named, plan, half, offers, gradients)
+    asked = [anchor.long_name for anchor in request.returns.anchors]
+    program = lower(named, plan, half, asked, gradients)
     _note_program(log, "lower", program)
-    for name in run_program_passes(program, request, offers):
+    for name in run_program_passes(program, request):
         _note_program(log, name, program)
     return program
 
 
 def _fit(c: Compilation, program: Program) -> CompiledModel:
-    log_program(program, c.request.options, c.asked.returns.anchors, c.stages.ipu_of_stage)
+    log_program(program, c.request.options, c.stages.ipu_of_stage)
     write_graph_file(program)
     run = RunSettings(
         c.interface.loop,
