@@ -14,8 +14,8 @@ using Strides = std::vector<int64_t>;
 [[nodiscard]] Strides contiguous_strides(const Shape& shape);
 // Dimensions of size 1 may have any stride.
 [[nodiscard]] bool is_contiguous(const Shape& shape, const Strides& strides);
-// Those of a dense tensor [batch, channels, spatial axes...] with the channels
-// last.
+// The strides of a dense tensor [batch, channels, spatial axes...] whose
+// channels lie last.
 [[nodiscard]] Strides channels_last_strides(const Shape& shape);
 // Dense, channels last, and not contiguous as well.
 [[nodiscard]] bool is_channels_last(const Shape& shape, const Strides& strides);

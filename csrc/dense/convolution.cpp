@@ -92,8 +92,8 @@ class PieceConvolution final : public Convolution {
   }
 
  private:
-  // Some channels of the output and what is there of their weight: itself in
-  // the layout of the pieces, or the parts of a sum that is its gradient.
+  // Some channels of the output with their part of the weight: the weight in
+  // the layout of the pieces, or the terms whose sum is its gradient.
   struct Slice {
     WeightOperand weight;
     int64_t channel;               // the first one

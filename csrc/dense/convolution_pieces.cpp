@@ -92,8 +92,8 @@ std::optional<Band> band_of_input(const ConvolutionSpec& spec,
   return band;
 }
 
-// Bands of equal numbers of rows of what is computed, or one of all rows where
-// the cut is not possible.
+// Cuts the rows of the result into bands of equal size; one band of all rows
+// where that is not possible.
 std::vector<Band> cut_bands(const ConvolutionSpec& spec, ConvolutionPass pass,
                             int64_t count) {
   const bool of_input = pass == ConvolutionPass::kGradInput;

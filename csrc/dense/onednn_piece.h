@@ -21,8 +21,8 @@ class PieceRunner {
 
   [[nodiscard]] size_t workspace_bytes() const { return plan_.bytes(); }
 
-  // Tensors where the piece's part of them begins; the weight lies as
-  // `described` has it.
+  // `tensors` point at the first element of the piece; the weight has the
+  // layout that `described` says.
   void run(const ConvolutionTensors& tensors, char* workspace);
 
  private:
@@ -69,7 +69,8 @@ class WeightOperand {
   // The size in the layout of the pieces.
   [[nodiscard]] size_t bytes() const { return blocked_.get_desc().get_size(); }
 
-  // One of them, before run(), which does it; nothing where the layouts agree.
+  // Plan one of the two copies, then run() makes it. Where the layouts agree
+  // there is nothing to copy.
   void plan_to_blocked(WorkspacePlan& plan) { add(plain_, blocked_, plan); }
   void plan_to_plain(WorkspacePlan& plan) { add(blocked_, plain_, plan); }
   void run(float* plain, float* blocked, char* workspace);

@@ -43,7 +43,7 @@ class Infeed final : public runtime::Inlet {
   void end(std::string message);
   // Drops what no program has taken, and forgets end().
   void clear();
-  // Whoever waits, or comes, fails.
+  // Ends all waits with an error; later calls fail, too.
   void close();
   [[nodiscard]] bool closed() const;
   // Makes room for as many elements, if there is less.

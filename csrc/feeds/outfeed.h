@@ -69,9 +69,9 @@ class Outfeed final : public ops::Outlet {
     return sizes_of(config_.components);
   }
 
-  // Removes the oldest elements, at most so many (-1: all that are there), and
-  // returns how many they are and a tensor [count, *shape] per component. Where
-  // the newest alone is kept: that one, which stays, without the first axis.
+  // Removes up to `most` of the oldest elements (-1: all) and returns their
+  // count and a tensor [count, *shape] per component. A queue that keeps only
+  // the newest element returns that one, without the first axis, and keeps it.
   [[nodiscard]] std::pair<int64_t, std::vector<at::Tensor>> take(int64_t most);
   // Removes the oldest element (or copies the newest) and returns its tensors,
   // without a first axis; none if there is no element.
@@ -81,7 +81,7 @@ class Outfeed final : public ops::Outlet {
   bool wait(double seconds);
   // Ends all waits that go on now.
   void wake();
-  // What is enqueued from now on is an error; what is there can be read.
+  // From now on enqueueing is an error; elements in the queue can be read.
   void close();
   [[nodiscard]] OutfeedStatistics statistics() const;
 

@@ -176,10 +176,10 @@ struct OpDef {
   // The results are as good computed once more as kept: that takes little more
   // than reading the inputs.
   bool cheap = false;
-  // A product or the like: what follows from its results is another layer.
+  // A product or the like: what uses its results belongs to the next layer.
   bool layer = false;
-  // Gives numbers as they were, or is given them in the type of its results:
-  // there is nothing that could be rounded at random.
+  // Its results are its operands' numbers unchanged, or its operands have the
+  // type of its results already: there is nothing to round at random.
   bool exact = false;
   // Its results have an element for each of its operands', in their order.
   bool elementwise = false;

@@ -8,8 +8,8 @@
 
 namespace popsim::ops {
 
-// What the entry says, and the bytes that the op moves where it does not say
-// those: all of its inputs and outputs, each once.
+// The work that the entry states. If it says nothing of bytes, the op moves
+// each of its inputs and outputs once.
 [[nodiscard]] std::vector<graph::Work> work_of(const OpView& op);
 
 // For entries whose ops compute nothing.

@@ -24,7 +24,7 @@ enum class Target : int8_t {
 
 // Those that this build has kernels for, from the lowest to the highest.
 [[nodiscard]] const std::vector<Target>& built_targets();
-// Those of them that this processor can run. Not empty.
+// The built targets that this processor can run: at least one.
 [[nodiscard]] const std::vector<Target>& usable_targets();
 
 // The one in use: the highest usable one, or the one chosen.

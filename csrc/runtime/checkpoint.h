@@ -1,10 +1,10 @@
 // What a device iteration changes before its update, as it was when it began.
 //
-// Weights change behind all micro-batches, but where the body of a loop reads
-// them behind their update. These, buffers that forward changes (running
-// statistics) and velocities that gradients are added to change earlier: a run
-// that is to end in the middle of a long device iteration gives it up and puts
-// them back.
+// Most weights change after all micro-batches. Some variables change earlier:
+// weights that the body of a loop reads after their update, buffers that
+// forward changes (running statistics), and velocities that gradients are added
+// to. A run that is stopped in the middle of a long device iteration gives the
+// iteration up and puts these back.
 #pragma once
 
 #include <chrono>

@@ -8,8 +8,8 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "graph/graph.h"
@@ -44,7 +44,7 @@ struct InputPlace {
   int64_t feed = -1;
   // In the feed's elements.
   int64_t position = 0;
-  // Of a tensor that the call brings: all micro-batches have the same value.
+  // The call gives one value, and all micro-batches read it.
   bool shared = false;
 };
 

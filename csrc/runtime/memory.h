@@ -16,10 +16,10 @@ namespace popsim::runtime {
 // Owns the arena and the persistent tensors; knows where every tensor is now.
 class DeviceMemory {
  public:
-  // The plan is to outlive the memory.
+  // The plan must live longer than the memory.
   explicit DeviceMemory(const Plan& plan);
-  // That of a body, in memory of the op it belongs to. Its inputs and results
-  // lie elsewhere.
+  // The memory of a body: a part of `arena`, which belongs to its op. The
+  // body's inputs and results lie elsewhere.
   DeviceMemory(const graph::Graph& body, const memory::ArenaPlan& plan,
                char* arena);
 

@@ -68,7 +68,7 @@ class NumberWatch final : public Listener {
   const graph::Graph& graph_;
   std::vector<Rule> rules_;  // by op
   std::unordered_map<const graph::Graph*, std::unique_ptr<NumberWatch>> bodies_;
-  // Of the op that runs.
+  // What the operands of the op that runs hold.
   Known known_;
   std::vector<at::Tensor> operands_;  // copies, for elementwise ops
 };

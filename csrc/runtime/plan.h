@@ -40,8 +40,8 @@ class Plan {
   [[nodiscard]] bool waits_in_iteration() const {
     return config_.fed && config_.gradient_accumulation > 1;
   }
-  // Whether weights are updated among the ops of a micro-batch, which reads
-  // them behind that: where it fails, they are to be as they were.
+  // Whether a micro-batch reads weights after it has updated them. If it fails,
+  // the weights get their old values back.
   [[nodiscard]] bool updates_in_iteration() const {
     return updates_in_iteration_;
   }

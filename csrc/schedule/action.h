@@ -79,9 +79,9 @@ enum class Kind : int8_t {
 // or stands twice.
 void validate(const Schedule& schedule, const Config& config);
 
-// The actions one by one, as if there were fewer micro-batches: no stretch runs
-// more than twice. As many micro-batches are in flight as in the whole
-// schedule, and every action follows the same ones.
+// The actions one by one, with each stretch repeated at most twice, as if there
+// were fewer micro-batches. As many micro-batches are in flight as in the whole
+// schedule, and the same kinds of actions follow each other.
 [[nodiscard]] ActionList shortened(const Schedule& schedule);
 
 // The actions of a stretch, time by time, as they run the first time.

@@ -26,7 +26,7 @@ struct Work {
   return work_of(count, 1 << 18);
 }
 
-// Those of matrix products and convolutions.
+// The multiplications of a matrix product or a convolution.
 [[nodiscard]] constexpr Work multiplications(int64_t count) {
   return work_of(count, 1 << 18);
 }

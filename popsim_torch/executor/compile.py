@@ -34,7 +34,6 @@ from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
 from popsim_torch.ir import Program, RunSettings, is_pipelined, names, program_text
-from popsim_torch.ir.offers import Offers
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientEnqueue, unwrapped
@@ -49,9 +48,7 @@ from popsim_torch.private_torch.modes import DisableAutocast
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.functionalise import functionalise
-from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.enqueues import Enqueue
-from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text
 
@@ -238,7 +235,7 @@ def compile_model(request: CompileRequest) -> CompiledModel:
     """
     start = time.perf_counter()
     progress = _progress(_draws_bar(request.options))
-    # Nobody runs the source that torch.fx makes of a graph, and keeps until the process ends.
+    # torch.fx would write source for each graph and keep it until the process ends. Nobody runs it.
     without_source = use_lazy_graph_module(True)
     # An autocast around the call would concern host tensors, and what torch does while it traces.
     no_autocast = DisableAutocast()
@@ -272,20 +269,18 @@ def _state_program(
     """Return the program of a trace, the same on every machine."""
     traced = functionalise(traced)
     _note_trace(log, "functionalise", traced)
-    for module in (traced.graph_module, *all_bodies(traced.controls)):
-        join_slices(module.graph)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
-    offers = Offers(anchor.long_name for anchor in request.returns.anchors)
-    program = lower(named, plan, half, offers, gradients)
+    asked = [anchor.long_name for anchor in request.returns.anchors]
+    program = lower(named, plan, half, asked, gradients)
     _note_program(log, "lower", program)
-    for name in run_program_passes(program, request, offers):
+    for name in run_program_passes(program, request):
         _note_program(log, name, program)
     return program
 
 
 def _fit(c: Compilation, program: Program) -> CompiledModel:
-    log_program(program, c.request.options, c.asked.returns.anchors, c.stages.ipu_of_stage)
+    log_program(program, c.request.options, c.stages.ipu_of_stage)
     write_graph_file(program)
     run = RunSettings(
         c.interface.loop,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +24,10 @@ from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
 
 __all__ = ["DeviceProgram"]
+
+T = TypeVar("T")
+
+_NOTHING = nullcontext()
 
 
 class DeviceProgram:
@@ -177,6 +182,9 @@ class DeviceProgram:
         """
         compiled = self.compiled
         assert compiled is not None
+        if compiled.queues is not None or self.channel.is_shown:
+            return self.use(lambda: compiled.executable.run(inputs, compiled.host_code))
+        # What most calls are: nothing here may cost them more.
         try:
             results = compiled.executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
@@ -184,6 +192,36 @@ class DeviceProgram:
         self.last_complete_run = compiled.executable.num_runs
         self.fitted_anchors = None
         return results
+
+    def use(self, work: Callable[[], T]) -> T:
+        """Let the program run; its queues, and the trace if there is one, are told.
+
+        Args:
+            work: Runs the executable, once or several times.
+
+        Returns:
+            What ``work`` returns.
+
+        Raises:
+            Error: The device failed, or another thread is using it.
+            KeyboardInterrupt: Ctrl-C ended the run.
+        """
+        compiled = self.compiled
+        assert compiled is not None
+        scope = _NOTHING if compiled.queues is None else compiled.queues.running()
+        with self._shown(scope) if self.channel.is_shown else scope:
+            try:
+                result = work()
+            except _native.ERRORS as error:
+                raise _native.translated(error) from error
+        self.last_complete_run = compiled.executable.num_runs
+        self.fitted_anchors = None
+        return result
+
+    @contextmanager
+    def _shown(self, scope: AbstractContextManager[object]) -> Iterator[None]:
+        with scope, self.channel.tracepoint("modelExecution"):
+            yield
 
     def wrap(
         self,

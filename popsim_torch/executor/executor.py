@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from popsim_torch import _native, optim, profiling
+from popsim_torch import optim, profiling
 from popsim_torch.executor.base import HasModel
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
@@ -256,11 +255,7 @@ class PoplarExecutor(HasModel):
         """
         compiled, given = self._prepare_call(args, kwargs)
         inputs = self._device_inputs(compiled, given)
-        queues = nullcontext() if compiled.queues is None else compiled.queues.running()
-        with queues, _native.translated_errors():
-            measured = profile(compiled, inputs, repeats)
-        self._device.last_complete_run = compiled.executable.num_runs
-        return measured
+        return self._device.use(lambda: profile(compiled, inputs, repeats))
 
     # Internals
 
@@ -285,10 +280,7 @@ class PoplarExecutor(HasModel):
         # What a call costs beyond the native program: nothing here may depend on the model's size.
         device, optimizer = self._device, self._use.optimizer
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
-        if device.channel.is_shown or compiled.queues is not None:
-            results = self._run_shown(compiled, given)
-        else:
-            results = device.run(given)
+        results = device.run(given)
         if optimizer is not None:
             # Schedulers of torch warn when they believe that no update came before theirs.
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -299,15 +291,6 @@ class PoplarExecutor(HasModel):
         for position, value in zip(program.changed_inputs, results[num_outputs:], strict=False):
             inputs[position].copy_(value)
         return compiled.outputs.unflatten(results[:num_outputs])
-
-    def _run_shown(self, compiled: CompiledModel, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run a program, and let those know of it who are to."""
-        with ExitStack() as stack:
-            if compiled.queues is not None:
-                stack.enter_context(compiled.queues.running())
-            if self._device.channel.is_shown:
-                stack.enter_context(self._device.channel.tracepoint("modelExecution"))
-            return self._device.run(given)
 
     @staticmethod
     def _device_inputs(compiled: CompiledModel, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

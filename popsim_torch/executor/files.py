@@ -111,8 +111,10 @@ class Files:
         Raises:
             Error: As for ``compile`` and ``save``.
         """
-        with self._device.channel.tracepoint("compileAndExport"):
-            self._life.compile(*args, **kwargs)
+        channel = self._device.channel
+        with channel.tracepoint("compileAndExport"):
+            with channel.tracepoint("compile"):
+                self._life.compile(*args, **kwargs)
             self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:

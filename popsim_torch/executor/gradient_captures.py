@@ -55,7 +55,7 @@ def capture_gradients(
 
 
 def loop_captures(optimizers: Iterable[torch.optim.Optimizer]) -> list[GradientCapture]:
-    """Return what the optimizers capture that a loop steps, each of its own parameters alone."""
+    """Return the captures of the optimizers that a loop steps; each captures its own parameters."""
     found = []
     for optimizer in optimizers:
         inner, captures = unwrapped(optimizer)

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from popsim_torch import logs
-from popsim_torch.anchors import AnchorRequest
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.enums import OutputMode
 from popsim_torch.ir import Program, program_text
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.options import Options
 from popsim_torch.stages import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution
 
-_MODES = {
-    OutputMode.All: "ALL",
-    OutputMode.Final: "FINAL",
-    OutputMode.EveryN: "EVERYN",
-    OutputMode.Sum: "Sum",
-}
-
 
 def log_program(
     program: Program,
     options: Options,
-    anchors: Sequence[AnchorRequest],
     ipu_of_stage: Mapping[int, int],
 ) -> None:
-    """Write a line for each anchor and each op of a lowered program, and its text at DEBUG_IR.
+    """Write a line for each op of a lowered program, and its text at DEBUG_IR.
 
     Args:
         program: The model's.
         options: Those that it is compiled with.
-        anchors: What is recorded, each with a mode of its own.
         ipu_of_stage: The IPU on which each stage runs.
     """
     if not logs.backend.isEnabledFor(logs.DEBUG):
         return
-    for anchor in anchors:
-        mode = _MODES[anchor.output_mode]
-        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, mode, anchor.period)
     for op in program.graph.ops:
         outputs = [tensor_id for tensor_id in op.outputs if tensor_id != NO_TENSOR]
         if not outputs:

@@ -36,7 +36,7 @@ class _Living:
         return [one for one in found if one is not None]
 
 
-# Those of training executors: others may have to wait for their weights.
+# Weights of training executors; other executors may have to wait for them.
 _trainers = _Living()
 _loops = _Living()
 

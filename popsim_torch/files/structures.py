@@ -167,7 +167,7 @@ def unpack_outputs(sections: Mapping[str, bytes], num_outputs: int) -> OutputSpe
     known = {id(tensor) for tensor in tensors}
     value = unpack(sections, _OUTPUTS, tensors)
     with warnings.catch_warnings():
-        # Whoever compiled the model was warned of what is not on the device.
+        # Outputs that are not on the device were warned of when the model was compiled.
         warnings.simplefilter("ignore")
         spec = OutputSpec(value, on_device=lambda tensor: id(tensor) in known)
     if len(spec.names) != num_outputs:

@@ -28,6 +28,7 @@ from popsim_torch import enums, ir, optim, stages
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
+from popsim_torch.ir import offers
 from popsim_torch.optim import loss_scale, plan, planning, rules
 
 __all__ = ["Encoder", "decode"]
@@ -36,7 +37,7 @@ RECORDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(ir.AnchorView, ir.LoopCounts, ir.Op, ir.Origin, ir.Program, ir.Return, ir.Tensor),
-        ir.RunSettings,
+        *(ir.RunSettings, offers.Offers),
         *(ir.TensorArgument, ir.TensorListArgument, AnchorRequest, rules.Rule),
         *(planning.AttributeRecord, planning.GroupSettings, planning.HyperParameter),
         *(planning.OptimizerSettings, plan.Accumulation, plan.OptimizerPlan, plan.ParameterUpdate),

@@ -7,6 +7,7 @@ called if the name is asked for, so a program that nobody looks into has nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from popsim_torch.ir.graph import Graph, Tensor
 from popsim_torch.ir.names import spellings
@@ -14,23 +15,30 @@ from popsim_torch.ir.names import spellings
 __all__ = ["Offers", "find_name"]
 
 
+@dataclass
 class Offers:
     """Takes the offers of a program, and knows which of them are asked for.
 
-    Args:
-        asked: Names as users write them.
-
     Attributes:
         names: Those that were offered, as keys.
+        spelt: Those that are asked for, as keys, in every spelling.
     """
 
-    def __init__(self, asked: Iterable[str] = ()) -> None:
-        self.names: dict[str, None] = {}
-        self._asked = {spelling for name in asked for spelling in spellings(name)}
+    names: dict[str, None] = field(default_factory=dict)
+    spelt: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def to(cls, asked: Iterable[str]) -> Offers:
+        """Return what takes the offers of a program that is asked for some names.
+
+        Args:
+            asked: As users write them.
+        """
+        return cls(spelt=dict.fromkeys(one for name in asked for one in spellings(name)))
 
     def asked(self, name: str) -> bool:
         """Whether a name is asked for."""
-        return name in self._asked
+        return name in self.spelt
 
     def add(self, graph: Graph, name: str, make: Callable[[], Tensor]) -> Tensor | None:
         """Offer a tensor.
@@ -44,7 +52,7 @@ class Offers:
             The tensor; None if nobody asks for it.
         """
         self.names[name] = None
-        if name not in self._asked:
+        if name not in self.spelt:
             return None
         tensor = make()
         graph.set_name(tensor, name)
@@ -53,7 +61,7 @@ class Offers:
     def of_body(self, body: Graph) -> dict[str, Tensor]:
         """Offer the named tensors of a body; return those that the op around it has to give out."""
         self.names.update(dict.fromkeys(body.names))
-        return {name: body.tensors[i] for name, i in body.names.items() if name in self._asked}
+        return {name: body.tensors[i] for name, i in body.names.items() if name in self.spelt}
 
 
 def find_name(asked: str, known: Mapping[str, object]) -> str | None:

@@ -8,6 +8,7 @@ import torch
 
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.ir.graph import Graph
+from popsim_torch.ir.offers import Offers
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,7 @@ class Program:
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
         returns: What comes back from a run: outputs, changed inputs, then anchors.
         anchors: Where to find an anchored tensor, by the anchor's short name.
-        offered: Names, as keys, of tensors that the program has if they are anchored, and else
-            would have.
+        offers: Names of tensors that the program has if they are anchored, and else would have.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -139,14 +139,15 @@ class Program:
     checkpoints: set[int] = field(default_factory=set)
     returns: list[Return] = field(default_factory=list)
     anchors: dict[str, AnchorView] = field(default_factory=dict)
-    offered: dict[str, None] = field(default_factory=dict)
+    offers: Offers = field(default_factory=Offers)
 
     def tensor_names(self) -> list[str]:
         """Return the name of every tensor that can be anchored, each once.
 
         What is anchored changes neither names nor order.
         """
-        return [name for name in self.graph.names if name not in self.offered] + [*self.offered]
+        offered = self.offers.names
+        return [name for name in self.graph.names if name not in offered] + [*offered]
 
     def copy(self) -> Program:
         """Return a program whose graph can be changed without changing this one's."""

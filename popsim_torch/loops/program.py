@@ -138,14 +138,7 @@ class DeviceLoopProgram:
             if captured
             else []
         )
-        assert compiled.queues is not None
-        channel = self._device.channel
-        with compiled.queues.running(), self._starvation.watched():
-            if channel.is_shown:
-                with channel.tracepoint("modelExecution"):
-                    self._execute(compiled, places, inputs)
-            else:
-                self._execute(compiled, places, inputs)
+        self._device.use(lambda: self._execute(compiled, places, inputs))
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
         ids = list(places)
@@ -166,16 +159,16 @@ class DeviceLoopProgram:
         runs, trips = executable.num_runs, executable.num_micro_batches
         try:
             executable.write_all(values)
-            executable.run(inputs, compiled.host_code)
+            with self._starvation.watched():
+                executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
             if executable.num_runs == runs or was_stopped(str(error)):
-                raise _native.translated(error) from error
+                raise
             trip = executable.last_micro_batch
             where = f"in trip {trip} of the loop, counted from 0"
             if trip >= executable.num_micro_batches - trips:
                 where = f"trip {trip} of the loop, counted from 0, did not begin"
-            raise _native.translated(type(error)(f"{error} ({where})")) from error
-        self._device.last_complete_run = executable.num_runs
+            raise type(error)(f"{error} ({where})") from error
 
     def stop(self) -> bool:
         """End the run that goes on, from another thread; return whether there is one."""

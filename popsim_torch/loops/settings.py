@@ -178,7 +178,7 @@ def _modules(found: Reach) -> list[nn.Module]:
 
 
 def _used(trace: DeviceLoopTrace, found: Reach) -> tuple[Owned, ...]:
-    """Return the settings on models of which the body has called a part, or updates a weight."""
+    """Return the settings on models of which the body calls a part or updates a weight."""
     updated = {
         id(trace.parameters[name]) for step in trace.steps.values() for name in step.gradients
     }

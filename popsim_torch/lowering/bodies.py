@@ -8,14 +8,13 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import Attribute, Graph, Phase, Tensor, TensorKind
-from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.trace.graph.bodies import Branch, Control, Loop, placeholders_of, results_of
 from popsim_torch.trace.graph.origin import origin_of
 
 __all__ = ["BodyBuilder", "lower_control"]
 
-LowerNodes = Callable[["BodyBuilder", torch.fx.GraphModule], None]
+LowerNodes = Callable[["BodyBuilder", torch.fx.GraphModule], dict[str, Tensor]]
 
 
 class BodyBuilder(Builder):
@@ -93,10 +92,9 @@ class _Body:
             value: torch.Tensor = node.meta["val"]
             self.builder.values[node] = self.builder.given(value.dtype, value.shape)
 
-    def lower(self, lower_nodes: LowerNodes, offers: Offers) -> dict[str, Tensor]:
-        """Lower its nodes; return those of its tensors that are asked for, by name."""
-        lower_nodes(self.builder, self._function)
-        return offers.of_body(self.builder.graph)
+    def lower(self, lower_nodes: LowerNodes) -> dict[str, Tensor]:
+        """Lower its nodes; return those of its tensors that it has to give out, by name."""
+        return lower_nodes(self.builder, self._function)
 
     def finish(self, further: Sequence[Tensor]) -> Graph:
         """Return the body, with these results besides its own."""
@@ -111,7 +109,6 @@ def lower_control(
     inputs: Sequence[Tensor],
     place: Place,
     lower_nodes: LowerNodes,
-    offers: Offers,
 ) -> tuple[Value, dict[str, Tensor]]:
     """Add the op of a loop or branch.
 
@@ -120,8 +117,7 @@ def lower_control(
         control: The loop or branch.
         inputs: What it reads.
         place: Where it belongs.
-        lower_nodes: Lowers the nodes of a body.
-        offers: Takes the names of its bodies.
+        lower_nodes: Lowers the nodes of a body, and returns what it has to give out.
 
     Returns:
         Its results, and the tensors that hold those asked for: of a loop, what they were in each
@@ -129,8 +125,8 @@ def lower_control(
     """
     inputs = [builder.contiguous(tensor, place) for tensor in inputs]
     if isinstance(control, Loop):
-        return _loop(builder, control, inputs, place, lower_nodes, offers)
-    return _branch(builder, control, inputs, place, lower_nodes, offers)
+        return _loop(builder, control, inputs, place, lower_nodes)
+    return _branch(builder, control, inputs, place, lower_nodes)
 
 
 def _loop(
@@ -139,10 +135,9 @@ def _loop(
     inputs: Sequence[Tensor],
     place: Place,
     lower_nodes: LowerNodes,
-    offers: Offers,
 ) -> tuple[Value, dict[str, Tensor]]:
     body = _Body(loop.body, builder, loop)
-    names = body.lower(lower_nodes, offers)
+    names = body.lower(lower_nodes)
     if loop.conditional or not loop.count:
         names = {}  # there is nothing, or nobody knows how much
     graph = body.finish(list(names.values()))
@@ -176,11 +171,10 @@ def _branch(
     inputs: Sequence[Tensor],
     place: Place,
     lower_nodes: LowerNodes,
-    offers: Offers,
 ) -> tuple[Value, dict[str, Tensor]]:
     bodies = [_Body(function, builder, branch) for function in branch.bodies]
     bodies[0].builder.twin, bodies[1].builder.twin = bodies[1].builder, bodies[0].builder
-    found = [body.lower(lower_nodes, offers) for body in bodies]
+    found = [body.lower(lower_nodes) for body in bodies]
     names = found[0] | found[1]
     graphs = []
     for body, own in zip(bodies, found, strict=True):

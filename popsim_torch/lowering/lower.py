@@ -44,18 +44,19 @@ class _Lowering:
         named: NamedGraph,
         plan: OptimizerPlan | None,
         half_partials: HalfPartials,
-        offers: Offers,
+        asked: Iterable[str],
         gradients: Iterable[GradientEnqueue],
     ) -> None:
         self._named = named
         self._plan = plan
         self._enqueued_gradients = gradients
-        self._program = Program(offered=offers.names)
-        self._offers = offers
+        self._program = Program(offers=Offers.to(asked))
         # An update needs its weight, though nobody else may read it.
         updated = set() if plan is None else {update.parameter for update in plan.updates}
         self._needed = named.needed(
-            node for name, node in named.by_name.items() if name in updated or offers.asked(name)
+            node
+            for name, node in named.by_name.items()
+            if name in updated or self._program.offers.asked(name)
         )
         streams = named.streams(is_random)
         self._builder = Builder(self._program.graph, self._needed, streams, half_partials)
@@ -64,7 +65,7 @@ class _Lowering:
             None if rule is None else LossScaleLowering(self._builder, self._program, rule)
         )
         self._state = StateLowering(self._builder, self._program, named, self._needed)
-        self._updates = UpdateLowering(self._builder, self._program, self._offers, self._loss_scale)
+        self._updates = UpdateLowering(self._builder, self._program, self._loss_scale)
         self._steps: StepLowering | None = None
         if plan is not None and named.traced.steps:
             self._steps = StepLowering(self._builder, named, self._needed, plan, self._updates)
@@ -143,10 +144,14 @@ class _Lowering:
         ):
             builder.graph.set_name(value, name)
 
-    def _lower_body(self, builder: BodyBuilder, function: torch.fx.GraphModule) -> None:
+    def _lower_body(
+        self, builder: BodyBuilder, function: torch.fx.GraphModule
+    ) -> dict[str, Tensor]:
+        """Lower the nodes of a body; return those of its tensors that are asked for, by name."""
         for node in function.graph.nodes:
             if node.op == "call_function":
                 self._lower_named(builder, node)
+        return self._program.offers.of_body(builder.graph)
 
     def _lower_control(
         self, builder: Builder, node: torch.fx.Node, control: Control, place: Place
@@ -158,7 +163,6 @@ class _Lowering:
             [builder.tensor(source) for source in inputs],
             place,
             self._lower_body,
-            self._offers,
         )
         for name, tensor in found.items():
             builder.graph.set_name(tensor, name)
@@ -193,7 +197,7 @@ class _Lowering:
         for name, node in self._named.aliases.items():
             value = self._builder.values.get(node)
             if isinstance(value, Tensor):
-                self._offers.add(self._program.graph, name, partial(_itself, value))
+                self._program.offers.add(self._program.graph, name, partial(_itself, value))
 
     def _add_updates(self) -> None:
         if self._plan is None:
@@ -223,7 +227,7 @@ def lower(
     named: NamedGraph,
     plan: OptimizerPlan | None,
     half_partials: HalfPartials,
-    offers: Offers,
+    asked: Iterable[str] = (),
     gradients: Iterable[GradientEnqueue] = (),
 ) -> Program:
     """Lower a traced model to a program of the device.
@@ -232,10 +236,10 @@ def lower(
         named: The trace.
         plan: The optimizer's updates, for training.
         half_partials: Which products of float16 operands add up in float16.
-        offers: Takes what can be seen; what is asked for is there even if nothing needs it.
+        asked: Names of tensors that the program has even if nothing else needs them.
         gradients: Those that go into queues.
 
     Raises:
         Error: An operator the device does not know.
     """
-    return _Lowering(named, plan, half_partials, offers, gradients).run()
+    return _Lowering(named, plan, half_partials, asked, gradients).run()

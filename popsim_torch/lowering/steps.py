@@ -85,7 +85,7 @@ class StepLowering:
         return copy
 
     def _keep_older(self, step: torch.fx.Node, weights: Sequence[Tensor], place: Place) -> None:
-        """Copy weights of which something behind a step reads what they were in front of it.
+        """Copy the weights whose values from before a step are read after it.
 
         In eager PyTorch that is a ``clone`` of a weight, which is no more than another look at it
         here.

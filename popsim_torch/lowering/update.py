@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
-from popsim_torch.ir.offers import Offers
 from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.emit.maps import cast
 from popsim_torch.lowering.gradient_queues import GradientQueues
@@ -33,8 +32,7 @@ class UpdateLowering:
 
     Args:
         builder: The graph under construction.
-        program: Has the parameters; gets the states and scalars.
-        offers: Takes what an update computes in passing.
+        program: Has the parameters; gets states, scalars, and offers of what updates compute.
         loss_scale: Where the device adapts the loss scale by itself.
     """
 
@@ -42,15 +40,13 @@ class UpdateLowering:
         self,
         builder: Builder,
         program: Program,
-        offers: Offers,
         loss_scale: LossScaleLowering | None = None,
     ) -> None:
         self._builder = builder
         self._program = program
         self._loss_scale = loss_scale
-        self._offers = offers
         self._states: dict[str, Tensor] = {}
-        # Of the latest step, by the parameter's name.
+        # The gradient that the latest step used, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
 
     def weight(self, parameter: str) -> Tensor:
@@ -205,7 +201,7 @@ class UpdateLowering:
 
     def _offer(self, name: str, make: Callable[[], Tensor]) -> Tensor | None:
         """Make a tensor that is there only where it is anchored."""
-        return self._offers.add(self._builder.graph, name, make)
+        return self._program.offers.add(self._builder.graph, name, make)
 
     def _gradient_of(self, update: ParameterUpdate) -> Tensor | None:
         if update.gradient == GradientInput.NONE:
@@ -256,7 +252,7 @@ class UpdateLowering:
 
     def _shown(self, scalar: Scalar, tensor: Tensor) -> Tensor:
         """Return what an anchor of a hyper-parameter shows."""
-        if not self._offers.asked(scalar.name):
+        if not self._program.offers.asked(scalar.name):
             return tensor
         return cast(self._builder, tensor, scalar.shown_dtype, Place(Phase.UPDATE, 0, scalar.name))
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from popsim_torch.errors import InternalError
 from popsim_torch.ir import Graph, Program, TensorKind, graphs, walk
-from popsim_torch.ir.offers import Offers
 from popsim_torch.passes import (
     fuse_attention,
     fuse_elementwise,
@@ -51,34 +50,34 @@ class ProgramRequest:
     synthetic_data: SyntheticData = SyntheticData.NONE
 
 
-def invent_inputs(program: Program, request: ProgramRequest, offers: Offers) -> None:
+def invent_inputs(program: Program, request: ProgramRequest) -> None:
     """Let the device make its inputs, if the options say so."""
     make_inputs(program, request.synthetic_data)
 
 
-def round_results(program: Program, request: ProgramRequest, offers: Offers) -> None:
+def round_results(program: Program, request: ProgramRequest) -> None:
     """Round float16 results at random, if the options say so."""
     if request.stochastic_rounding:
         round_at_random(program)
 
 
-def rebuild_values(program: Program, request: ProgramRequest, offers: Offers) -> None:
+def rebuild_values(program: Program, request: ProgramRequest) -> None:
     """Rebuild forward values in the backward pass, as the options say."""
     recompute(program.graph, request.recomputation, program.checkpoints)
 
 
-def name_stage_tensors(program: Program, request: ProgramRequest, offers: Offers) -> None:
+def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
     """Give names to what crosses from one stage to another."""
     returns = request.returns
-    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, offers)
+    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined)
 
 
-def bring_back(program: Program, request: ProgramRequest, offers: Offers) -> None:
+def bring_back(program: Program, request: ProgramRequest) -> None:
     """Let outputs, changed inputs and anchored tensors come back from a run."""
     add_returns(program, request.returns)
 
 
-PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest, Offers], object], ...] = (
+PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
     invent_inputs,
     round_results,
     rebuild_values,
@@ -109,13 +108,12 @@ REWRITES: tuple[Rewrite, ...] = (
 """All patterns of the host passes and what takes their place, in the order in which they run."""
 
 
-def run_program_passes(program: Program, request: ProgramRequest, offers: Offers) -> Iterator[str]:
+def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:
     """Run the passes that state a program, in place, and yield the name of each behind it.
 
     Args:
         program: As it was lowered.
         request: What the options ask for.
-        offers: Those of the program; takes what passes offer.
 
     Raises:
         Error: The options ask for what the program does not have.
@@ -126,7 +124,7 @@ def run_program_passes(program: Program, request: ProgramRequest, offers: Offers
     if each:
         verify(program.graph, in_flight=in_flight)
     for run_pass in PROGRAM_PASSES:
-        run_pass(program, request, offers)
+        run_pass(program, request)
         if each or run_pass is PROGRAM_PASSES[-1]:
             # The types of results are looked at before the program runs, too.
             _verify(run_pass, program, in_flight=in_flight, types=each)

@@ -145,7 +145,7 @@ class _Returns:
         found = find_name(anchor.long_name, known)
         if found is not None:
             return found
-        offered = find_name(anchor.long_name, self._program.offered)
+        offered = find_name(anchor.long_name, self._program.offers.names)
         if offered is not None:
             raise Error(
                 f"Options.anchorTensor: '{offered}' is in the body of a loop that makes no "

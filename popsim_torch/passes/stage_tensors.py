@@ -19,21 +19,17 @@ from functools import partial
 import torch
 
 from popsim_torch.ir import Graph, Op, Phase, Program, Role, Tensor, TensorKind, Uses, names, walk
-from popsim_torch.ir.offers import Offers
 
 
-def add_stage_tensors(
-    program: Program, ipu_of_stage: Mapping[int, int], pipelined: bool, offers: Offers
-) -> None:
+def add_stage_tensors(program: Program, ipu_of_stage: Mapping[int, int], pipelined: bool) -> None:
     """Offer what a program has at the borders of its stages.
 
     Args:
         program: With what backward rebuilds, and without returns.
         ipu_of_stage: The IPU of each stage.
         pipelined: Several micro-batches are in flight at a time.
-        offers: Takes them.
     """
-    tensors = _StageTensors(program, ipu_of_stage, offers)
+    tensors = _StageTensors(program, ipu_of_stage)
     num_stages = 1 + max((op.stage for _, op in walk(program.graph)), default=0)
     if num_stages > 1:
         tensors.add_copies()
@@ -44,11 +40,11 @@ def add_stage_tensors(
 
 
 class _StageTensors:
-    def __init__(self, program: Program, ipu_of_stage: Mapping[int, int], offers: Offers) -> None:
+    def __init__(self, program: Program, ipu_of_stage: Mapping[int, int]) -> None:
         self._program = program
         self._graph: Graph = program.graph
         self._ipu_of_stage = ipu_of_stage
-        self._offers = offers
+        self._offers = program.offers
         self._uses = Uses(self._graph)
         # Ops to put in, by the op that they go before.
         self._before: dict[int, list[Op]] = {}
@@ -114,7 +110,7 @@ class _StageTensors:
 
     def _offer(self, name: str, make: Callable[[], Tensor]) -> None:
         """Offer a tensor whose name is none yet."""
-        if name not in self._graph.names and name not in self._program.offered:
+        if name not in self._graph.names and name not in self._offers.names:
             self._offers.add(self._graph, name, make)
 
     def _offer_copy(self, name: str, tensor: Tensor, reader: Op) -> None:

@@ -1,4 +1,4 @@
-"""Modules made of graphs, whose source nobody writes before somebody asks for it.
+"""Modules made of graphs, whose Python source is written when somebody asks for it, not before.
 
 Why: ``torch.fx.GraphModule`` writes Python source for each graph, compiles it, and keeps it until
 the process ends. A trace runs its graphs node by node, if at all. There is no public switch.

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from popsim_torch.trace.graph.bodies import controls_known
 from popsim_torch.trace.graph.functionalise import functionalise_graph
+from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.result import TraceResult
 
 
 def functionalise(traced: TraceResult) -> TraceResult:
-    """Return a trace without mutation that computes the same.
+    """Return a trace without mutation that computes the same, with gradients of parts joined.
 
     Args:
         traced: A trace. It is not changed.
@@ -25,6 +26,7 @@ def functionalise(traced: TraceResult) -> TraceResult:
         module, became = functionalise_graph(traced.graph_module, watched)
     if module is traced.graph_module:
         return traced
+    join_slices(module.graph)
     return replace(
         traced,
         graph_module=module,

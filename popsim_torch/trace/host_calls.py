@@ -203,7 +203,7 @@ class HostCalls:
     def _known(
         self, cpu: CPU, arguments: CallArguments, wanted: tuple[bool, ...]
     ) -> HostCall | None:
-        """Return a call before of which it is known what it returns for such arguments."""
+        """Return an earlier call with such arguments, whose results are known; None without one."""
         for call in self._calls.values():
             if (
                 call.ID == cpu._ID

@@ -24,7 +24,7 @@ from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["noticed_host_reads", "warn_of_host_read"]
 
-# Nothing is said of calls by these: what they read is their own affair.
+# No warning is given for reads by these: they are not the user's code.
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "popsim_torch", "numpy"} - {"__main__"})
 _CLOCKS = tuple(
     f"{name}{unit}"

@@ -30,8 +30,8 @@ class TracedState:
     def __init__(self, module: nn.Module, traced: Mapping[int, torch.Tensor]) -> None:
         self._module = module
         self._traced = traced
-        # The places, and what is to be there after the next exchange; by identity, since copies
-        # of a module may share them.
+        # Each dict of a module, with its contents after the next exchange. Keyed by identity, since
+        # copies of a module may share a dict.
         self._slots: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.given: dict[str, torch.Tensor] = {}
 

@@ -1,7 +1,8 @@
-"""Operators of users that change an argument, in the place of which stands one that does not.
+"""Replaces a user's operator that changes an argument by one that does not.
 
-It computes the changed tensors anew, on copies, and they are copied to where they belong: that,
-``aten.copy_``, can be taken out of a trace, which an operator that nobody knows cannot.
+The replacement runs the operator on copies, and ``aten.copy_`` writes the results over the
+arguments. Mutation by ``aten.copy_`` can be taken out of a trace; that of an unknown operator
+cannot.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _changed(schema: Any) -> list[tuple[int, str]]:
 
 def _call(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     schema = operator._schema
-    # Such operators have no gradient: what they change keeps that of what it was.
+    # Such operators have no gradient; a tensor that they change keeps the gradient that it had.
     with torch.no_grad():
         found = _functional_form(operator)(*args, **kwargs)
         results = [found] if isinstance(found, torch.Tensor) else list(found)

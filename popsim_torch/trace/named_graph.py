@@ -193,7 +193,7 @@ def _name_gradients_in_bodies(traced: TraceResult, table: NameTable) -> None:
         for body in control.bodies
     ]
     nodes = list(dict.fromkeys(node for body in bodies for node in body.graph.nodes))
-    # Of several nodes that one call has become the last one has its result.
+    # Where one call has become several nodes, the last one has its result.
     names = {gradient_key_of(node): table.of_node[node] for node in nodes if node in table.of_node}
     for node in nodes:
         if node.target is MARK and NamedGraph.key_of(node) in names:

@@ -36,9 +36,12 @@ from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
+from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.functionalise import is_mutating
 from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.traced_tensors import TraceMode
+from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
     TracedState,
@@ -97,6 +100,7 @@ class _Tracer:
         finally:
             self._mode.is_over = True
             self._recorder.close()
+        self._join_slices()
         return self._result
 
     def _drop_unused_loss_scale(self) -> None:
@@ -104,6 +108,17 @@ class _Tracer:
         if self._loop is not None and not self._result.has_backward:
             graph = self._result.graph_module.graph
             graph.erase_node([node for node in graph.nodes if node.op == "placeholder"][-1])
+
+    def _join_slices(self) -> None:
+        """Join gradients of parts in the graphs that are without mutation already."""
+        result = self._result
+        for body in all_bodies(result.controls):
+            join_slices(body.graph)
+        graph = result.graph_module.graph
+        if not any(map(is_mutating, graph.nodes)) and join_slices(graph):
+            left = set(graph.nodes)
+            partial = result.partial_gradients
+            result.partial_gradients = {key: one for key, one in partial.items() if one in left}
 
     def _check_overlaps(self) -> None:
         marks, request = self._recorder.user_ops.overlaps, self._request

@@ -258,7 +258,7 @@ def test_numbers_do_not_depend_on_the_number_of_threads():
     ],
 )
 def test_impossible_parameters_are_refused(attributes, problem):
-    with pytest.raises(InternalError, match=f"random 'noise': .*{problem}"):
+    with pytest.raises(InternalError, match=rf"'noise' \(random\): must hold: {problem}"):
         RandomProgram((3,), **attributes)
 
 

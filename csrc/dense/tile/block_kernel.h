@@ -15,9 +15,9 @@ struct Pair {
   int b = 0;
 };
 
-// Small products come early, and from one pair to the next one operand stays in
-// its tiles where possible. Left out is what is below the rounding of the
-// numbers.
+// The pairs of parts to multiply, small products first. Where possible two
+// neighbours share an operand, which stays in its tiles. Pairs whose products
+// are smaller than the rounding of the numbers are left out.
 template <int kParts>
 constexpr auto pairs_of_parts() {
   if constexpr (kParts == 1) {

@@ -4,8 +4,9 @@
 // A packed image has the positions of the padded image, one row of a tile for
 // each, so that a product reads its operand at a tap of the kernel by starting
 // some rows further: nothing is copied for each tap. Where a convolution has
-// strides, positions with equal remainders, a phase, lie together. What follows
-// the end of a row of positions is the next row: results there are not wanted.
+// strides, positions with equal remainders, a phase, lie together. A tap that
+// runs past the end of a row of positions reads the next row: results there are
+// thrown away.
 #pragma once
 
 #include <array>

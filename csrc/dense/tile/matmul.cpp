@@ -23,7 +23,7 @@ constexpr int64_t kMinPanelSteps = 8;
 // The operands of one matrix of a batch are no larger where a thread works on
 // it alone.
 constexpr int64_t kMaxOwnBytes = 1 << 20;
-// Steps of the units, and of packing, that are worth another thread.
+// One more thread pays for so many steps of the units, or of packing.
 constexpr int64_t kStepsForOne = 512;
 constexpr int64_t kPackedStepsForOne = 64;
 
@@ -134,7 +134,7 @@ class TileMatmul final : public Matmul {
     return packed_bytes() + (keeps_here ? blocks * kBlockNumbers * 4 : 0);
   }
 
-  // Those of one matrix of the batch.
+  // The operands of matrix `item` of the batch.
   [[nodiscard]] MatmulOperands operands_of(const MatmulOperands& operands,
                                            int64_t item) const {
     const int64_t size = size_in_bytes(spec_.operand_type);

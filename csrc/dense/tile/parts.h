@@ -77,8 +77,8 @@ struct PartBlock {
 // the operands' squares, which leaves room for the scale and for what rounding
 // to parts adds), and no number is infinite or NaN. Otherwise products of the
 // following parts may not be small: infinities and NaN meet zeros there, and
-// sums beyond float32 are infinite with either sign. `num_sums`: how many of
-// the sums are added up.
+// sums beyond float32 become infinite, with either sign. `num_sums`: how
+// many such sums are added up.
 [[nodiscard]] constexpr bool are_ordinary(float a, float b, int64_t num_sums) {
   constexpr double kLargest = 0x1p76;  // and 2^48 times that: 2^124
   const auto count = static_cast<double>(num_sums);

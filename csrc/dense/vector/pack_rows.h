@@ -8,8 +8,8 @@
 
 namespace popsim::dense {
 
-// So many panels are copied together: more than a cache line is read of each
-// row, and what is written stays in the first-level cache.
+// How many panels are copied together. Each row is then read in pieces larger
+// than a cache line, and what is written stays in the first-level cache.
 inline constexpr int64_t kPackedPanels = 4;
 
 // packed[panel][row][column] = b[row][column] of `columns` columns, with zeros

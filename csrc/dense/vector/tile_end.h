@@ -8,7 +8,7 @@
 
 namespace popsim::dense {
 
-// Whether all of it can be; for tiles of whole vectors.
+// Whether a tile of whole vectors can do all that follows the sums.
 [[nodiscard]] inline bool ends_in_tile(const MatmulSpec& spec) {
   return spec.alpha == 1.0F && spec.beta == 0.0F && !spec.update;
 }

@@ -1,4 +1,4 @@
-// What an op with bodies requires of them.
+// What a loop or branch requires of its bodies.
 #pragma once
 
 #include <vector>

@@ -66,8 +66,8 @@ class Call : public popsim_call {
 // The operator that an op names. Throws InternalError where there is none.
 [[nodiscard]] const popsim_custom_op& operator_of(const OpCall& op);
 
-// The outputs by the operator's shape rule; unknown without one. Throws
-// UserError with what it refuses.
+// The types of the outputs by the operator's shape rule; unknown types if it
+// has none. Throws UserError if the rule refuses the inputs.
 [[nodiscard]] std::vector<TensorType> types_of(const OpCall& op);
 
 }  // namespace popsim::ops::custom

@@ -92,8 +92,9 @@ bool BeamSearch::rank_classes(const float* log_probs) {
   return true;
 }
 
-// What stays as it is: by a blank, by its last label once more, and as what its
-// beginning becomes, if that is in the beam as well.
+// The sequences that do not grow in this step. Their alignments get a blank or
+// the last label again; if a sequence without its last label is in the beam,
+// too, its extension by that label counts here.
 void BeamSearch::keep_entries(const float* log_probs) {
   for (size_t i = 0; i < beam_.size(); ++i) {
     const Entry& entry = beam_[i];

@@ -21,7 +21,7 @@ struct BeamSpec {
   int64_t blank = 0;
   int64_t width = 0;  // sequences in the beam
 
-  // That a search may meet.
+  // The most sequences that a search can meet.
   [[nodiscard]] int64_t num_sequences() const { return steps * width + 1; }
 };
 
@@ -75,7 +75,8 @@ class BeamSearch {
   };
 
   static bool comes_first(const Candidate& a, const Candidate& b);
-  // Where an entry gets one more label, all of it; `log_prob` is the label's.
+  // The log-probability of all alignments of an entry that go on with `label`;
+  // `log_prob` is the label's own.
   [[nodiscard]] double extended(const Entry& entry, int32_t label,
                                 float log_prob) const;
   [[nodiscard]] bool rank_classes(const float* log_probs);

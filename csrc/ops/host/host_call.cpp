@@ -1,7 +1,7 @@
 // Calls code of the host: tensors go there, and tensors come back.
 //
-// The code gets copies. It may keep them, change them, and differentiate what
-// it computes of them, as no memory of the device could be.
+// The code gets copies, which it may keep, change and differentiate by. It could
+// not do that with the device's memory.
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 
@@ -50,7 +50,7 @@ class HostCallKernel final : public Kernel {
   }
 
  private:
-  // Outside of the run's inference mode: what is made in it, autograd refuses.
+  // Leaves the run's inference mode, since autograd refuses tensors made in it.
   [[nodiscard]] std::vector<at::Tensor> call(const RunContext& context) const {
     const c10::InferenceMode ordinary(false);
     std::vector<at::Tensor> operands;

@@ -28,7 +28,7 @@ class LayoutCopy {
   // The tensors have the same shape and element type.
   LayoutCopy(const graph::Tensor& from, const graph::Tensor& to);
 
-  // To be called with the first element of each.
+  // `from` and `to` point at the first elements.
   void run(const void* from, void* to) const;
 
  private:

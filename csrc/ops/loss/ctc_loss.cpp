@@ -1,11 +1,11 @@
-// Connectionist temporal classification: what it costs that an alignment of
-// labels with the steps of a sequence is not known, and the gradient.
+// Connectionist temporal classification: the loss of a sequence whose labels
+// are known and their alignment with its steps is not; and the gradient.
 //
-// Probabilities of states given the steps up to each (alpha) and behind it are
-// computed in turn, as logarithms, step by step for each item. Those of a step
-// are known but for a factor that is common to all of them: the highest is 1.
-// So they keep their digits over long sequences; the loss adds the factors up
-// in float64, and the gradient needs the shares of the states alone.
+// For each item the log-probabilities of the states are computed step by step:
+// first given the steps so far (alpha), then given the steps that follow. At
+// each step they are scaled so that the highest probability is 1, which keeps
+// their digits over long sequences. The loss adds the scales up in float64; the
+// gradient needs the shares of the states only.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -46,7 +46,7 @@ void States::begin(const Item& item) {
 }
 
 void States::emit(const float* log_probs) {
-  // Not std::max: what is no number stays none.
+  // Not std::max, which would lose a NaN.
   const auto at_least = [](float x) { return x < kNever ? kNever : x; };
   const float blank = at_least(log_probs[blank_]);
   for (size_t i = 0; i < labels_.size(); ++i) {

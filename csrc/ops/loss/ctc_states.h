@@ -9,10 +9,10 @@
 
 namespace popsim::ops::ctc {
 
-// Log-probability of what cannot be. It is finite, so that sums of it and
-// differences between them are numbers.
+// The log-probability of an impossible state. It is finite, so that sums and
+// differences with it are numbers.
 inline constexpr float kNever = -1e30f;
-// No log-probability of what can be is as low.
+// Below the log-probability of every possible state.
 inline constexpr float kHardlyEver = -1e29f;
 
 class States {

@@ -81,8 +81,8 @@ class SlicedOperand {
 
   // How a slice lies in the memory that load() returns.
   [[nodiscard]] const Matrices& matrices() const { return matrices_; }
-  // To be called for the slices in their order: what is whole is converted
-  // for the first one.
+  // Call it for the slices in order: an operand that is not sliced is
+  // converted once, with the first slice.
   [[nodiscard]] const float* load(const RunContext& context, char* workspace,
                                   int64_t slice) const {
     if (!gather_) return context.data<const float>(id_) + slice * step_;
@@ -179,8 +179,8 @@ class SlicedOutput {
     return (matrix * rows_ + in_matrix) * columns_ + column;
   }
 
-  // Rounds a slice's sums to the type of the output before they are added to
-  // what is there, and what comes out of that once more.
+  // Rounds a slice's sums to the type of the output, adds them to what the
+  // output holds, and rounds the results again.
   void add_rounded(const float* values, int64_t count, void* out,
                    int64_t to) const {
     std::array<uint16_t, kChunk> rounded{};

@@ -42,7 +42,7 @@ class RowOutput {
                              float* scratch) const {
     return writer_.space(context, row * width_, scratch);
   }
-  // To be called with what space() gave.
+  // `values`: what space() returned for this row.
   void store(const RunContext& context, int64_t row,
              const float* values) const {
     writer_.store(context, row * width_, width_, values);

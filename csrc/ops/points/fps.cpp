@@ -46,7 +46,7 @@ std::vector<Segment> segments_of(const OpView& op) {
   return segments;
 }
 
-// That are added up for all rows that are chosen.
+// How many squares of differences are added up to choose all rows.
 int64_t num_squares(const OpView& op) {
   double rows = 0.0;
   for (const Segment& segment : segments_of(op)) {

@@ -48,8 +48,8 @@ class Batches {
  public:
   explicit Batches(const OpView& op) : rows_(op, 2), candidates_(op, 3) {}
 
-  // Throws UserError for numbers that do not ascend, and for rows that are to
-  // be compared with none.
+  // Throws UserError if the batch numbers do not ascend, or if a batch has rows
+  // but no candidates.
   void read(const RunContext& context) {
     of_rows_ = rows_.read(context);
     of_candidates_ = candidates_.read(context);

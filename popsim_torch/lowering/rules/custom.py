@@ -21,7 +21,7 @@ def _custom(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     inputs: list[Tensor | None] = []
     for operand in operands:
         inputs.append(_as_kernels_see_it(builder, builder.tensor(operand), place))
-    # All of them, whoever reads them: a kernel writes what it computes.
+    # All results, also those that nobody reads: the kernel writes each of them.
     outputs: list[Tensor | None] = [
         builder.value(result.dtype, result.shape) for result in node.meta["val"]
     ]

@@ -177,7 +177,7 @@ class _LoopGradient:
         yield from results
 
     def _function(self, added: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
-        """Return the gradient of the body, which adds some of them to what it is given."""
+        """Return the body's backward function, which adds ``added`` to running sums."""
         body = self._call._body
         own = body.gradients()
         inputs: list[torch.fx.Node] = []

@@ -177,7 +177,8 @@ def _register() -> Any:
 _library = _register()  # the operators exist as long as it does
 
 CONTROL = torch.ops.popsim.control.default
-# Which of them are needed though nobody reads them, only those can tell who look into them.
+# A loop or branch may be needed though nobody reads its results: that depends on its bodies, which
+# torch.fx does not see. So torch.fx removes none (``functionalise.is_check`` decides).
 torch.fx.node.has_side_effect(CONTROL)
 INPUT = torch.ops.popsim.body_input.default
 """Stands, while a body is recorded, for one of its inputs."""

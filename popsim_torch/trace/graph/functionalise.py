@@ -175,6 +175,6 @@ def functionalise_graph(
         functional = recorder.finish(run(*inputs))
     for node, part in replay.taken_parts.items():
         restore(node, part)
-    # Views that are looked at again after a change; some for nobody.
+    # A change makes views of the changed tensor anew; nobody reads some of them.
     functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, replay.became

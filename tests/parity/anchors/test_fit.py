@@ -93,7 +93,8 @@ def test_callbacks_read_anchors_behind_each_epoch():
         assert torch.equal(first, second)
 
 
-def test_a_later_call_of_the_executor_is_the_one_that_counts():
+@pytest.mark.parametrize("call", ["__call__", "profile"])
+def test_a_later_call_of_the_executor_is_the_one_that_counts(call):
     class WithLoss(Net):
         def forward(self, x, y=None):
             out = self.fc(x)
@@ -103,7 +104,7 @@ def test_a_later_call_of_the_executor_is_the_one_that_counts():
     model = executor(net, anchored())
     poptorch.fit(model, BATCHES, loss=CROSS_ENTROPY, verbose=0)
     assert model.getAnchoredTensor("it").shape == (8, 3)
-    model(*BATCHES[0])
+    getattr(model, call)(*BATCHES[0])
     assert model.getAnchoredTensor("it").shape == (2, 3)
 
 

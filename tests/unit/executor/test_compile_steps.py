@@ -55,6 +55,38 @@ def test_loops_are_compiled_by_the_same_steps():
     assert names(program.compile_log()) == [*BEFORE, *BEHIND_THE_TRACE, *STATED, *FITTED]
 
 
+class Rows(torch.nn.Module):
+    """The gradient of ``w`` is put together from those of its rows."""
+
+    def __init__(self, mutates):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2, 3))
+        self.mutates = mutates
+
+    def forward(self, x):
+        out = x * self.w[0] * self.w[1]
+        if self.mutates:
+            out = out.clone().mul_(2)
+        return poptorch.identity_loss(out, "sum")
+
+
+@pytest.mark.parametrize("mutates", [False, True])
+def test_a_step_leaves_the_trace_of_an_earlier_one_as_it_is(mutates, monkeypatch):
+    seen = []
+
+    def noting(step):
+        def run(compilation):
+            step(compilation)
+            traced = compilation.__dict__.get("traced")
+            seen.append(None if traced is None else str(traced.graph_module.graph))
+
+        return run
+
+    monkeypatch.setattr(compile_path, "STEPS", tuple(map(noting, compile_path.STEPS)))
+    train(Rows(mutates)).compile(torch.ones(1, 3))
+    assert len({graph for graph in seen if graph is not None}) == 1
+
+
 def test_the_log_tells_of_a_program_that_was_read(tmp_path):
     for _ in range(2):
         model = train(Net(), make_options(seed=1).enableExecutableCaching(str(tmp_path)))

@@ -73,7 +73,10 @@ SCALARS = [
     ),
     (lambda p: poptorch.optim.Adam(p), set()),
     (lambda p: poptorch.optim.Adam(p, lr=0.1), {"learningRate"}),
-    (lambda p: torch.optim.Adam(p), {"learningRate"}),
+    (
+        lambda p: torch.optim.Adam(p),
+        {"learningRate", "weightDecay", "adamBeta1", "adamBeta2", "adamEps"},
+    ),
     (lambda p: poptorch.optim.Adam(p, betas=(0.5, 0.5)), {"adamBeta1", "adamBeta2"}),
     (lambda p: poptorch.optim.Adam(p, eps=1e-3), {"adamEps"}),
     (lambda p: poptorch.optim.Adam(p, weight_decay=0.1), {"weightDecay"}),
