@@ -73,6 +73,7 @@ class Recording:
         surroundings: The settings of PyTorch with which it was called.
         settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
         settings_then: The settings on the modules when they were recorded.
+        computes: Whether it computes something outside of its loops.
     """
 
     options: Options
@@ -88,15 +89,11 @@ class Recording:
     surroundings: tuple[Any, ...] = field(default_factory=surroundings)
     settings: tuple[Owned, ...] = ()
     settings_then: list[Any] = field(default_factory=list)
+    computes: bool = False
     _num_calls: int = 0
 
     def __post_init__(self) -> None:
         self.told = Running(self.reach.queues)
-
-    @property
-    def computes(self) -> bool:
-        """Whether the function computes something outside of its loops."""
-        return any(isinstance(step, Computation) for step in self.steps)
 
     def holds(self) -> bool:
         """Return whether modules, optimizers and settings are still like those recorded."""
@@ -106,8 +103,9 @@ class Recording:
             if [one for _, one in settings_of(self.modules)] != self.settings_then:
                 return False
             self._num_calls = num_calls()
-        if not all(program.fits() for program in self.programs):
-            return False
+        for program in self.programs:
+            if not program.fits():
+                return False
         return self.kinds.unchanged()
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
@@ -147,6 +145,7 @@ class Recording:
         self.kinds = ModuleKinds(self.modules)
         self.settings_then = [one for _, one in settings_of(self.modules)]
         self._num_calls = num_calls()
+        self.computes = any(isinstance(step, Computation) for step in self.steps)
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops and computations once more, with other arguments; return the result."""

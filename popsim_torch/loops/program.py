@@ -55,6 +55,7 @@ class DeviceLoopProgram:
         self._device = DeviceProgram(body, request.options, request.channel, fixed=True)
         self._inspection = Inspection(self._device)
         self._starvation = Starvation(request.infeeds)
+        self._is_watched = bool(request.infeeds) or request.channel.is_shown
         self._take(self._device.compile(request))
 
     getTensorNames = exposed("_inspection", Inspection.getTensorNames)
@@ -77,6 +78,9 @@ class DeviceLoopProgram:
         self._optimizers = compiled.optimizers
         self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
         self._values = OptimizerValues(self._optimizers)
+        self._has_new_values = False
+        # (those of PyTorch have nothing to hand over)
+        self._own_optimizers = [one for one in self._optimizers if isinstance(one, optim.Optimizer)]
         places = compiled.program.buffers
         self._places = [places.get(name) for name in self._body.carried_names]
         changed = compiled.program.changed_state
@@ -128,32 +132,33 @@ class DeviceLoopProgram:
             for place, value in zip(self._places, carried, strict=True)
             if place is not None
         }
-        inputs = (
-            [
-                tensor.to(dtype).contiguous()
-                for tensor, dtype in zip(
-                    captured, compiled.input_dtypes[-len(captured) :], strict=True
-                )
-            ]
-            if captured
-            else []
-        )
+        inputs = _as_inputs(captured, compiled.input_dtypes) if captured else []
         assert compiled.queues is not None
-        channel = self._device.channel
-        with compiled.queues.running(), self._starvation.watched():
-            if channel.is_shown:
-                with channel.tracepoint("modelExecution"):
-                    self._execute(compiled, places, inputs)
+        with compiled.queues.running():
+            if self._is_watched:
+                self._execute_watched(compiled, places, inputs)
             else:
                 self._execute(compiled, places, inputs)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
+        if not carried:
+            return []
         ids = list(places)
         values = dict(zip(ids, compiled.executable.read_all(ids), strict=True))
         return [
             before.clone() if place is None else _shaped_like(before, values[place])
             for place, before in zip(self._places, carried, strict=True)
         ]
+
+    def _execute_watched(
+        self,
+        compiled: CompiledModel,
+        values: dict[int, torch.Tensor],
+        inputs: list[torch.Tensor],
+    ) -> None:
+        """Run the program; show it in PopVision's trace, and add up how long it waits for data."""
+        with self._starvation.watched(), self._device.channel.tracepoint("modelExecution"):
+            self._execute(compiled, values, inputs)
 
     def _execute(
         self,
@@ -165,7 +170,8 @@ class DeviceLoopProgram:
         executable = compiled.executable
         runs, trips = executable.num_runs, executable.num_micro_batches
         try:
-            executable.write_all(values)
+            if values:
+                executable.write_all(values)
             executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
             if executable.num_runs == runs or was_stopped(str(error)):
@@ -207,10 +213,9 @@ class DeviceLoopProgram:
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
-        for optimizer in self._optimizers:
-            if isinstance(optimizer, optim.Optimizer):
-                optimizer._hand_over()
-        if not self._values.changed():
+        for optimizer in self._own_optimizers:
+            optimizer._hand_over()
+        if not self._has_new_values:
             return
         state = self._device.state
         assert state is not None and state.plan is not None
@@ -225,10 +230,17 @@ class DeviceLoopProgram:
             plans.append(make_plan(settings, self._device.options, self._body, trained, scale))
         state.replace_plan(join_plans(plans, scale))
         self._values.note()
+        self._has_new_values = False
 
     def fits(self) -> bool:
-        """Return whether the optimizers are still like those that the program was compiled for."""
-        return self._device.compiled is None or self._values.fits()
+        """Return whether the optimizers are still like those that the program was compiled for.
+
+        The next run takes the values over that they have now.
+        """
+        if self._device.compiled is None:
+            return True
+        self._has_new_values = self._values.changed()
+        return not self._has_new_values or self._values.fits()
 
     def release(self) -> None:
         """Bring the weights to the host and let go of the device; the program ends."""
@@ -243,6 +255,18 @@ class DeviceLoopProgram:
         if device is not None and device.compiled is not None and not sys.is_finalizing():
             with disable_current_modes(), DisableTorchFunction():
                 self.release()
+
+
+def _as_inputs(
+    captured: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]
+) -> list[torch.Tensor]:
+    """Return captured tensors, which are the last inputs, in the types that the device takes."""
+    return [
+        tensor
+        if tensor.dtype is dtype and tensor.is_contiguous()
+        else tensor.to(dtype).contiguous()
+        for tensor, dtype in zip(captured, dtypes[-len(captured) :], strict=True)
+    ]
 
 
 def _shaped_like(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
