@@ -30,6 +30,11 @@ class _Living:
     def __bool__(self) -> bool:
         return bool(self._references)
 
+    def any_but(self, one: WeightSync) -> bool:
+        """Return whether there are others."""
+        references = self._references
+        return len(references) > 1 or (len(references) == 1 and id(one) not in references)
+
     def all(self) -> list[WeightSync]:
         """Return them; others may come and go meanwhile."""
         found = [reference() for reference in tuple(self._references.values())]
@@ -117,7 +122,7 @@ class WeightSync:
         Args:
             loops_alone: Or only those that a loop has.
         """
-        if not _trainers:
+        if not _trainers.any_but(self):
             return
         newer = False
         for trainer in (_loops if loops_alone else _trainers).all():

@@ -83,6 +83,7 @@ class DeviceLoopProgram:
         self._own_optimizers = [one for one in self._optimizers if isinstance(one, optim.Optimizer)]
         places = compiled.program.buffers
         self._places = [places.get(name) for name in self._body.carried_names]
+        self._variables = [place for place in self._places if place is not None]
         changed = compiled.program.changed_state
         if (
             self._optimizers
@@ -127,26 +128,33 @@ class DeviceLoopProgram:
             self._upload()
         self._states.take()
         self._take_new_values()
-        places = {
-            place: value
-            for place, value in zip(self._places, carried, strict=True)
-            if place is not None
-        }
+        values = self._by_place(carried) if carried else {}
         inputs = _as_inputs(captured, compiled.input_dtypes) if captured else []
         assert compiled.queues is not None
         with compiled.queues.running():
             if self._is_watched:
-                self._execute_watched(compiled, places, inputs)
+                self._execute_watched(compiled, values, inputs)
             else:
-                self._execute(compiled, places, inputs)
+                self._execute(compiled, values, inputs)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        if not carried:
-            return []
-        ids = list(places)
-        values = dict(zip(ids, compiled.executable.read_all(ids), strict=True))
+        return self._behind(carried, compiled) if carried else []
+
+    def _by_place(self, carried: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the first values by the variable that has each; the program may not need all."""
+        return {
+            place: value
+            for place, value in zip(self._places, carried, strict=True)
+            if place is not None
+        }
+
+    def _behind(
+        self, carried: Sequence[torch.Tensor], compiled: CompiledModel
+    ) -> list[torch.Tensor]:
+        """Return the carried values behind the last trip, like those of the first one."""
+        read = iter(compiled.executable.read_all(self._variables))
         return [
-            before.clone() if place is None else _shaped_like(before, values[place])
+            before.clone() if place is None else _shaped_like(before, next(read))
             for place, before in zip(self._places, carried, strict=True)
         ]
 
