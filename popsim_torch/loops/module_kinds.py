@@ -34,7 +34,7 @@ class ModuleKinds:
         self._modes = list(map(_MODE, own))
         self._layers = list(map(_LAYERS, own))
         self._parameters = list(map(_PARAMETERS, own))
-        # Most modules have no layers of their own: that they still have none is the cheaper question.
+        # Most modules have no layers: whether they still have none is the cheaper question.
         held: list[dict[str, Any]] = [*self._layers, *self._parameters]
         self._empty = [one for one in held if not one]
         self._filled = [one for one in held if one]
