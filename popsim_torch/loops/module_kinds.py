@@ -48,6 +48,8 @@ class ModuleKinds:
     def unchanged(self) -> bool:
         """Return whether all modules are still like they were."""
         own = self._own
+        if not own:
+            return True
         if not (
             list(map(_MODE, own)) == self._modes
             and all(map(is_, map(_LAYERS, own), self._layers))

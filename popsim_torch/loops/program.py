@@ -124,7 +124,7 @@ class DeviceLoopProgram:
         compiled = self._device.compiled
         assert compiled is not None
         self._device.weights.pull()
-        if self._host_versions() != self._versions:
+        if self._host_tensors and self._host_versions() != self._versions:
             self._upload()
         self._states.take()
         self._take_new_values()
