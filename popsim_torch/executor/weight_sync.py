@@ -15,25 +15,26 @@ _versions = itertools.count(1)
 
 
 class _Living:
-    """Views of executors that live; each call goes through them."""
+    """Views of executors that live; each call goes through them.
+
+    Attributes:
+        num_added: How many there have been so far.
+    """
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[WeightSync]] = {}
+        self.num_added = 0
 
     def add(self, one: WeightSync) -> None:
         key, references = id(one), self._references
         references[key] = weakref.ref(one, lambda _: references.pop(key, None))
+        self.num_added += 1
 
     def discard(self, one: WeightSync) -> None:
         self._references.pop(id(one), None)
 
     def __bool__(self) -> bool:
         return bool(self._references)
-
-    def any_but(self, one: WeightSync) -> bool:
-        """Return whether there are others."""
-        references = self._references
-        return len(references) > 1 or (len(references) == 1 and id(one) not in references)
 
     def all(self) -> list[WeightSync]:
         """Return them; others may come and go meanwhile."""
@@ -60,6 +61,9 @@ class WeightSync:
         self._state: DeviceState | None = None
         self._host_version = 0
         self._shares: weakref.WeakKeyDictionary[WeightSync, bool] = weakref.WeakKeyDictionary()
+        # Of a loop: those that may train its weights, and how many there had been by then.
+        self._others: list[weakref.ref[WeightSync]] = []
+        self._num_known = 0
         self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()
 
     @property
@@ -122,12 +126,18 @@ class WeightSync:
         Args:
             loops_alone: Or only those that a loop has.
         """
-        if not _trainers.any_but(self):
+        if self._fixed:
+            others = self._known_others()
+        elif _trainers:
+            others = [
+                one for one in (_loops if loops_alone else _trainers).all() if one is not self
+            ]
+        else:
+            return
+        if not others:
             return
         newer = False
-        for trainer in (_loops if loops_alone else _trainers).all():
-            if trainer is self:
-                continue
+        for trainer in others:
             version = self._seen.get(trainer, 0)
             # Most calls end here; whose weights these are takes a walk through the modules.
             if not trainer.ahead and version == trainer._host_version:
@@ -141,6 +151,17 @@ class WeightSync:
         if newer:
             _logger.debug("Implicit copyWeightsToDevice()")
             self.upload()
+
+    def _known_others(self) -> list[WeightSync]:
+        """Return those that may train a loop's weights; whether loops do is settled once."""
+        if self._num_known != _trainers.num_added:
+            self._num_known = _trainers.num_added
+            self._others = [
+                weakref.ref(one)
+                for one in _trainers.all()
+                if one is not self and not (one._fixed and not self._shares_weights_with(one))
+            ]
+        return [one for reference in self._others if (one := reference()) is not None]
 
     def let_trainers_catch_up(self) -> None:
         """Bring what training executors of the same parameters have changed to the host."""
