@@ -221,8 +221,8 @@ class DeviceLoopProgram:
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
-        for optimizer in self._own_optimizers:
-            optimizer._hand_over()
+        for one in self._own_optimizers:
+            one._hand_over()
         if not self._has_new_values:
             return
         state = self._device.state
