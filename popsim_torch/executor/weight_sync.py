@@ -8,6 +8,7 @@ import weakref
 
 from torch import nn
 
+from popsim_torch.executor import host_weights
 from popsim_torch.executor.device_state import DeviceState
 
 _logger = logging.getLogger("poptorch::python")
@@ -154,13 +155,14 @@ class WeightSync:
 
     def _known_others(self) -> list[WeightSync]:
         """Return those that may train a loop's weights; whether loops do is settled once."""
-        if self._num_known != _trainers.num_added:
-            self._num_known = _trainers.num_added
+        num_added = _trainers.num_added
+        if self._num_known != num_added:
             self._others = [
                 weakref.ref(one)
                 for one in _trainers.all()
                 if one is not self and not (one._fixed and not self._shares_weights_with(one))
             ]
+            self._num_known = num_added
         return [one for reference in self._others if (one := reference()) is not None]
 
     def let_trainers_catch_up(self) -> None:
@@ -178,5 +180,7 @@ class WeightSync:
         return self._shares[trainer]
 
     def _has_weights_of(self, trainer: WeightSync) -> bool:
-        own = {id(parameter) for parameter in self._module.parameters()}
-        return any(id(parameter) in own for parameter in trainer._module.parameters())
+        # (which they are, not what they are: that may be on a device that is busy)
+        with host_weights.without_sync():
+            own = {id(parameter) for parameter in self._module.parameters()}
+            return any(id(parameter) in own for parameter in trainer._module.parameters())
