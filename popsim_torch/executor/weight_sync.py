@@ -8,6 +8,7 @@ import weakref
 
 from torch import nn
 
+from popsim_torch.executor import host_weights
 from popsim_torch.executor.device_state import DeviceState
 
 _logger = logging.getLogger("poptorch::python")
@@ -15,14 +16,20 @@ _versions = itertools.count(1)
 
 
 class _Living:
-    """Views of executors that live; each call goes through them."""
+    """Views of executors that live; each call goes through them.
+
+    Attributes:
+        num_added: How many there have been so far.
+    """
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[WeightSync]] = {}
+        self.num_added = 0
 
     def add(self, one: WeightSync) -> None:
         key, references = id(one), self._references
         references[key] = weakref.ref(one, lambda _: references.pop(key, None))
+        self.num_added += 1
 
     def discard(self, one: WeightSync) -> None:
         self._references.pop(id(one), None)
@@ -55,6 +62,9 @@ class WeightSync:
         self._state: DeviceState | None = None
         self._host_version = 0
         self._shares: weakref.WeakKeyDictionary[WeightSync, bool] = weakref.WeakKeyDictionary()
+        # Of a loop: those that may train its weights, and how many there had been by then.
+        self._others: list[weakref.ref[WeightSync]] = []
+        self._num_known = 0
         self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()
 
     @property
@@ -117,12 +127,18 @@ class WeightSync:
         Args:
             loops_alone: Or only those that a loop has.
         """
-        if not _trainers:
+        if self._fixed:
+            others = self._known_others()
+        elif _trainers:
+            others = [
+                one for one in (_loops if loops_alone else _trainers).all() if one is not self
+            ]
+        else:
+            return
+        if not others:
             return
         newer = False
-        for trainer in (_loops if loops_alone else _trainers).all():
-            if trainer is self:
-                continue
+        for trainer in others:
             version = self._seen.get(trainer, 0)
             # Most calls end here; whose weights these are takes a walk through the modules.
             if not trainer.ahead and version == trainer._host_version:
@@ -136,6 +152,18 @@ class WeightSync:
         if newer:
             _logger.debug("Implicit copyWeightsToDevice()")
             self.upload()
+
+    def _known_others(self) -> list[WeightSync]:
+        """Return those that may train a loop's weights; whether loops do is settled once."""
+        num_added = _trainers.num_added
+        if self._num_known != num_added:
+            self._others = [
+                weakref.ref(one)
+                for one in _trainers.all()
+                if one is not self and not (one._fixed and not self._shares_weights_with(one))
+            ]
+            self._num_known = num_added
+        return [one for reference in self._others if (one := reference()) is not None]
 
     def let_trainers_catch_up(self) -> None:
         """Bring what training executors of the same parameters have changed to the host."""
@@ -152,5 +180,7 @@ class WeightSync:
         return self._shares[trainer]
 
     def _has_weights_of(self, trainer: WeightSync) -> bool:
-        own = {id(parameter) for parameter in self._module.parameters()}
-        return any(id(parameter) in own for parameter in trainer._module.parameters())
+        # (which they are, not what they are: that may be on a device that is busy)
+        with host_weights.without_sync():
+            own = {id(parameter) for parameter in self._module.parameters()}
+            return any(id(parameter) in own for parameter in trainer._module.parameters())

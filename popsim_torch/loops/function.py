@@ -24,7 +24,12 @@ from popsim_torch.loops.program import DeviceLoopProgram
 from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
-from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from popsim_torch.private_torch.trees import (
+    TreeSpec,
+    tree_flatten,
+    tree_is_leaf,
+    tree_unflatten,
+)
 
 __all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
 
@@ -45,13 +50,18 @@ class RecordedLoop:
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the loop in one call, whose tensors get its results."""
-        # (what is read of a weight fetches it from the device)
         results = self.run(
-            [value.among(tensors).detach() for value in self.carried],
-            [value.among(tensors).detach() for value in self.captured],
+            [_detached(value.among(tensors)) for value in self.carried],
+            [_detached(value.among(tensors)) for value in self.captured],
         )
         tensors.extend(results)
         return results
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its history; what is read of a weight is fetched from the device."""
+    is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad
+    return tensor if is_plain else tensor.detach()
 
 
 @dataclass
@@ -73,6 +83,7 @@ class Recording:
         surroundings: The settings of PyTorch with which it was called.
         settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
         settings_then: The settings on the modules when they were recorded.
+        computes: Whether it computes something outside of its loops.
     """
 
     options: Options
@@ -88,15 +99,11 @@ class Recording:
     surroundings: tuple[Any, ...] = field(default_factory=surroundings)
     settings: tuple[Owned, ...] = ()
     settings_then: list[Any] = field(default_factory=list)
+    computes: bool = False
     _num_calls: int = 0
 
     def __post_init__(self) -> None:
         self.told = Running(self.reach.queues)
-
-    @property
-    def computes(self) -> bool:
-        """Whether the function computes something outside of its loops."""
-        return any(isinstance(step, Computation) for step in self.steps)
 
     def holds(self) -> bool:
         """Return whether modules, optimizers and settings are still like those recorded."""
@@ -106,8 +113,9 @@ class Recording:
             if [one for _, one in settings_of(self.modules)] != self.settings_then:
                 return False
             self._num_calls = num_calls()
-        if not all(program.fits() for program in self.programs):
-            return False
+        for program in self.programs:
+            if not program.fits():
+                return False
         return self.kinds.unchanged()
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
@@ -147,6 +155,7 @@ class Recording:
         self.kinds = ModuleKinds(self.modules)
         self.settings_then = [one for _, one in settings_of(self.modules)]
         self._num_calls = num_calls()
+        self.computes = any(isinstance(step, Computation) for step in self.steps)
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run all loops and computations once more, with other arguments; return the result."""
@@ -276,7 +285,7 @@ class Function:
         return getattr(self._function, "__qualname__", type(self._function).__name__)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        leaves, structure = tree_flatten((args, kwargs)) if args or kwargs else _NOTHING
+        leaves, structure = _apart(args, kwargs)
         key = [_kind(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for known_key, known_structure, known in self._recordings:
@@ -321,7 +330,21 @@ class Function:
         return result
 
 
-_NOTHING = tree_flatten(((), {}))
+_LEAVES = {torch.Tensor, nn.Parameter, bool, int, float, complex, str, bytes, type(None)}
+
+
+def _apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+    """Return what is in a call's arguments, and how they are put together."""
+    # The usual call's arguments hold nothing; to take them apart takes as long as all else.
+    if not kwargs and (_LEAVES.issuperset(map(type, args)) or all(map(tree_is_leaf, args))):
+        return list(args), _in_a_row(len(args))
+    return tree_flatten((args, kwargs))
+
+
+@functools.cache
+def _in_a_row(count: int) -> TreeSpec:
+    """Return the structure of a call with so many arguments that hold nothing."""
+    return tree_flatten(((None,) * count, {}))[1]
 
 
 def _kind(leaf: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from popsim_torch.optim.settings import structure_of
 
 __all__ = ["OptimizerValues"]
+
+_PARAMETERS = itemgetter("params")
 
 
 class OptimizerValues:
@@ -27,25 +30,23 @@ class OptimizerValues:
     def note(self) -> None:
         """Take note of what they say now: the program has that."""
         # The list of parameters is the optimizer's own, which is compared without a look inside.
-        self._groups = [[dict(group) for group in one.param_groups] for one in self._optimizers]
-        self._others = [_others(one) for one in self._optimizers]
+        self._said = [
+            ([dict(group) for group in one.param_groups], *_others(one)) for one in self._optimizers
+        ]
 
     def changed(self) -> bool:
         """Return whether they say something else."""
-        for one, groups, others in zip(self._optimizers, self._groups, self._others, strict=True):
-            try:
-                if one.param_groups != groups or _others(one) != others:
-                    return True
-            except RuntimeError:  # a list of other tensors, which cannot be compared
-                return True
-        return False
+        try:
+            return [(one.param_groups, *_others(one)) for one in self._optimizers] != self._said
+        except RuntimeError:  # a list of other tensors, which cannot be compared
+            return True
 
     def fits(self) -> bool:
         """Return whether the program can take over what they say: it is of the same structure."""
-        return not self.changed() or self._structure == [structure_of(o) for o in self._optimizers]
+        return self._structure == [structure_of(one) for one in self._optimizers]
 
 
 def _others(optimizer: torch.optim.Optimizer) -> tuple[Any, list[int]]:
     """Return what stands in no group, and how many parameters each has."""
     scale = getattr(optimizer, "loss_scaling", None)
-    return scale, [len(group["params"]) for group in optimizer.param_groups]
+    return scale, list(map(len, map(_PARAMETERS, optimizer.param_groups)))

@@ -77,8 +77,12 @@ class DeviceLoopProgram:
         self._optimizers = compiled.optimizers
         self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
         self._values = OptimizerValues(self._optimizers)
+        self._has_new_values = False
+        # (those of PyTorch have nothing to hand over)
+        self._own_optimizers = [one for one in self._optimizers if isinstance(one, optim.Optimizer)]
         places = compiled.program.buffers
         self._places = [places.get(name) for name in self._body.carried_names]
+        self._variables = [place for place in self._places if place is not None]
         changed = compiled.program.changed_state
         if (
             self._optimizers
@@ -119,32 +123,32 @@ class DeviceLoopProgram:
         compiled = self._device.compiled
         assert compiled is not None
         self._device.weights.pull()
-        if self._host_versions() != self._versions:
+        if self._host_tensors and self._host_versions() != self._versions:
             self._upload()
         self._states.take()
         self._take_new_values()
-        places = {
+        values = self._by_place(carried) if carried else {}
+        inputs = _as_inputs(captured, compiled.input_dtypes) if captured else []
+        self._device.use(lambda: self._execute(compiled, values, inputs))
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        return self._behind(carried, compiled) if carried else []
+
+    def _by_place(self, carried: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the first values by the variable that has each; the program may not need all."""
+        return {
             place: value
             for place, value in zip(self._places, carried, strict=True)
             if place is not None
         }
-        inputs = (
-            [
-                tensor.to(dtype).contiguous()
-                for tensor, dtype in zip(
-                    captured, compiled.input_dtypes[-len(captured) :], strict=True
-                )
-            ]
-            if captured
-            else []
-        )
-        self._device.use(lambda: self._execute(compiled, places, inputs))
-        for optimizer in self._optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]
-        ids = list(places)
-        values = dict(zip(ids, compiled.executable.read_all(ids), strict=True))
+
+    def _behind(
+        self, carried: Sequence[torch.Tensor], compiled: CompiledModel
+    ) -> list[torch.Tensor]:
+        """Return the carried values behind the last trip, like those of the first one."""
+        read = iter(compiled.executable.read_all(self._variables))
         return [
-            before.clone() if place is None else _shaped_like(before, values[place])
+            before.clone() if place is None else _shaped_like(before, next(read))
             for place, before in zip(self._places, carried, strict=True)
         ]
 
@@ -158,7 +162,8 @@ class DeviceLoopProgram:
         executable = compiled.executable
         runs, trips = executable.num_runs, executable.num_micro_batches
         try:
-            executable.write_all(values)
+            if values:
+                executable.write_all(values)
             with self._starvation.watched():
                 executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
@@ -200,10 +205,9 @@ class DeviceLoopProgram:
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""
-        for optimizer in self._optimizers:
-            if isinstance(optimizer, optim.Optimizer):
-                optimizer._hand_over()
-        if not self._values.changed():
+        for one in self._own_optimizers:
+            one._hand_over()
+        if not self._has_new_values:
             return
         state = self._device.state
         assert state is not None and state.plan is not None
@@ -218,10 +222,17 @@ class DeviceLoopProgram:
             plans.append(make_plan(settings, self._device.options, self._body, trained, scale))
         state.replace_plan(join_plans(plans, scale))
         self._values.note()
+        self._has_new_values = False
 
     def fits(self) -> bool:
-        """Return whether the optimizers are still like those that the program was compiled for."""
-        return self._device.compiled is None or self._values.fits()
+        """Return whether the optimizers are still like those that the program was compiled for.
+
+        The next run takes the values over that they have now.
+        """
+        if self._device.compiled is None:
+            return True
+        self._has_new_values = self._values.changed()
+        return not self._has_new_values or self._values.fits()
 
     def release(self) -> None:
         """Bring the weights to the host and let go of the device; the program ends."""
@@ -236,6 +247,18 @@ class DeviceLoopProgram:
         if device is not None and device.compiled is not None and not sys.is_finalizing():
             with disable_current_modes(), DisableTorchFunction():
                 self.release()
+
+
+def _as_inputs(
+    captured: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]
+) -> list[torch.Tensor]:
+    """Return captured tensors, which are the last inputs, in the types that the device takes."""
+    return [
+        tensor
+        if tensor.dtype is dtype and tensor.is_contiguous()
+        else tensor.to(dtype).contiguous()
+        for tensor, dtype in zip(captured, dtypes[-len(captured) :], strict=True)
+    ]
 
 
 def _shaped_like(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ Checked: 2.13.
 from torch.utils._pytree import (
     TreeSpec,
     tree_flatten,
+    tree_is_leaf,
     tree_iter,
     tree_leaves,
     tree_map,
@@ -18,6 +19,7 @@ from torch.utils._pytree import (
 __all__ = [
     "TreeSpec",
     "tree_flatten",
+    "tree_is_leaf",
     "tree_iter",
     "tree_leaves",
     "tree_map",

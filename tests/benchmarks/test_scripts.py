@@ -12,7 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # Options of a small run, and the first cells of the rows that it prints.
 SMALL = {
     "anchors": (["--only", "MLP", "--rounds", "1"], ["MLP 32"]),
-    "call_overhead": (["--rounds", "1"], ["inference of x + 1", "empty program"]),
+    "call_overhead": (
+        ["--rounds", "1"],
+        ["inference of x + 1", "function: training of 200 layers", "empty program"],
+    ),
     "compile_time": (["--sizes", "10", "--models", "--compile-limit", "0"], ["chain of 10"]),
     "feeds": (
         ["--rounds", "1", "--steps", "20"],

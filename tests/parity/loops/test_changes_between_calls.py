@@ -96,3 +96,106 @@ def test_a_function_without_a_module():
 
     assert run().item() == 3
     assert space["queue"].dequeue().tolist() == [0, 1, 2]
+
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+def make_step(model, num_trips, rate):
+    """Return training steps of a model, by a function's loop."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    @poptorch.function
+    def train():
+        poptorch.repeat(num_trips, lambda: step(model, optimizer, torch.ones(1, 3, device="ipu")))
+
+    return train
+
+
+def test_functions_of_one_model_come_and_go_among_others():
+    """What others train is taken over, also of a function that is made or dropped later."""
+    torch.manual_seed(2)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    eager, eager_other = copy.deepcopy(model), copy.deepcopy(other)
+    first, unrelated = make_step(model, 1, 0.1), make_step(other, 1, 0.1)
+    second = None
+    executor = poptorch.inferenceModel(model)
+    for call in range(8):
+        first()
+        unrelated()
+        if call == 2:
+            second = make_step(model, 2, 0.05)
+        if call == 5:
+            second = None
+        if second is not None:
+            second()
+        for one, num_trips, rate in (
+            (eager, 1, 0.1),
+            (eager_other, 1, 0.1),
+            (eager, 2 if second else 0, 0.05),
+        ):
+            optimizer = torch.optim.SGD(one.parameters(), lr=rate)
+            for _ in range(num_trips):
+                step(one, optimizer, torch.ones(1, 3))
+        if call % 3 == 2:
+            torch.testing.assert_close(executor(torch.ones(1, 3)), eager(torch.ones(1, 3)))
+    torch.testing.assert_close(model.weight.detach(), eager.weight.detach())
+    torch.testing.assert_close(other.weight.detach(), eager_other.weight.detach())
+
+
+def test_a_call_looks_at_programs_of_its_own_weights_alone():
+    torch.manual_seed(3)
+    model = nn.Linear(3, 2)
+    functions = [make_step(one, 1, 0.1) for one in (model, nn.Linear(3, 2), model)]
+    for _ in range(2):
+        for function in functions:
+            function()
+    first, unrelated, second = (one.programs[0]._device.weights for one in functions)
+    assert first._known_others() == [second]
+    assert unrelated._known_others() == []
+    loss = Loss()
+    executor = poptorch.trainingModel(loss, optimizer=torch.optim.SGD(loss.parameters(), lr=0.1))
+    executor(torch.ones(1, 3))
+    assert executor._device.weights in unrelated._known_others()  # its parameters may be exchanged
+
+
+class Loss(nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layer(x), "sum")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight, alias: weight.detach().mul_(2),
+        lambda weight, alias: alias.mul_(2),
+        lambda weight, alias: setattr(weight, "data", weight.data * 2),
+        lambda weight, alias: torch.utils.swap_tensors(weight, nn.Parameter(weight.detach() * 2)),
+    ],
+    ids=["in place", "through a view of before", "other memory", "swapped"],
+)
+def test_weights_that_the_host_has_changed_are_taken_over(change):
+    model, queue = nn.Linear(2, 1, bias=False), poptorch.OutfeedQueue()
+    nn.init.ones_(model.weight)
+    alias = model.weight.detach()
+
+    @poptorch.function
+    def look():
+        poptorch.repeat(1, lambda: queue.enqueue(model(torch.ones(1, 2, device="ipu"))))
+
+    values = []
+    for call in range(3):
+        look()
+        values.append(queue.dequeue().item())
+        if call == 1:
+            change(model.weight, alias)
+    assert values == [2, 2, 4]

@@ -8,7 +8,9 @@ from popsim_torch.loops.module_kinds import ModuleKinds
 
 
 def make():
-    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1, bias=False))
+    model = nn.Sequential(
+        nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1, bias=False), nn.ReLU()
+    )
     return model, ModuleKinds(list(model.modules()))
 
 
@@ -26,6 +28,10 @@ def other_dictionary(model):
     model[0]._parameters = dict(model[0]._parameters, weight=nn.Parameter(torch.ones(1, 1)))
 
 
+def equal_dictionary(model):
+    model[0]._parameters = dict(model[0]._parameters)  # what comes later goes into this one
+
+
 CHANGES = [
     lambda model: model.eval(),
     lambda model: model[1].eval(),
@@ -37,6 +43,14 @@ CHANGES = [
     replaced,
     moved,
     other_dictionary,
+    equal_dictionary,
+    # Past the methods of modules, and where there was nothing.
+    lambda model: vars(model[0]).update(training=False),
+    lambda model: model[0]._parameters.update(weight=nn.Parameter(torch.ones(1, 1))),
+    lambda model: model[0].add_module("inner", nn.ReLU()),
+    lambda model: model[2].register_parameter("second", nn.Parameter(torch.ones(1))),
+    lambda model: model[3].register_parameter("first", nn.Parameter(torch.ones(1))),
+    lambda model: model[3].register_parameter("first", None),
 ]
 
 
