@@ -21,7 +21,7 @@ from popsim_torch.executor.reach import failures_told
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.optim.planning import OptimizerSettings
-from popsim_torch.options.model_settings import check_settings_kept, settings_of
+from popsim_torch.options.model_settings import SettingsThen
 from popsim_torch.stages import assigned_stages, num_assignments
 
 __all__ = ["LifeCycle"]
@@ -37,6 +37,7 @@ class LifeCycle:
         random: Its random numbers.
         copies: Its copies of weights.
         timing: What it tells of time.
+        settings: What ``set_pipelining_options`` had set on the model when its options were made.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class LifeCycle:
         random: RandomState,
         copies: WeightCopies,
         timing: Timing,
+        settings: SettingsThen,
     ) -> None:
         self._device = device
         self._model = model
@@ -56,8 +58,7 @@ class LifeCycle:
         self._timing = timing
         # (weakly: an executor without references is gone at once, and its report written)
         use.let_go = weakref.WeakMethod(self._let_go)
-        # What ``set_pipelining_options`` had set on the model when its options were made.
-        self._settings_then = [one for _, one in settings_of([model])]
+        self._settings = settings
         self._num_assignments = num_assignments()
         self._assigned_stages: list[tuple[str, int]] = []
         # The optimizer's states of the program before, and whose they are.
@@ -104,8 +105,7 @@ class LifeCycle:
     def check_before_compilation(self) -> None:
         """Check what does not depend on the program, and wrap the user's model if it is not."""
         self._device.connection.check_settings(self._device.options)
-        if self._use.optimizer is not None:
-            check_settings_kept(self._model, self._settings_then)
+        self._settings.check_kept()
         self._timing.warn_of_missing_cycles()
         self._copies.check_updatable_buffers()
         self.wrap()
@@ -182,8 +182,13 @@ class LifeCycle:
             self._use.unlink()
         self._device.release()
 
-    def follow_assignment(self) -> None:
-        """Let go of a program whose stages are others now; the next call makes another."""
+    def follow_settings(self) -> None:
+        """Let go of a program whose stages are others now; the next call makes another.
+
+        Raises:
+            UsageValueError: Something was set on the model since it was wrapped.
+        """
+        self._settings.check_kept()
         if self._num_assignments == num_assignments():
             return
         self._num_assignments = num_assignments()
