@@ -156,8 +156,8 @@ class LoopCall:
     function: str
     body: Body
     carried: list[torch.Tensor]
-    infeed: InfeedQueue | None
-    progress: bool
+    infeed: InfeedQueue | None = None
+    progress: bool = False
 
     def results(self, values: Sequence[torch.Tensor]) -> Any:
         """Return carried values in the form that the user gets."""
@@ -199,7 +199,7 @@ class LoopCall:
                 None
                 if condition is None
                 else _compile(
-                    LoopCall(self.function, _asking(condition), [*self.carried, _FALSE], None, False),
+                    LoopCall(self.function, _asking(condition), [*self.carried, _FALSE]),
                     owner,
                     replace(found, infeeds=[]),
                     _settings_of_question(settings),

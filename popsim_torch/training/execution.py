@@ -53,7 +53,7 @@ class Execution:
             outfeed.enqueue(body(args, kwargs))
 
         def run() -> None:
-            LoopCall(caller, step, [], infeed, progress=False).run(steps, accumulation, None)
+            LoopCall(caller, step, [], infeed).run(steps, accumulation, None)
 
         self._function = Function(run, options)
         self.anchors = FittedAnchors(self._function, list(options.anchored_tensors))
