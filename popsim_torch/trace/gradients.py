@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.gradient_uses import watch_uses
@@ -203,7 +204,8 @@ class Gradients:
                 return None
             return mark(gradient, key)
 
-        tensor.register_hook(named)  # type: ignore[no-untyped-call]
+        with DisableTorchFunction():  # it is no hook of the user's
+            tensor.register_hook(named)  # type: ignore[no-untyped-call]
 
     def _follow(self, node: Any) -> None:
         """Let the backward of the current call carry its origin.
