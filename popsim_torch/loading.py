@@ -10,6 +10,7 @@ from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile
 from popsim_torch.files.settings import attach_when_loaded
 from popsim_torch.options import Options
+from popsim_torch.options.limits import check_limits
 
 __all__ = ["load"]
 
@@ -37,13 +38,15 @@ def load(
         edit_opts_fn: Is given the options, which it may change, before they are used. Only those
             count that are not part of the program, such as ``showCompilationProgressBar`` or
             ``connectionType``; one that was ``Never`` has become ``Always`` by then, and a machine
-            to compile for has been taken out.
+            to compile for has been taken out. Which process of how many this one is says the
+            environment: ``lambda options: options.Distributed.disable()`` lets each work by itself.
 
     Raises:
         UsageAssertionError: Another version of the package wrote the file, or it was written with
             ``export_model=False``.
-        Error: It is damaged, or no such file; calls take or return what a file cannot hold; or its
-            program calls an operator that no file may call by itself, such as one of your own.
+        Error: A launcher has started several processes. It is damaged, or no such file; calls take
+            or return what a file cannot hold; or its program calls an operator that no file may
+            call by itself, such as one of your own.
     """
     file = ExecutableFile(filename)
     model = file.model()
@@ -52,8 +55,10 @@ def load(
         raise BadFileError(filename, "its program and its optimizer do not belong together.")
     options = model.options
     attach_when_loaded(options)
+    options.Distributed._take_launched()
     if edit_opts_fn is not None:
         edit_opts_fn(options)
+    check_limits(options)
     executor = PoplarExecutor(model.module, options, model.optimizer)
     executor._files.restore(filename, program, model)
     return executor

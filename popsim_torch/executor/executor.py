@@ -26,6 +26,7 @@ from popsim_torch.executor.random_state import MAX_SEED, RandomState
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
+from popsim_torch.options.model_settings import SettingsThen
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
 from popsim_torch.stages import module_repr
 
@@ -49,7 +50,7 @@ class PoplarExecutor(HasModel):
         self._user_model = traced_model if optimizer is None else model
         seed = options.random_seed if options.exists("random_seed") else time.time_ns()
         start = [int(seed) & MAX_SEED, 0]
-        self._build(traced_model, options, start, optimizer)
+        self._build(traced_model, options, start, optimizer, wrapped=model)
 
     def _build(
         self,
@@ -58,9 +59,11 @@ class PoplarExecutor(HasModel):
         start: list[int],
         optimizer: torch.optim.Optimizer | None,
         copied: Any = None,
+        wrapped: nn.Module | None = None,
     ) -> None:
         """Make the parts of an executor, without a program."""
         training = optimizer is not None
+        settings = SettingsThen(wrapped or self._user_model, training=training)
         channel = profiling.Channel(
             "poptorch." + ("trainingModel" if training else "inferenceModel")
         )
@@ -71,7 +74,7 @@ class PoplarExecutor(HasModel):
         self._timing = Timing(device, training=training)
         self._inspection = Inspection(device)
         self._life = LifeCycle(
-            device, self._user_model, self._use, self._random, self._copies, self._timing
+            device, self._user_model, self._use, self._random, self._copies, self._timing, settings
         )
         self._files = Files(device, self._life, self._use, self._random)
         self._life.wrap()
@@ -261,7 +264,7 @@ class PoplarExecutor(HasModel):
 
     def _prepare_call(self, args: Any, kwargs: Any) -> tuple[CompiledModel, list[torch.Tensor]]:
         """Return the compiled model and the inputs of a call, all weights up to date."""
-        self._life.follow_assignment()
+        self._life.follow_settings()
         device, optimizer = self._device, self._use.optimizer
         compiled = device.ready
         if compiled is None:

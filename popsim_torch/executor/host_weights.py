@@ -37,7 +37,16 @@ from popsim_torch.private_torch.modes import (
     DisableTorchFunctionSubclass,
 )
 
-__all__ = ["METADATA", "Wrapping", "adopt", "is_wrapped", "plain", "without_sync", "wrap"]
+__all__ = [
+    "METADATA",
+    "Wrapping",
+    "adopt",
+    "is_wrapped",
+    "num_switches",
+    "plain",
+    "without_sync",
+    "wrap",
+]
 
 _quiet: ContextVar[bool] = ContextVar("popsim_torch_host_weights_quiet", default=False)
 
@@ -62,6 +71,9 @@ METADATA: frozenset[Any] = frozenset(
     + [getattr(torch.Tensor, name) for name in _METADATA_METHODS.split()]
     + [getattr(torch, name) for name in _METADATA_FUNCTIONS.split()]
 )
+# What chooses whether a tensor is trained.
+_SWITCHES = (torch.Tensor.requires_grad.__set__, torch.Tensor.requires_grad_)  # type: ignore[attr-defined]
+_num_switches = 0
 _PLAIN_FUNCTION = nn.Parameter.__torch_function__  # "nothing to override", as torch marks it
 
 
@@ -111,6 +123,11 @@ def is_wrapped(model: nn.Module) -> bool:
         model: Any model.
     """
     return isinstance(model, _WrappedModel)
+
+
+def num_switches() -> int:
+    """Return how often anybody said of a tensor of a wrapped model whether it is trained."""
+    return _num_switches
 
 
 def adopt(model: nn.Module) -> None:
@@ -220,6 +237,9 @@ class _HostTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _SWITCHES:
+            global _num_switches
+            _num_switches += 1
         if func not in METADATA:
             for kind in types:
                 if issubclass(kind, _HostTensor):

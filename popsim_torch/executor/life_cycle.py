@@ -15,16 +15,22 @@ from popsim_torch.executor.compile_request import ModelRequest
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.host_weights import num_switches
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.random_state import RandomState
 from popsim_torch.executor.reach import failures_told
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.optim.planning import OptimizerSettings
-from popsim_torch.options.model_settings import check_settings_kept, settings_of
+from popsim_torch.options.model_settings import SettingsThen
 from popsim_torch.stages import assigned_stages, num_assignments
 
 __all__ = ["LifeCycle"]
+
+
+def _num_changes() -> tuple[int, int]:
+    """Return counts that change with whatever may change a structure; fast."""
+    return num_assignments(), num_switches()
 
 
 class LifeCycle:
@@ -37,6 +43,7 @@ class LifeCycle:
         random: Its random numbers.
         copies: Its copies of weights.
         timing: What it tells of time.
+        settings: What ``set_pipelining_options`` had set on the model when its options were made.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class LifeCycle:
         random: RandomState,
         copies: WeightCopies,
         timing: Timing,
+        settings: SettingsThen,
     ) -> None:
         self._device = device
         self._model = model
@@ -56,10 +64,9 @@ class LifeCycle:
         self._timing = timing
         # (weakly: an executor without references is gone at once, and its report written)
         use.let_go = weakref.WeakMethod(self._let_go)
-        # What ``set_pipelining_options`` had set on the model when its options were made.
-        self._settings_then = [one for _, one in settings_of([model])]
-        self._num_assignments = num_assignments()
-        self._assigned_stages: list[tuple[str, int]] = []
+        self._settings = settings
+        self._num_changes = _num_changes()
+        self._structure_then = self._structure()
         # The optimizer's states of the program before, and whose they are.
         self._carried: tuple[OptimizerSettings | None, dict[str, torch.Tensor]] | None = None
 
@@ -104,8 +111,7 @@ class LifeCycle:
     def check_before_compilation(self) -> None:
         """Check what does not depend on the program, and wrap the user's model if it is not."""
         self._device.connection.check_settings(self._device.options)
-        if self._use.optimizer is not None:
-            check_settings_kept(self._model, self._settings_then)
+        self._settings.check_kept()
         self._timing.warn_of_missing_cycles()
         self._copies.check_updatable_buffers()
         self.wrap()
@@ -114,7 +120,7 @@ class LifeCycle:
         """Bring a compiled model to the device, with weights, optimizer and random numbers."""
         seed, step = self._random.start
         state = self._device.take(compiled, (seed, step), self._use.link)
-        self._note_assignment(state)
+        self._go_on(state)
         if self._device.ready is not None:
             self._random.log(leaving=False)
 
@@ -177,18 +183,26 @@ class LifeCycle:
 
     def release(self) -> None:
         """Bring everything to the host and let go of device and model."""
+        self._carried = None
         self._device.weights.fetch(what_fits=True)
         if self._device.compiled is not None:
             self._use.unlink()
         self._device.release()
 
-    def follow_assignment(self) -> None:
-        """Let go of a program whose stages are others now; the next call makes another."""
-        if self._num_assignments == num_assignments():
+    def follow_settings(self) -> None:
+        """Let go of a program whose stages or trained parameters are others now.
+
+        The next call makes another.
+
+        Raises:
+            UsageValueError: Something was set on the model since it was wrapped.
+        """
+        self._settings.check_kept()
+        if self._num_changes == _num_changes():
             return
-        self._num_assignments = num_assignments()
+        self._num_changes = _num_changes()
         state = self._device.state
-        if state is None or assigned_stages(self._device.module) == self._assigned_stages:
+        if state is None or self._structure() == self._structure_then:
             return
         self._let_go(None if state.plan is None else self._use.settings)
 
@@ -203,7 +217,8 @@ class LifeCycle:
         state = self._device.state
         assert state is not None
         random_state = self._random.rng_state
-        carried = None if settings is None else (settings, state.read_all_states())
+        resting = self._carried[1] if self._carried is not None else {}
+        carried = None if settings is None else (settings, {**resting, **state.read_all_states()})
         self.destroy()
         self._random.start, self._carried = random_state, carried
 
@@ -213,13 +228,23 @@ class LifeCycle:
         self._device.state.log_optimizer_upload()
         self._random.log(leaving=False)
 
-    def _note_assignment(self, state: DeviceState) -> None:
-        """Take note of the stages that the compiled program has, and go on where another was."""
-        self._num_assignments = num_assignments()
-        self._assigned_stages = assigned_stages(self._device.module)
+    def _structure(self) -> tuple[list[tuple[str, int]], list[bool]]:
+        """Return what of the model a program depends on: its stages, and which weights train."""
+        module = self._device.module
+        parameters = module.parameters() if self._use.optimizer is not None else ()
+        return assigned_stages(module), [one.requires_grad for one in parameters]
+
+    def _go_on(self, state: DeviceState) -> None:
+        """Take note of the structure that the compiled program has; go on where another was."""
+        self._num_changes, self._structure_then = _num_changes(), self._structure()
         if self._carried is None:
             return
-        (settings, states), self._carried = self._carried, None
-        if settings is self._use.settings:
-            # What the program before had no state for begins anew.
-            state.write_state({**state.read_all_states(), **states})
+        settings, states = self._carried
+        if settings is not self._use.settings:
+            self._carried = None
+            return
+        # What no program before had a state for begins anew.
+        state.write_state({**state.read_all_states(), **states})
+        # States of parameters that rest are kept for when they train again.
+        resting = states.keys() - state.read_all_states().keys()
+        self._carried = settings, {name: states[name] for name in resting}

@@ -33,7 +33,7 @@ from popsim_torch.profiling import Channel
 from popsim_torch.trace.device_loop import DeviceLoopBody, DeviceLoopOptimizers, UnknownObject
 from popsim_torch.trace.graph.origin import user_line
 
-__all__ = ["repeat", "while_loop"]
+__all__ = ["LoopCall", "repeat", "while_loop"]
 
 _MAX_TRIPS = 2**31 - 1
 _MAX_FOUND = 20
@@ -77,7 +77,7 @@ def repeat(
     check_count("repeat", "n", n, 0)
     if gradient_accumulation is not None:
         check_count("repeat", "gradient_accumulation", gradient_accumulation, 1)
-    return _Call("repeat", body, _carried(inputs, "repeat"), infeed, progress).run(
+    return LoopCall("repeat", body, _carried(inputs, "repeat"), infeed, progress).run(
         n, gradient_accumulation, None
     )
 
@@ -110,7 +110,7 @@ def while_loop(
     """
     most = _MAX_TRIPS if maximum_iterations is None else maximum_iterations
     check_count("while_loop", "maximum_iterations", most, 0)
-    call = _Call("while_loop", body, _carried(inputs, "while_loop"), infeed, progress)
+    call = LoopCall("while_loop", body, _carried(inputs, "while_loop"), infeed, progress)
     if not call.carried:
         raise UsageTypeError(
             "while_loop: inputs is empty, so that the condition could never change. Carry what it "
@@ -142,8 +142,8 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
 
 
 @dataclass
-class _Call:
-    """One call of ``repeat`` or ``while_loop``.
+class LoopCall:
+    """One call of ``repeat``, ``while_loop``, or of what is made of them.
 
     Attributes:
         function: Which, for messages.
@@ -156,8 +156,8 @@ class _Call:
     function: str
     body: Body
     carried: list[torch.Tensor]
-    infeed: InfeedQueue | None
-    progress: bool
+    infeed: InfeedQueue | None = None
+    progress: bool = False
 
     def results(self, values: Sequence[torch.Tensor]) -> Any:
         """Return carried values in the form that the user gets."""
@@ -199,7 +199,7 @@ class _Call:
                 None
                 if condition is None
                 else _compile(
-                    _Call(self.function, _asking(condition), [*self.carried, _FALSE], None, False),
+                    LoopCall(self.function, _asking(condition), [*self.carried, _FALSE]),
                     owner,
                     replace(found, infeeds=[]),
                     _settings_of_question(settings),
@@ -269,7 +269,7 @@ def _settings_of_question(settings: LoopSettings) -> LoopSettings:
 
 
 def _compile(
-    call: _Call,
+    call: LoopCall,
     owner: Recording,
     found: Reach,
     settings: LoopSettings,
@@ -311,7 +311,7 @@ def _add(unknown: UnknownObject, found: Reach) -> None:
 
 
 def _request(
-    call: _Call,
+    call: LoopCall,
     captured: Sequence[torch.Tensor],
     found: Reach,
     settings: LoopSettings,

@@ -436,6 +436,10 @@ class _DistributedOptions(OptionsGroup):
         super().__init__()
         rank, size = MPI
         self.setEnvVarNames(size, rank)
+        self._take_launched()
+
+    def _take_launched(self) -> None:
+        """Take over what a launcher says that has started several processes, if there is one."""
         found = launched()
         if found is not None:
             self.configureProcessId(found.rank, found.size)

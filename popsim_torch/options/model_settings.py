@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
 from torch import nn
 
@@ -17,9 +19,9 @@ from popsim_torch.options.pipelining_settings import Change, PipeliningOptions, 
 
 __all__ = [
     "Owned",
+    "SettingsThen",
     "add_settings",
     "changes_of",
-    "check_settings_kept",
     "num_calls",
     "set_on_model",
     "settings_of",
@@ -93,6 +95,8 @@ def changes_of(
                 )
             now = change.read(options)
             if now not in (change.value, change.read(fresh)):
+                if isinstance(change.value, IntEnum):
+                    now = type(change.value)(now)  # options store plain integers
                 raise UsageValueError(
                     f"Options.{change.setter} has set {shown(now)}, and {one.owner} "
                     f"{shown(change.value)}. Leave one of the two out."
@@ -116,20 +120,43 @@ def add_settings(options: Options, model: nn.Module, *, training: bool) -> None:
         change.write(options)
 
 
-def check_settings_kept(model: nn.Module, taken: Sequence[Owned]) -> None:
-    """Check that a model has the settings that were taken over when it was wrapped.
+class SettingsThen:
+    """What a model had set when an executor took over its options.
 
     Args:
         model: The model.
-        taken: Its settings then.
-
-    Raises:
-        UsageValueError: They were made, or changed, since.
+        training: Whether the executor trains it; else counts and reductions do not matter.
     """
-    found = [one for _, one in settings_of([model])]
-    if found != list(taken):
-        owner = next((one.owner for one in found if one not in taken), "Pipelining options")
-        raise UsageValueError(
-            f"{owner} were set behind trainingModel, which had taken its options by then. Call "
-            "set_pipelining_options and set_gradient_accumulation_options before trainingModel."
-        )
+
+    def __init__(self, model: nn.Module, *, training: bool) -> None:
+        self._model = model
+        self._training = training
+        self._num_calls = num_calls()
+        self._then = self._now()
+
+    def check_kept(self) -> None:
+        """Check that the model has the same settings still; next to no work if nobody set any.
+
+        Raises:
+            UsageValueError: They were made, or changed, since.
+        """
+        if self._num_calls == num_calls():
+            return
+        now = self._now()
+        if now != self._then:
+            owner = next((one[0] for one in now if one not in self._then), "Pipelining options")
+            wrapping = "trainingModel" if self._training else "inferenceModel"
+            raise UsageValueError(
+                f"{owner} were set behind {wrapping}, which had taken its options by then. Call "
+                f"set_pipelining_options and set_gradient_accumulation_options before {wrapping}."
+            )
+        self._num_calls = num_calls()
+
+    def _now(self) -> list[tuple[str, list[tuple[str, Any]]]]:
+        """Return what changes options: for each owner, setters and values."""
+        found = []
+        for _, one in settings_of([self._model]):
+            changes = [(each.setter, each.value) for each in one.settings.changes(self._training)]
+            if changes:
+                found.append((one.owner, changes))
+        return found

@@ -90,6 +90,8 @@ class _Returns:
         # Tensors that are read from their own memory.
         self._staying: set[int] = set()
         self._uses = Uses(self._graph)
+        # Nobody knows which trip is the last of a loop that a condition ends.
+        self._ends_by_value = any(op.kind == "repeat_while" for op in self._graph.ops)
         self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
@@ -112,7 +114,10 @@ class _Returns:
         root = graph.root(tensor)
         shape = _returned_shape(tensor, count)
         kept: int | None = None
-        if self._stays(root, mode, period):
+        stays = self._stays(root, mode, period)
+        if self._ends_by_value and not stays and period <= self._loop.device_iterations:
+            raise Error(_of_unknown_trips(request))
+        if stays:
             self._staying.add(root.id)
             source, strides, offset = root, tensor.strides, tensor.offset
         else:
@@ -299,6 +304,20 @@ class _Returns:
         op = Op("map", [], [whole.id], clear, Phase.UPDATE, 0, f"zero {accumulator.name}")
         self._graph.ops.append(op)
         return len(self._graph.ops) - 1, Phase.UPDATE, 0
+
+
+def _of_unknown_trips(anchor: AnchorRequest) -> str:
+    """Return the error text for an anchor in a loop that a condition ends."""
+    call = f"Options.anchorTensor('{anchor.short_name}', '{anchor.long_name}')"
+    what = (
+        "this tensor's value of the last trip would not be kept"
+        if anchor.output_mode == OutputMode.Final
+        else f"there is no fixed number of values for OutputMode.{anchor.output_mode.name}"
+    )
+    return (
+        f"{call}: nobody knows how many trips a while_loop makes, so {what}. Enqueue the tensor in "
+        "the body, to a poptorch.OutfeedQueue; or carry it (or its sum) through the loop."
+    )
 
 
 def _examples(name: str, known: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from torch._C import (
 )
 from torch._C import _DisableAutocast as DisableAutocast
 from torch._C import _DisableTorchDispatch as DisableTorchDispatch
+from torch._C import _EnableTorchFunction as EnableTorchFunction
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
@@ -32,6 +33,7 @@ __all__ = [
     "DisableTorchDispatch",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
+    "EnableTorchFunction",
     "TorchDispatchMode",
     "disable_current_modes",
     "function_modes",

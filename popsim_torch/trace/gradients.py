@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.changed_in_place import explained
 from popsim_torch.trace.gradient_uses import watch_uses
-from popsim_torch.trace.graph.markers import mark
-from popsim_torch.trace.graph.origin import note_gradient, set_origin, user_line
+from popsim_torch.trace.graph.bodies import prints_in_bodies
+from popsim_torch.trace.graph.markers import PRINT, mark
+from popsim_torch.trace.graph.origin import note_gradient, note_kept, set_origin, user_line
 from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
     find_node,
@@ -163,6 +165,7 @@ class Gradients:
     @contextmanager
     def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
         """Run a backward pass that starts at ``loss``."""
+        self._keep_prints_of(loss)
         self._follow(loss.grad_fn)
         watch_uses(loss.grad_fn, self._note_use)
         set_origin(self._origins.backward())
@@ -171,6 +174,20 @@ class Gradients:
             yield
         finally:
             self._origins.in_backward = False
+
+    def _keep_prints_of(self, loss: torch.Tensor) -> None:
+        """Let what a loss depends on be printed, also where nobody reads the loss itself."""
+        node, controls = find_node(loss), self._result.controls
+        if node is None or not self._result.prints:
+            return
+        todo, seen = [node], {node}
+        while todo:
+            node = todo.pop()
+            if node.target is PRINT or prints_in_bodies(node, controls):
+                note_kept(node)
+            new = [one for one in node.all_input_nodes if one not in seen]
+            seen.update(new)
+            todo += new
 
     def _note_use(self, position: int, operand: int, gradient: torch.Tensor) -> None:
         """Take note of what one use of a tensor adds to its gradient."""
@@ -187,7 +204,8 @@ class Gradients:
                 return None
             return mark(gradient, key)
 
-        tensor.register_hook(named)  # type: ignore[no-untyped-call]
+        with DisableTorchFunction():  # it is no hook of the user's
+            tensor.register_hook(named)  # type: ignore[no-untyped-call]
 
     def _follow(self, node: Any) -> None:
         """Let the backward of the current call carry its origin.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ class _Tracer:
         self._mode = TraceMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
         self._parameters = dict(module.named_parameters())
+        # While forward is traced, parameters answer as the traced ones.
+        self._hooks = {
+            n: [*(p._backward_hooks or {}).values()] for n, p in self._parameters.items()
+        }
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
@@ -178,9 +183,12 @@ class _Tracer:
             swapped = stack.enter_context(TracedState(module, by_identity))
             self._recorder.user_ops.without_traced_state = swapped.suspended
             stack.enter_context(self._recorder.values)
-            stack.enter_context(
-                FunctionMode(self._recorder, request.training, self._mode, request.back_end)
+            mode = partial(
+                FunctionMode, self._recorder, request.training, self._mode, request.back_end
             )
+            self._recorder.user_ops.function_mode = mode  # hooks of gradients run in one, too
+            stack.enter_context(mode())
+            self._take_hooks(state)
             structure = module(*args, **kwargs)
             self._recorder.user_ops.end_forward()
             check_not_reassigned(module, swapped.given)
@@ -189,6 +197,12 @@ class _Tracer:
             structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
         )
         return self._result.outputs.flatten(structure)
+
+    def _take_hooks(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Let hooks of the host's parameters see, and change, the traced ones' gradients."""
+        for name, hooks in self._hooks.items():
+            for hook in hooks if state[name].requires_grad else ():
+                state[name].register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
         """Take note of what the body of a loop does; return the gradients of its updates."""

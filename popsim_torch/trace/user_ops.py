@@ -13,7 +13,7 @@ from popsim_torch.enums import OverlapMode
 from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.private_torch.fake import FakeTensor
-from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.modes import DisableTorchFunction, EnableTorchFunction
 from popsim_torch.trace.body_scopes import BodyScopes
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.custom import custom_results
@@ -70,6 +70,7 @@ class UserOps:
         self._endings: list[Callable[[], None]] = []
         self.overlaps: list[OverlapMark] = []
         self.without_traced_state: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.function_mode: Callable[[], AbstractContextManager[object]] = nullcontext
         self.rebuilt_region = origins.regions.rebuilding
         self.multi_conv = origins.regions.multi_conv
         self.name_scope = origins.scopes.named
@@ -78,7 +79,7 @@ class UserOps:
     def close(self) -> None:
         """Forget the trace."""
         self.overlaps.clear()
-        del self._result, self._host_calls, self.without_traced_state
+        del self._result, self._host_calls, self.without_traced_state, self.function_mode
 
     @property
     def loop(self) -> DeviceLoopTrace | None:
@@ -92,18 +93,26 @@ class UserOps:
 
     def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a user's hook of a gradient: it may enqueue and print, as forward may."""
+        # In a body, what flows while its gradient is recorded is not what forward sees.
+        scope = nullcontext if self.is_inside_of_body else self._as_in_forward
 
         def called(*gradients: Any) -> Any:
             # Autograd calls it in a thread of its own.
             token, origin = op_listener.set(self), self._origins.current
             try:
-                with origin_kept():
+                with origin_kept(), scope():
                     return function(*gradients)
             finally:
                 self._origins.current = origin
                 op_listener.reset(token)
 
         return called
+
+    @contextmanager
+    def _as_in_forward(self) -> Iterator[None]:
+        """See calls of functions in this scope, wherever autograd makes them."""
+        with EnableTorchFunction(), self.function_mode():
+            yield
 
     def at_end(self, ending: Callable[[], None]) -> None:
         """Call ``ending`` when all of forward has been traced."""

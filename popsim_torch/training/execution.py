@@ -8,7 +8,8 @@ from typing import Any
 
 from popsim_torch.errors import UsageTimeoutError, UsageValueError
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
-from popsim_torch.loops import Function, repeat
+from popsim_torch.loops import Function
+from popsim_torch.loops.repeat import LoopCall
 from popsim_torch.options import Options
 from popsim_torch.stages import WrongNumberOfMicroBatches
 from popsim_torch.training.anchors import FittedAnchors
@@ -52,7 +53,7 @@ class Execution:
             outfeed.enqueue(body(args, kwargs))
 
         def run() -> None:
-            repeat(steps, step, infeed=infeed, gradient_accumulation=accumulation)
+            LoopCall(caller, step, [], infeed).run(steps, accumulation, None)
 
         self._function = Function(run, options)
         self.anchors = FittedAnchors(self._function, list(options.anchored_tensors))

@@ -509,3 +509,71 @@ def test_printing_changes_no_value(capfd):
     for name, weight in net.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
     assert capfd.readouterr().err.count("relu_gradient: (") == 12
+
+
+# Losses that nobody reads
+
+
+class Trains(nn.Module):
+    """Trains a weight with a loss that a function makes of it; nobody reads the loss."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self._loss = loss
+
+    def in_a_loop(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+
+        @poptorch.function
+        def train():
+            def body():
+                optimizer.zero_grad()
+                self._loss(self.weight).backward()
+                optimizer.step()
+
+            poptorch.repeat(2, body)
+
+        train()
+        train.destroy()
+
+    def forward(self, x):
+        poptorch.identity_loss(self._loss(self.weight), "none")
+        return x * 2
+
+
+def repeated(weight):
+    (value,) = poptorch.for_loop(2, lambda x: ipu_print_tensor(x, "w", False), [weight])
+    return value.sum()
+
+
+def changed_in_place(weight):
+    total = torch.zeros_like(weight)
+    total += ipu_print_tensor(weight, "w", False)
+    return total.sum()
+
+
+BEHIND = {
+    "the loss": lambda weight: ipu_print_tensor(weight.sum(), "w", False),
+    "in front of it": lambda weight: ipu_print_tensor(weight, "w", False).sum(),
+    "in a loop of the body": repeated,
+    "changed in place": changed_in_place,
+}
+
+
+@pytest.mark.parametrize("loss", BEHIND.values(), ids=BEHIND)
+def test_what_a_loss_depends_on_is_printed_though_nobody_reads_the_loss(capfd, loss):
+    Trains(loss).in_a_loop()
+    trips = capfd.readouterr().err.count("w: ")
+    assert trips == (4 if loss is repeated else 2)
+    model = Trains(loss)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    poptorch.trainingModel(model, make_options(2), optimizer)(torch.ones(2))
+    assert capfd.readouterr().err.count("w: ") == trips
+
+
+def test_a_printed_loss_of_a_loop_shows_its_value_and_its_gradient(capfd):
+    Trains(lambda weight: ipu_print_tensor(weight.sum(), "loss")).in_a_loop()
+    assert capfd.readouterr().err == (
+        "loss: 3.000\nloss_gradient: 1.000\nloss: 2.000\nloss_gradient: 1.000\n"
+    )

@@ -517,7 +517,8 @@ def test_setting_anew_between_calls(programs):
     infeed.close()
 
 
-def test_setting_behind_training_model():
+@pytest.mark.parametrize("called", [False, True])
+def test_setting_behind_training_model(called):
     model = plain(4)
     executor = poptorch.trainingModel(model, make_options(), sgd(model))
     with pytest.raises(UsageTypeError, match="the model is wrapped already, and its options are"):
@@ -525,6 +526,8 @@ def test_setting_behind_training_model():
     executor.destroy()
     wrapper = Wrapper(plain())
     executor = poptorch.trainingModel(wrapper, make_options(), sgd(wrapper))
+    if called:
+        executor(torch.ones(SIZE, 4))
     accumulation(wrapper.inner["model"], 2)
     with pytest.raises(UsageValueError, match="model Model were set behind trainingModel, which"):
         executor(torch.ones(SIZE, 4))
@@ -537,3 +540,40 @@ def test_training_and_inference_of_one_model():
     of_training_model(model)
     expected = model(torch.ones(SIZE, 4)).detach()
     torch.testing.assert_close(inference(torch.ones(SIZE, 4)), expected)
+
+
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("called", [False, True])
+def test_setting_behind_inference_model(part, called):
+    model = Model()
+    inference = poptorch.inferenceModel(model, make_options(2))
+    if called:
+        inference(torch.ones(2 * SIZE, 4))
+    pipelining(model.first if part else model, COUNT, device_mapping=[1, 0])
+    message = r"were set behind inferenceModel, which had taken its .* before inferenceModel\."
+    with pytest.raises(UsageValueError, match=message):
+        inference(torch.ones(2 * SIZE, 4))
+
+
+def test_a_schedule_of_the_options_is_shown_by_name():
+    model = Model()
+    pipelining(model, 4, pipeline_schedule=PipelineSchedule.Interleaved)
+    options = make_options().pipelineSchedule(PipelineSchedule.Grouped)
+    message = r"pipelineSchedule has set PipelineSchedule\.Grouped, and .* PipelineSchedule\.Inter"
+    with pytest.raises(UsageValueError, match=message):
+        poptorch.trainingModel(model, options, sgd(model))
+
+
+def test_fit_speaks_of_itself_in_what_its_loop_refuses():
+    model = plain()
+    hidden = plain(4)
+    model.hidden = [hidden]  # no part of the module that fit can see
+    model.forward = lambda x: Model.forward(model, x) + hidden(x)
+    data = [torch.ones(SIZE, 4)] * 4
+    optimizer = torch.optim.SGD([*model.parameters(), *hidden.parameters()], lr=0.1)
+    with pytest.raises(UsageValueError, match=r"^fit set Training\.gradientAccumulation to 1, and"):
+        poptorch.fit(model, data, optimizer=optimizer, verbose=0)
+    model = Model()
+    pipelining(model, 4, accumulate_outfeed=True)
+    with pytest.raises(UsageValueError, match=r"^fit: the pipelining options of the model Model"):
+        poptorch.fit(model, data, optimizer=sgd(model), verbose=0)

@@ -37,8 +37,9 @@ ATTRIBUTES = {
     "_opname": "torch._ops.OpOverload",
     "_overloadname": "torch._ops.OpOverload",
     "_name": "torch._ops.OpOverload",
-    # Tensors: how often they were written to, and whether two share memory.
+    # Tensors: how often they were written to, whether two share memory, and what hooks they have.
     "_version": "torch.Tensor",
+    "_backward_hooks": "torch.Tensor",
     "_cdata": "torch.UntypedStorage",
     # The end of a graph that is being recorded, without a list of all of it.
     "_root": "torch.fx.Graph",

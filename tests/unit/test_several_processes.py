@@ -70,6 +70,16 @@ TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
 USES = [train, wrap, infer, repeat]
 
 
+def test_what_is_loaded_is_refused_too(launch, tmp_path):
+    model, x = nn.Linear(2, 1), torch.ones(1, 2)
+    poptorch.inferenceModel(model).compileAndExport(tmp_path / "model", x)
+    launch("torchrun", 1, 2)
+    with pytest.raises(Error, match=r"Options.Distributed \(RANK=1, WORLD_SIZE=2\): .*disable\(\)"):
+        poptorch.load(tmp_path / "model")
+    loaded = poptorch.load(tmp_path / "model", lambda options: options.Distributed.disable())
+    torch.testing.assert_close(loaded(x), model(x).detach())
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("use", USES)
 def test_several_processes_are_refused(launch, launcher, use):

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from popsim_torch.trace.graph.device import DEVICE
-from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.trace.graph.markers import NAMESPACE, PRINT
 
 __all__ = ["CONTROL", "INPUT", "Branch", "Control", "Loop", "control_of", "controls_known"]
 
@@ -118,6 +118,16 @@ def control_of(node: torch.fx.Node, controls: Sequence[Control]) -> Control | No
     index: Any = node.args[1]
     control: Control = controls[index]
     return control
+
+
+def prints_in_bodies(node: torch.fx.Node, controls: Sequence[Control]) -> bool:
+    """Whether a node repeats or chooses from something that prints."""
+    control = control_of(node, controls)
+    return control is not None and any(
+        inner.target is PRINT or prints_in_bodies(inner, controls)
+        for body in control.bodies
+        for inner in body.graph.nodes
+    )
 
 
 def all_bodies(controls: Sequence[Control]) -> Iterator[torch.fx.GraphModule]:

@@ -28,7 +28,7 @@ from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
-from popsim_torch.trace.graph.origin import origin_of
+from popsim_torch.trace.graph.origin import is_kept, origin_of
 from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
 from popsim_torch.trace.graph.pure_recorder import PureRecorder, node_of
 from popsim_torch.trace.graph.traced_tensors import host_computation
@@ -46,13 +46,13 @@ _CHECKS = frozenset(
 
 
 def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
-    """Whether a node is needed though nobody reads it: it looks at values, or enqueues some.
+    """Whether a node is needed though nobody reads it: it looks at values, or shows some.
 
     Args:
         node: The node.
         controls: Those of the trace; one with an element of a queue in it counts.
     """
-    if node.op == "call_function" and node.target in _CHECKS:
+    if node.op == "call_function" and (node.target in _CHECKS or is_kept(node)):
         return True
     control = control_of(node, controls)
     return control is not None and _enqueues(control, controls)

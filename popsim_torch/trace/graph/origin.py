@@ -23,6 +23,7 @@ _KEY = "popsim"
 _DRAW = "popsim_draw"
 _GRADIENT = "popsim_gradient"
 _IN_HOOK = "popsim_hook"
+_KEPT = "popsim_kept"
 _OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
@@ -85,6 +86,16 @@ def gradient_key_of(node: torch.fx.Node) -> int | None:
 def note_hook(node: torch.fx.Node) -> None:
     """Let a node say that a hook of a gradient has made it."""
     node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _IN_HOOK: True}
+
+
+def note_kept(node: torch.fx.Node) -> None:
+    """Let a node stay in the program, also if nobody reads its result."""
+    node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _KEPT: True}
+
+
+def is_kept(node: torch.fx.Node) -> bool:
+    """Whether a node is to stay in the program, also if nobody reads its result."""
+    return _KEPT in node.meta.get(_CHANNEL, {})
 
 
 def is_of_hook(node: torch.fx.Node) -> bool:

@@ -207,3 +207,48 @@ def test_an_anchor_of_a_while_loop_is_of_its_body():
 
     assert run().item() == 8.0
     assert run.programs[0].getAnchoredTensor("double").item() == 8.0
+
+
+def doubled(name, *mode):
+    """Return a function that doubles a number until it is large, and its anchor."""
+    options = poptorch.Options()
+    options.anchorTensor("value", name, *mode)
+
+    @poptorch.function(options=options)
+    def run():
+        def body(x):
+            return (x * 2).reshape(1).sum()
+
+        return poptorch.while_loop(lambda x: x < 100, body, 1.0, maximum_iterations=9)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [(poptorch.OutputMode.All,), (poptorch.OutputMode.Sum,), (poptorch.OutputMode.EveryN, 2)],
+    ids=lambda mode: mode[0].name,
+)
+def test_anchors_of_all_trips_of_a_while_loop_are_refused(mode):
+    message = (
+        rf"anchorTensor\('value', 'Mul:0'\): nobody knows .* for OutputMode\.{mode[0].name}\. "
+        r"Enqueue the tensor in the body, to a poptorch\.OutfeedQueue; or carry it"
+    )
+    with pytest.raises(poptorch.Error, match=message):
+        doubled("Mul:0", *mode)()
+
+
+def test_an_anchor_of_a_while_loop_that_its_last_trip_does_not_keep_is_refused():
+    with pytest.raises(
+        poptorch.Error, match=r"while_loop makes, so this tensor's value of the last"
+    ):
+        doubled("carried0", poptorch.OutputMode.Final)()
+
+
+def test_a_period_that_is_longer_than_a_while_loop_goes_on_from_call_to_call():
+    run = doubled("Mul:0", poptorch.OutputMode.EveryN, 10)
+    run()  # seven trips
+    with pytest.raises(poptorch.Error, match="7 have run"):
+        run.programs[0].getAnchoredTensor("value")
+    run()
+    assert run.programs[0].getAnchoredTensor("value").item() == 8.0

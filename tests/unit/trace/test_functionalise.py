@@ -303,3 +303,18 @@ def test_other_nodes_are_not_mutating():
     assert not is_mutating(x)
     assert not is_mutating(graph.call_function(len, (x,)))
     assert not is_mutating(graph.call_method("add_", (x, 1)))
+
+
+def test_marks_of_time_are_left_out():
+    def function(x):
+        with torch.profiler.record_function("mine"):
+            y = x * 2
+            y += 1
+        return y
+
+    x = torch.ones(3)
+    module = graph_of(function, x)
+    assert any(node.target.namespace == "profiler" for node in calls(module))
+    pure, _ = functionalise_graph(module, [])
+    assert not any(node.target.namespace == "profiler" for node in calls(pure))
+    assert torch.equal(pure(x), function(x))
