@@ -25,6 +25,7 @@ from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
 
@@ -327,7 +328,7 @@ _NOTHING = tree_flatten(((), {}))
 def _kind(leaf: Any) -> Any:
     """Return what an argument is to a recording; equal for arguments that it serves."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.is_nested:
+        if leaf.is_nested or is_wrapper(leaf):
             return _Identity(leaf)  # nothing serves it
         return ("tensor", tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
