@@ -25,6 +25,7 @@ from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from popsim_torch.trace.host_reads import noticed_host_reads
 from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
@@ -303,7 +304,12 @@ class Function:
         token = recording.set(new)
         self._being_recorded = new
         try:
-            with OutsideOfLoops(new.tensors, new.steps.append):
+            with (
+                # What torch.compile wraps runs as it is written, so that its calls are recorded.
+                torch.compiler.set_stance("force_eager"),
+                noticed_host_reads(lambda: recording.get() is not None),
+                OutsideOfLoops(new.tensors, new.steps.append),
+            ):
                 result = self._function(*args, **kwargs)
         except BaseException:
             for program in new.programs:
