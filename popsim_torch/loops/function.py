@@ -292,8 +292,8 @@ class Function:
                 f"poptorch.function: '{self._name}': argument {number}",
                 "Arguments are dense tensors.",
             )
-        found = reach([self._function])
-        lasting = [*found.iterators, *reach(leaves).iterators]
+        found = reach([self._function], _STEPS_TO_BODY)
+        lasting = [*found.iterators, *reach(leaves, _STEPS_TO_BODY).iterators]
         new = Recording(self._options, found, lasting, RecordedTensors(tensors))
         with new.told:
             result = self._record(new, args, kwargs)
@@ -327,6 +327,9 @@ class Function:
         new.tensors.clear()
         return result
 
+
+# What a body can use was there before the call if names of the function lead there as well.
+_STEPS_TO_BODY = 4
 
 _NOTHING = tree_flatten(((), {}))
 
