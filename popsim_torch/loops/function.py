@@ -22,6 +22,7 @@ from popsim_torch.loops.module_kinds import ModuleKinds
 from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
 from popsim_torch.loops.program import DeviceLoopProgram
 from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
+from popsim_torch.loops.schedules import without_schedulers
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
@@ -307,7 +308,8 @@ class Function:
             with (
                 # What torch.compile wraps runs as it is written, so that its calls are recorded.
                 torch.compiler.set_stance("force_eager"),
-                noticed_host_reads(lambda: recording.get() is not None),
+                noticed_host_reads(_is_recorded),
+                without_schedulers(_is_recorded),
                 OutsideOfLoops(new.tensors, new.steps.append),
             ):
                 result = self._function(*args, **kwargs)
@@ -326,6 +328,10 @@ class Function:
         new.finish(result)
         new.tensors.clear()
         return result
+
+
+def _is_recorded() -> bool:
+    return recording.get() is not None
 
 
 # What a body can use was there before the call if names of the function lead there as well.
