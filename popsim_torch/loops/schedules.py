@@ -31,7 +31,7 @@ def without_schedulers(is_recorded: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
-def _kinds(kind: type) -> Iterator[type]:
+def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
     yield kind
     for derived in kind.__subclasses__():
         yield from _kinds(derived)
