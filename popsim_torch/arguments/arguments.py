@@ -30,6 +30,7 @@ from popsim_torch.arguments.structures import (
 )
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.errors import Error, UsageAssertionError
+from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = [
     "ArgumentSpec",
@@ -367,6 +368,11 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested" if tensor.is_nested else f"a sparse ({tensor.layout})"
         raise Error(f"Input {name} is {kind} tensor. Only dense tensors are supported.")
+    if is_wrapper(tensor):
+        raise Error(
+            f"Input {name} is a {type(tensor).__name__}, which consists of other tensors. Pass "
+            "these."
+        )
     if tensor.is_quantized or tensor.dtype not in INPUTS:
         names = ", ".join(map(dtype_name, INPUTS))
         raise Error(f"Input {name} has dtype {tensor.dtype}. Supported are: {names}.")

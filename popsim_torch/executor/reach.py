@@ -20,7 +20,7 @@ from torch import nn
 from popsim_torch.executor.base import HasModel
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 
-_MAX_DEPTH = 5
+_MAX_DEPTH = 8
 
 
 @dataclass
@@ -97,17 +97,18 @@ def _add_named(known: dict[str, Any], name: str, value: object) -> None:
     known[candidate] = value
 
 
-def reach(starts: Iterable[object]) -> Reach:
+def reach(starts: Iterable[object], steps_to_body: int = 0) -> Reach:
     """Return what functions can use.
 
     Args:
         starts: Functions of the user's code, and other objects that they are given.
+        steps_to_body: Names that may lead from them to the body of a loop, whose reach is as far.
     """
     found = Reach()
     seen: set[int] = set()
     kept: list[object] = []  # so that no identity comes twice
     for one in starts:
-        _visit(one, "", found, seen, kept, 0)
+        _visit(one, "", found, seen, kept, -steps_to_body)
     # What hangs on a part of a model is found however deep that part lies.
     for module in list(found.modules.values()):
         for part in module.modules():
@@ -162,8 +163,12 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(key), item) for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from (("", item) for item in value)
+    elif isinstance(value, type):
+        # Whatever else hangs on a class turns up while the function is traced.
+        yield from ((name, one) for name, one in vars(value).items() if isinstance(one, Iterator))
     elif _is_plain_object(value):
         yield from vars(value).items()
+        yield "", type(value)
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -187,9 +192,13 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
         yield "", value.__wrapped__
     if (value.__module__ or "").partition(".")[0] in {"torch", "popsim_torch"}:
         return
-    for name in _mentioned(value.__code__):
-        if name in value.__globals__:
-            yield name, value.__globals__[name]
+    mentioned = list(_mentioned(value.__code__))
+    for name in mentioned:
+        found = value.__globals__.get(name)
+        yield name, found
+        if isinstance(found, types.ModuleType):
+            inside = ((one, vars(found).get(one)) for one in mentioned)
+            yield from ((one, it) for one, it in inside if isinstance(it, Iterator))
 
 
 def _mentioned(code: types.CodeType) -> Iterator[str]:

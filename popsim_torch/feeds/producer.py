@@ -214,7 +214,7 @@ def failure_text(error: BaseException, number: int) -> str:
         return _as_utf8(error.message)
     try:
         said = str(error)
-    except Exception as of_text:
+    except BaseException as of_text:  # SystemExit as well: the thread has to say something
         said = f"(its message cannot be shown: __str__ raises {type(of_text).__name__})"
     return _as_utf8(
         f"InfeedQueue: the dataset failed at element {number} (counted from 0): "

@@ -12,6 +12,7 @@ import torch
 
 from popsim_torch.dtypes import INPUTS, dtype_name
 from popsim_torch.errors import UsageTypeError
+from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = ["Component", "Structure", "as_tensor", "check_dense", "describe", "flatten"]
 
@@ -164,7 +165,7 @@ def as_tensor(leaf: Any, where: str) -> torch.Tensor:
 
 
 def check_dense(tensor: torch.Tensor, where: str, rule: str) -> None:
-    """Refuse a tensor that is nested or sparse.
+    """Refuse a tensor that is nested or sparse, or consists of others.
 
     Args:
         tensor: Any.
@@ -181,6 +182,11 @@ def check_dense(tensor: torch.Tensor, where: str, rule: str) -> None:
         )
     if tensor.layout is not torch.strided:
         raise UsageTypeError(f"{where} is {tensor.layout}. {rule} Call to_dense().")
+    if is_wrapper(tensor):
+        raise UsageTypeError(
+            f"{where} is a {type(tensor).__name__}, which consists of other tensors. {rule} Pass "
+            "these."
+        )
 
 
 def describe(components: Sequence[Component], structure: Structure) -> str:

@@ -22,6 +22,7 @@ from popsim_torch.loops.module_kinds import ModuleKinds
 from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
 from popsim_torch.loops.program import DeviceLoopProgram
 from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
+from popsim_torch.loops.schedules import without_schedulers
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import (
@@ -30,6 +31,8 @@ from popsim_torch.private_torch.trees import (
     tree_is_leaf,
     tree_unflatten,
 )
+from popsim_torch.trace.host_reads import noticed_host_reads
+from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
 
@@ -299,8 +302,8 @@ class Function:
                 f"poptorch.function: '{self._name}': argument {number}",
                 "Arguments are dense tensors.",
             )
-        found = reach([self._function])
-        lasting = [*found.iterators, *reach(leaves).iterators]
+        found = reach([self._function], _STEPS_TO_BODY)
+        lasting = [*found.iterators, *reach(leaves, _STEPS_TO_BODY).iterators]
         new = Recording(self._options, found, lasting, RecordedTensors(tensors))
         with new.told:
             result = self._record(new, args, kwargs)
@@ -311,7 +314,13 @@ class Function:
         token = recording.set(new)
         self._being_recorded = new
         try:
-            with OutsideOfLoops(new.tensors, new.steps.append):
+            with (
+                # What torch.compile wraps runs as it is written, so that its calls are recorded.
+                torch.compiler.set_stance("force_eager"),
+                noticed_host_reads(_is_recorded),
+                without_schedulers(_is_recorded),
+                OutsideOfLoops(new.tensors, new.steps.append),
+            ):
                 result = self._function(*args, **kwargs)
         except BaseException:
             for program in new.programs:
@@ -347,10 +356,18 @@ def _in_a_row(count: int) -> TreeSpec:
     return tree_flatten(((None,) * count, {}))[1]
 
 
+def _is_recorded() -> bool:
+    return recording.get() is not None
+
+
+# What a body can use was there before the call if names of the function lead there as well.
+_STEPS_TO_BODY = 4
+
+
 def _kind(leaf: Any) -> Any:
     """Return what an argument is to a recording; equal for arguments that it serves."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.is_nested:
+        if leaf.is_nested or is_wrapper(leaf):
             return _Identity(leaf)  # nothing serves it
         return ("tensor", tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):

@@ -8,10 +8,12 @@ called, and each trip takes an element of the queue.
 from __future__ import annotations
 
 import builtins
+import gc
+import itertools
 import operator
 import types
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -70,11 +72,24 @@ class HostIterators:
                 "poptorch.InfeedQueue(loader) to the loop."
             )
 
-        with (
-            mock.patch.object(builtins, "next", next_of_trip),
-            mock.patch.object(DataLoader, "__iter__", begin_in_trip),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(builtins, "next", next_of_trip))
+            stack.enter_context(mock.patch.object(DataLoader, "__iter__", begin_in_trip))
+            for kind in {type(one) for one in self._reached}:
+                if isinstance(kind.__next__, types.FunctionType):
+                    advance = self._not_in_trip(kind.__next__)
+                    stack.enter_context(mock.patch.object(kind, "__next__", advance))
             yield
+
+    def _not_in_trip(self, advance: Any) -> Any:
+        """Return what takes an element of iterators of a class, but not in the body."""
+
+        def advance_on_host(iterator: Any) -> Any:
+            if taking.get() is not None and any(iterator is one for one in self._reached):
+                raise _taken_otherwise(iterator, user_line(" at "))
+            return advance(iterator)
+
+        return advance_on_host
 
     def _next(self, iterator: Iterator[Any], default: tuple[Any, ...]) -> Any:
         where = f"next(iterator){user_line(' at ')}"
@@ -105,23 +120,49 @@ class HostIterators:
         before = [(one, _position(one)) for one in self._reached if queue_of(one) is None]
         yield
         for one, position in before:
-            if queue_of(one) is None and _position(one) != position:
-                raise Error(
-                    f"The body of the loop takes elements of a {type(one).__name__} otherwise than "
-                    "by next(iterator), such as by a `for` loop: that happened once, while the "
-                    "body was traced. Call next(iterator) once in the body, and let the device "
-                    "loop make the trips."
-                )
+            if queue_of(one) is None and not _is_same(position, _position(one)):
+                raise _taken_otherwise(one, "")
 
 
-def _position(iterator: Iterator[Any]) -> Any:
-    """Return what is another thing when an element has been taken, where there is such a thing."""
+def _taken_otherwise(iterator: Iterator[Any], where: str) -> Error:
+    return Error(
+        f"The body of the loop takes elements of a {type(iterator).__name__}{where} otherwise than "
+        "by next(iterator), such as by a `for` loop: that happened once, while the body was "
+        "traced. Call next(iterator) once in the body, and let the device loop make the trips."
+    )
+
+
+def _position(iterator: Iterator[Any]) -> list[Any]:
+    """Return things of which one is another when an element has been taken, where that shows."""
     if isinstance(iterator, types.GeneratorType):
-        frame = iterator.gi_frame
-        return None if frame is None else frame.f_lasti
-    if isinstance(iterator, BaseDataLoaderIter):
-        return iterator._num_yielded
+        frame = iterator.gi_frame  # its variables, and what its `for` loops go through
+        found = [None if frame is None else frame.f_lasti, *gc.get_referents(iterator)]
+    elif isinstance(iterator, BaseDataLoaderIter):
+        return [iterator._num_yielded]
+    else:
+        found = [_count_of(iterator)]
+    inner = gc.get_referents(iterator) if type(iterator).__module__ in _BUILT_IN else []
+    inner += [part for one in inner if type(one) is tuple for part in one]
+    for one in inner:
+        if isinstance(one, Iterator):
+            found += _position(one)
+    return found
+
+
+_BUILT_IN = ("builtins", "itertools")
+
+
+def _count_of(iterator: Iterator[Any]) -> Any:
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
     try:
         return operator.length_hint(iterator)
     except Exception:  # the iterator's own code
         return None
+
+
+def _is_same(before: list[Any], after: list[Any]) -> bool:
+    if len(before) != len(after):
+        return False
+    pairs = zip(before, after, strict=True)
+    return all(a is b or (isinstance(a, (int, str)) and a == b) for a, b in pairs)

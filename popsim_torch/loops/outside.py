@@ -20,6 +20,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor.host_weights import METADATA
 from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.private_torch.modes import function_modes
+from popsim_torch.private_torch.operators import HigherOrderOperator
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from popsim_torch.trace.call_arguments import draws_random_numbers
 from popsim_torch.trace.graph.origin import user_line
@@ -110,6 +111,12 @@ class OutsideOfLoops(TorchFunctionMode):
         leaves, structure = tree_flatten((args, kwargs or {}))
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         name = getattr(func, "__name__", "")
+        if isinstance(func, HigherOrderOperator):
+            raise Error(
+                f"poptorch.function: '{name}' is called{user_line(' at ')} outside of a loop, and "
+                "takes functions of Python's, which are recorded in the body of a loop only. Call "
+                "it there, or use torch.where or a Python loop."
+            )
         if name == "__iter__":
             with self:
                 return iter(args[0].unbind(0))

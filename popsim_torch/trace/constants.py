@@ -17,6 +17,7 @@ from popsim_torch.trace.graph.traced_tensors import (
     is_functorch_wrapped_tensor,
     outside_transforms,
 )
+from popsim_torch.wrapper_tensors import is_wrapper
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -88,12 +89,18 @@ class Constants:
         """Return a traced tensor for the data that a host tensor has now.
 
         Raises:
-            Error: The host tensor is sparse, or wrapped by a transform of ``torch.func``.
+            Error: The host tensor is sparse, consists of others, or is wrapped by a transform of
+                ``torch.func``.
         """
         if tensor.layout is not torch.strided:
             raise Error(
                 f"forward{user_line(' at ')} uses a host tensor of layout {tensor.layout}. "
                 "The device has dense tensors only: use tensor.to_dense()."
+            )
+        if is_wrapper(tensor):
+            raise Error(
+                f"forward{user_line(' at ')} uses a {type(tensor).__name__}, which consists of "
+                "other tensors. Use these."
             )
         if is_functorch_wrapped_tensor(tensor):
             raise Error(
@@ -132,5 +139,6 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and not is_functorch_wrapped_tensor(tensor)
+        and not is_wrapper(tensor)
         and tensor.numel() > 0
     )

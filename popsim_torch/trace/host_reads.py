@@ -1,7 +1,7 @@
 """Says when forward reads from the host what would be something else each time it is asked.
 
-Forward and the bodies of loops run once, while they are traced: the time, a random number of
-Python's or NumPy's, or a line of a file is then the same in every run of the program.
+Forward, the bodies of loops and the functions around these run once, while they are recorded: the
+time, a random number of Python's or NumPy's, or a line of a file is then the same in every run.
 """
 
 from __future__ import annotations
@@ -53,14 +53,23 @@ _READS: tuple[tuple[Any, str, Iterable[str]], ...] = (
 )
 
 
+def _is_traced() -> bool:
+    # Another thread has no listener; what the host runs meanwhile has none either.
+    return op_listener.get() is not None
+
+
 @contextmanager
-def noticed_host_reads() -> Iterator[None]:
-    """Warn, once for each line, of calls in this scope by what is being traced."""
+def noticed_host_reads(is_recorded: Callable[[], bool] = _is_traced) -> Iterator[None]:
+    """Warn, once for each line, of calls in this scope by code that runs only once.
+
+    Args:
+        is_recorded: Whether such code calls.
+    """
     _said.clear()
     with ExitStack() as stack:
         for module, path, names in _READS:
             for name in names:
-                noticed = _noticed(getattr(module, name), path, name)
+                noticed = _noticed(getattr(module, name), path, name, is_recorded)
                 stack.enter_context(mock.patch.object(module, name, noticed))
         yield
 
@@ -72,19 +81,20 @@ def warn_of_host_read(name: str) -> None:
         return
     _said.add(line)
     logs.python.warning(
-        "%s()%s is called once, while the model is traced: what it returns is the same in all runs "
-        "of the program. Pass what changes as an input, or as an element of an InfeedQueue%s.",
+        "%s()%s is called once, while the program is recorded: what it returns is the same in all "
+        "runs of it. Pass what changes as an input, or as an element of an InfeedQueue%s.",
         name,
         line,
         "; torch.rand and the like draw anew in each on the device" if "rand" in name else "",
     )
 
 
-def _noticed(function: Callable[..., Any], path: str, name: str) -> Callable[..., Any]:
+def _noticed(
+    function: Callable[..., Any], path: str, name: str, is_recorded: Callable[[], bool]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Another thread has no listener; what the host runs meanwhile has none either.
-        if op_listener.get() is not None and _called_by_user():
+        if is_recorded() and _called_by_user():
             warn_of_host_read(f"{path}.{name}" if path else name)
         return function(*args, **kwargs)
 

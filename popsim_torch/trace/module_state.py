@@ -12,6 +12,7 @@ from torch import nn
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.trees import tree_leaves
+from popsim_torch.wrapper_tensors import is_wrapper
 
 
 class TracedState:
@@ -113,7 +114,8 @@ def check_traceable(module: nn.Module) -> None:
     """Refuse modules whose code cannot be followed, or whose tensors have no data yet.
 
     Raises:
-        Error: A module is TorchScript, lazy and not called yet, or on the device ``meta``.
+        Error: A module is TorchScript, lazy and not called yet, or on the device ``meta``; or a
+            tensor of it consists of others.
     """
     for path, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule):
@@ -132,6 +134,11 @@ def check_traceable(module: nn.Module) -> None:
             raise Error(
                 f"'{name}' is on the device 'meta': it has no values. Make the model on the CPU, "
                 "or call model.to_empty(device='cpu') and give it its weights."
+            )
+        if is_wrapper(tensor):
+            raise Error(
+                f"'{name}' is a {type(tensor).__name__}, which consists of other tensors. Give "
+                "these to the model as parameters or buffers."
             )
 
 

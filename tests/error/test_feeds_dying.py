@@ -21,6 +21,13 @@ class Speechless(Exception):
         raise ValueError("no text")
 
 
+class Exits(Exception):
+    """An error whose text ends the program."""
+
+    def __str__(self):
+        raise SystemExit
+
+
 class Unfinished(Error):
     """An error of the package's class that was never made whole."""
 
@@ -41,6 +48,10 @@ def failing(error):
 
 CASES = {
     "no text": (Speechless(), r"element 2 .*Speechless: \(its message cannot be shown: __str__"),
+    "a text that exits": (
+        Exits(),
+        r"element 2 .*Exits: \(its message .*: __str__ raises SystemExit",
+    ),
     "no UTF-8": (OSError("file \udcff"), r"element 2 .*OSError: file \\udcff"),
     "an error of ours, no UTF-8": (Error("file \udcff"), r"file \\udcff"),
     "an error of ours, half made": (Unfinished(), "has ended, and could not say why"),

@@ -357,14 +357,43 @@ def test_an_optimizer_that_is_made_in_the_body(training):
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step:UserWarning")
-def test_a_scheduler_in_the_body(training):
-    scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5),
+    ],
+    ids=["each step", "each third step", "a step of its own"],
+)
+@pytest.mark.parametrize("in_body", [True, False], ids=["in the body", "behind the loop"])
+def test_a_scheduler_in_the_function(training, make, in_body):
+    scheduler = make(training.optimizer)
 
     def body():
         training.optimizer.zero_grad()
         training.loss().backward()
         training.optimizer.step()
+        if in_body:
+            scheduler.step()
+
+    @poptorch.function
+    def run():
+        poptorch.repeat(2, body)
         scheduler.step()
+
+    with pytest.raises(Error, match=rf"\w+\.step\(\) is called {LINE} in a poptorch.function"):
+        run()
+    assert training.optimizer.param_groups[0]["lr"] == 0.1
+    assert scheduler.last_epoch == 0
+
+
+def test_a_learning_rate_that_the_body_changes(training):
+    def body():
+        training.optimizer.zero_grad()
+        training.loss().backward()
+        training.optimizer.step()
+        training.optimizer.param_groups[0]["lr"] *= 0.5
 
     with pytest.raises(Error, match=r"changes the values of the optimizer SGD, such as by sched"):
         repeated(body)

@@ -153,7 +153,7 @@ def test_another_thread_goes_on_with_iterators_of_its_own():
         (
             SOURCES["loader"],
             lambda it, x: x + it.__next__(),
-            "takes elements of a _SingleProcessDataLoaderIter otherwise than by next",
+            rf"takes elements of a _SingleProcessDataLoaderIter {LINE} otherwise than by next",
         ),
         (SOURCES["list"], lambda it, x: x + sum(it), "elements of a list_iterator otherwise than"),
         (lambda: iter([]), lambda it, x: x + next(it), rf"{LINE}: InfeedQueue: .* has no element"),
@@ -195,3 +195,69 @@ def test_the_data_ends():
     iterator = iter(torch.arange(4.0))
     with pytest.raises(Error, match="the end of the dataset was reached"):
         looped(lambda x: x + next(iterator), 5, 0.0)
+
+
+class Endless:
+    def __init__(self):
+        self.number = -1.0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return self.number
+
+
+def endless():
+    number = 0.0
+    while True:
+        yield number
+        number += 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Endless,
+        endless,
+        itertools.count,
+        lambda: enumerate(endless()),
+        lambda: zip(range(9), itertools.count(), strict=False),
+        lambda: map(float, range(9)),
+        lambda: itertools.chain([1.0], [2.0]),
+    ],
+    ids=["class", "generator", "count", "enumerate", "zip", "map", "chain"],
+)
+def test_a_for_loop_over_any_iterator_is_refused(make):
+    iterator = make()
+    next(iterator)
+
+    def body(x):
+        for _ in iterator:
+            return x + 1
+
+    with pytest.raises(
+        Error, match=r"takes elements of a \w+.* otherwise than by next\(iterator\)"
+    ):
+        looped(body, inputs=0.0)
+
+
+class Holder:
+    shared = None
+
+    def __init__(self, held=None):
+        self.held = held
+
+
+def test_iterators_far_away():
+    deep = Holder(Holder([{"train": Holder(Holder(iter(torch.arange(9.0))))}]))
+    Holder.shared = iter(torch.arange(9.0))
+
+    def body(x):
+        return x + next(deep.held.held[0]["train"].held.held) + 10 * next(Holder.shared)
+
+    try:
+        assert looped(body, 3, 0.0).item() == 3 + 30
+    finally:
+        Holder.shared = None

@@ -202,3 +202,28 @@ def test_constants_can_be_read():
         return None
 
     assert run(torch.zeros(2)).tolist() == [10, 10]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_compiled_functions_are_computed_call_by_call():
+    def make(repeat):
+        scaled = torch.compile(lambda x: x.sin() * 2)
+        return lambda x: repeat(2, lambda y: y + 1, scaled(x)) - scaled(x)
+
+    check(make, some())
+
+
+def scan(x):
+    return torch._higher_order_ops.scan(lambda c, v: (c + v, c * v), torch.zeros(()), x)[1]
+
+
+def cond(x):
+    return torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v - 1, (x,))
+
+
+@pytest.mark.parametrize("operator", [scan, cond])
+def test_operators_that_take_functions_are_refused_by_name(operator):
+    run = poptorch.function(lambda x: poptorch.repeat(2, lambda y: y + 1, operator(x)))
+    text = rf"'{operator.__name__}' is called at .*\.py:\d+ outside of a loop, and takes functions"
+    with pytest.raises(poptorch.Error, match=text):
+        run(torch.ones(3))

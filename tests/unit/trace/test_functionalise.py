@@ -274,6 +274,19 @@ def test_shapes_and_types_are_kept(x):
     assert (made.shape, made.dtype) == (given.shape, given.dtype)
 
 
+def test_marks_of_a_profiler_are_left_out(x):
+    def marked(x):
+        with torch.profiler.record_function("outer"):
+            x = x.clone()
+            with torch.profiler.record_function("inner"):
+                x[0] = 1
+        return x
+
+    functional, _ = functionalise_graph(graph_of(marked, x), [])
+    assert [n for n in calls(functional) if "profiler" in str(n.target)] == []
+    torch.testing.assert_close(functional(x), marked(x))
+
+
 def test_the_given_graph_is_left_alone(x):
     module = graph_of(chain, x)
     before = str(module.graph)

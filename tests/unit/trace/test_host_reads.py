@@ -31,7 +31,20 @@ def test_in_the_body_of_a_loop(name, caplog):
     told = [text for text in caplog.messages if f"{name}() at " in text]
     assert len(told) == 1
     assert f"{__file__}:" in told[0]
-    assert "is called once, while the model is traced" in told[0]
+    assert "is called once, while the program is recorded" in told[0]
+
+
+def test_outside_of_loops(caplog):
+    @poptorch.function
+    def run(x):
+        begin = time.perf_counter()
+        result = poptorch.repeat(2, lambda x: x + 1, x)
+        return result + random.random() * 0, begin
+
+    for _ in range(2):
+        assert run(torch.ones(()))[0].item() == 3
+    told = [text for text in caplog.messages if "is called once" in text]
+    assert [text.partition("(")[0] for text in told] == ["time.perf_counter", "random.random"]
 
 
 def test_in_forward_each_line_once(caplog):
