@@ -16,15 +16,15 @@ from torch import nn
 
 from popsim_torch import _native
 from popsim_torch.arguments import ArgumentSpec
-from popsim_torch.executor.gradient_captures import loop_captures
+from popsim_torch.executor.gradient_captures import device_loop_captures
 from popsim_torch.executor.interface import (
     Interface,
     interface_of_call,
-    interface_of_loop,
+    interface_of_device_loop,
     loop_counts,
 )
 from popsim_torch.executor.queues import Queues
-from popsim_torch.executor.updates import loop_plan, make_plan
+from popsim_torch.executor.updates import device_loop_plan, make_plan
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.ir import LoopCounts
 from popsim_torch.optim.captures import GradientCapture
@@ -175,7 +175,7 @@ class DeviceLoopRequest(CompileRequest):
 
     def interface(self) -> Interface:
         """Return what a trip is given."""
-        return interface_of_loop(self.module, self.inputs, self.counts, self.warned)
+        return interface_of_device_loop(self.module, self.inputs, self.counts, self.warned)
 
     def trains(self, traced: TraceResult) -> bool:
         """Return whether the body computes gradients."""
@@ -184,11 +184,11 @@ class DeviceLoopRequest(CompileRequest):
     def plan(self, traced: TraceResult, loss_scale: str) -> OptimizerPlan | None:
         """Return what the optimizers do that the body steps, with the values that they have now."""
         settings = [self.read_optimizer(one) for one in traced.optimizers]
-        return loop_plan(settings, self.options, self.module, traced, loss_scale)
+        return device_loop_plan(settings, self.options, self.module, traced, loss_scale)
 
     def captures(self, traced: TraceResult) -> Sequence[GradientCapture]:
         """Return what those optimizers capture."""
-        return loop_captures(traced.optimizers)
+        return device_loop_captures(traced.optimizers)
 
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
         """Return the queues that the body feeds and is fed from."""

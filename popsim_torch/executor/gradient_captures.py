@@ -17,7 +17,7 @@ from popsim_torch.options import Options
 from popsim_torch.trace import TraceResult
 from popsim_torch.trace.graph.enqueues import Enqueue
 
-__all__ = ["capture_gradients", "loop_captures"]
+__all__ = ["capture_gradients", "device_loop_captures"]
 
 
 def capture_gradients(
@@ -54,7 +54,7 @@ def capture_gradients(
     return found, enqueues
 
 
-def loop_captures(optimizers: Iterable[torch.optim.Optimizer]) -> list[GradientCapture]:
+def device_loop_captures(optimizers: Iterable[torch.optim.Optimizer]) -> list[GradientCapture]:
     """Return the captures of the optimizers that a loop steps; each captures its own parameters."""
     found = []
     for optimizer in optimizers:

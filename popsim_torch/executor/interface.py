@@ -15,7 +15,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import LoopCounts
 from popsim_torch.options import Options
 
-__all__ = ["Interface", "interface_of_call", "interface_of_loop", "loop_counts"]
+__all__ = ["Interface", "interface_of_call", "interface_of_device_loop", "loop_counts"]
 
 _MAX_COUNT = 2**31 - 1
 
@@ -67,7 +67,7 @@ def interface_of_call(arguments: ArgumentSpec, loop: LoopCounts) -> Interface:
     return Interface(arguments, loop, inputs, arguments.unflatten)
 
 
-def interface_of_loop(
+def interface_of_device_loop(
     module: nn.Module,
     inputs: Sequence[tuple[tuple[int, ...], torch.dtype]],
     counts: LoopCounts,

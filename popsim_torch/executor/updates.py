@@ -17,7 +17,7 @@ from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_upda
 from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.trace import TraceResult
 
-__all__ = ["check_steps", "lacks_running_mean", "loop_plan", "make_plan"]
+__all__ = ["check_steps", "device_loop_plan", "lacks_running_mean", "make_plan"]
 
 
 def lacks_running_mean(optimizer: OptimizerSettings, options: Options) -> bool:
@@ -88,7 +88,7 @@ def _accumulator_dtype(
     return dtype_of
 
 
-def loop_plan(
+def device_loop_plan(
     settings: Sequence[OptimizerSettings],
     options: Options,
     module: nn.Module,

@@ -23,7 +23,7 @@ from popsim_torch.loops.function import Recording, recording
 from popsim_torch.loops.host_iterators import HostIterators
 from popsim_torch.loops.program import DeviceLoopProgram, check_count
 from popsim_torch.loops.progress import progress_bar
-from popsim_torch.loops.settings import LoopPlan, LoopSettings, OtherUse
+from popsim_torch.loops.settings import DeviceLoopPlan, DeviceLoopSettings, OtherUse
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
@@ -191,7 +191,7 @@ class LoopCall:
             for module in owner.reach.queues:
                 found.add(module)
             captured = _captured(owner)
-            settings = LoopSettings(
+            settings = DeviceLoopSettings(
                 self.function, owner.options, owner.settings, trips, accumulation, takes_models=True
             )
             program = _compile(self, owner, found, settings, condition, captured)
@@ -261,7 +261,7 @@ class _Run:
             return self.program.run(carried, captured)
 
 
-def _settings_of_question(settings: LoopSettings) -> LoopSettings:
+def _settings_of_question(settings: DeviceLoopSettings) -> DeviceLoopSettings:
     """Return the settings of a program that computes the condition of a loop once."""
     options = settings.options.clone()
     options.anchored_tensors.clear()
@@ -272,12 +272,12 @@ def _compile(
     call: LoopCall,
     owner: Recording,
     found: Reach,
-    settings: LoopSettings,
+    settings: DeviceLoopSettings,
     condition: Body | None,
     captured: Sequence[torch.Tensor],
 ) -> DeviceLoopProgram:
     """Compile a loop; what turns up while it is traced is added to what was found."""
-    plan: LoopPlan | None = None
+    plan: DeviceLoopPlan | None = None
     num_found = 0
     iterators = HostIterators(found.iterators, owner.iterators)
     with iterators.unmoved():
@@ -314,8 +314,8 @@ def _request(
     call: LoopCall,
     captured: Sequence[torch.Tensor],
     found: Reach,
-    settings: LoopSettings,
-    plan: LoopPlan,
+    settings: DeviceLoopSettings,
+    plan: DeviceLoopPlan,
     condition: Body | None,
     iterators: HostIterators,
 ) -> tuple[DeviceLoopBody, DeviceLoopRequest]:

@@ -24,7 +24,7 @@ from popsim_torch.options.model_settings import Owned, changes_of, settings_of
 from popsim_torch.options.pipelining import PipeliningOptions
 from popsim_torch.trace.device_loop import DeviceLoopTrace, UnknownObject
 
-__all__ = ["LoopPlan", "LoopSettings", "OtherUse", "Use"]
+__all__ = ["DeviceLoopPlan", "DeviceLoopSettings", "OtherUse", "Use"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OtherUse(Exception):
 
 
 @dataclass(frozen=True)
-class LoopPlan:
+class DeviceLoopPlan:
     """How a loop is compiled.
 
     Attributes:
@@ -72,7 +72,7 @@ class LoopPlan:
 
 
 @dataclass(frozen=True)
-class LoopSettings:
+class DeviceLoopSettings:
     """The settings that a loop is called with.
 
     Attributes:
@@ -92,7 +92,7 @@ class LoopSettings:
     accumulation: int | None
     takes_models: bool
 
-    def plan(self, use: Use) -> LoopPlan:
+    def plan(self, use: Use) -> DeviceLoopPlan:
         """Return how the loop is compiled.
 
         Raises:
@@ -122,9 +122,9 @@ class LoopSettings:
         own.Training.gradientAccumulation(count)
         own.outputMode(OutputMode.Final)
         values = {name: change.value for name, (_, change) in changes.items()}
-        return LoopPlan(use, own.freeze(), LoopCounts(self.trips // count, count), values)
+        return DeviceLoopPlan(use, own.freeze(), LoopCounts(self.trips // count, count), values)
 
-    def guess(self, found: Reach) -> LoopPlan:
+    def guess(self, found: Reach) -> DeviceLoopPlan:
         """Return a plan for what the body can reach; if there is none, for nothing of it."""
         if not self.takes_models:
             return self.plan(Use())
@@ -134,7 +134,7 @@ class LoopSettings:
         return self.plan(Use())
 
     @contextlib.contextmanager
-    def watched(self, plan: LoopPlan, found: Reach) -> Iterator[None]:
+    def watched(self, plan: DeviceLoopPlan, found: Reach) -> Iterator[None]:
         """Look at what the body uses while it is traced in this scope.
 
         Raises:
@@ -157,7 +157,7 @@ class LoopSettings:
             if not self._is_planned(plan, use):
                 raise OtherUse(use)
 
-    def _is_planned(self, plan: LoopPlan, use: Use) -> bool:
+    def _is_planned(self, plan: DeviceLoopPlan, use: Use) -> bool:
         try:
             needed = self.plan(use)
         except Error:
