@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "bindings/feeds.h"
+#include "bindings/host_watch.h"
 #include "bindings/ops.h"
 #include "bindings/plain_arguments.h"
 #include "bindings/runtime.h"
@@ -175,6 +176,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   popsim::bindings::bind_runtime(m);
   popsim::bindings::bind_plain_arguments(m);
   popsim::bindings::bind_feeds(m);
+  popsim::bindings::bind_host_watch(m);
   popsim::bindings::bind_schedule(m);
   popsim::bindings::bind_ops(m);
 }

@@ -6,7 +6,6 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ from popsim_torch.trace.device_loop import DeviceLoopBody
 __all__ = ["DeviceLoopProgram", "check_count"]
 
 _programs = itertools.count()
-_VERSION = attrgetter("_version")
 _STREAM = 0x9E3779B97F4A7C15
 
 
@@ -96,7 +94,7 @@ class DeviceLoopProgram:
             *self._body.parameters(),
             *(buffer for name, buffer in buffers if name not in carried),
         ]
-        self._versions = self._host_versions()
+        self._marks = _native.tensor_marks(self._host_tensors)
         # What was traced need not outlive the trace.
         self._body.forget_step()
 
@@ -123,7 +121,7 @@ class DeviceLoopProgram:
         compiled = self._device.compiled
         assert compiled is not None
         self._device.weights.pull()
-        if self._host_tensors and self._host_versions() != self._versions:
+        if _native.tensor_marks(self._host_tensors) != self._marks:
             self._upload()
         self._states.take()
         self._take_new_values()
@@ -195,13 +193,7 @@ class DeviceLoopProgram:
         """Take the host's weights over, which the user has changed."""
         self._device.weights.fetch()
         self._device.weights.upload()
-        self._versions = self._host_versions()
-
-    def _host_versions(self) -> tuple[list[int], list[int]]:
-        """Return what differs when the user has changed a weight on the host."""
-        tensors = self._host_tensors
-        with DisableTorchFunction():
-            return list(map(_VERSION, tensors)), list(map(torch.Tensor.data_ptr, tensors))
+        self._marks = _native.tensor_marks(self._host_tensors)
 
     def _take_new_values(self) -> None:
         """Take values over that the user has given to an optimizer since the last run."""

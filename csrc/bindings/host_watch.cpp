@@ -1,0 +1,98 @@
+#include "bindings/host_watch.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace popsim::bindings {
+namespace {
+
+using Marks = std::vector<std::uintptr_t>;
+
+// To compare with those of another time. Owns nothing: identities tell objects
+// apart as long as Python keeps them.
+py::bytes as_bytes(const Marks& marks) {
+  return {reinterpret_cast<const char*>(marks.data()),
+          marks.size() * sizeof(Marks::value_type)};
+}
+
+std::uintptr_t identity(const void* object) {
+  return reinterpret_cast<std::uintptr_t>(object);
+}
+
+// (torch's own check asks the metaclass in Python, for classes of parameters)
+bool is_tensor(PyObject* object) {
+  auto* kind = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  return PyObject_TypeCheck(object, kind) != 0;
+}
+
+// What differs when a tensor has got other values or other memory.
+py::bytes tensor_marks(const py::list& tensors) {
+  Marks marks;
+  marks.reserve(2 * tensors.size());
+  for (const py::handle object : tensors) {
+    if (!is_tensor(object.ptr())) {
+      throw py::type_error("tensor_marks: an object is not a tensor.");
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+    const int64_t version = tensor.is_inference() ? 0 : tensor._version();
+    marks.push_back(static_cast<std::uintptr_t>(version));
+    marks.push_back(identity(tensor.const_data_ptr()));
+  }
+  return as_bytes(marks);
+}
+
+// (a dictionary finds the very object that is its key at once)
+py::object interned(const char* name) {
+  return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+}
+
+// Appends what is in the dictionary of a module's layers or parameters, and
+// which of them are trained.
+void add_held(PyObject* held, Marks& marks) {
+  marks.push_back(identity(held));
+  if (held == nullptr || !PyDict_Check(held)) return;
+  marks.push_back(static_cast<std::uintptr_t>(PyDict_Size(held)));
+  PyObject* value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(held, &at, nullptr, &value);) {
+    marks.push_back(identity(value));
+    if (is_tensor(value)) {
+      marks.push_back(THPVariable_Unpack(value).requires_grad() ? 1 : 0);
+    }
+  }
+}
+
+// What differs when modules are in another mode, have other layers or
+// parameters, or others of these are trained. Takes the modules' own
+// dictionaries; runs no code of theirs.
+py::bytes module_marks(const py::list& modules) {
+  const py::object mode = interned("training");
+  const py::object layers = interned("_modules");
+  const py::object parameters = interned("_parameters");
+  Marks marks;
+  marks.reserve(12 * modules.size());
+  for (const py::handle own : modules) {
+    if (!PyDict_Check(own.ptr())) {
+      throw py::type_error("module_marks: an object is not a dictionary.");
+    }
+    const auto item = [&](const py::object& name) {
+      return PyDict_GetItemWithError(own.ptr(), name.ptr());
+    };
+    marks.push_back(identity(item(mode)));
+    add_held(item(layers), marks);
+    add_held(item(parameters), marks);
+  }
+  return as_bytes(marks);
+}
+
+}  // namespace
+
+void bind_host_watch(py::module_& m) {
+  m.def("tensor_marks", &tensor_marks, py::arg("tensors"));
+  m.def("module_marks", &module_marks, py::arg("modules"));
+}
+
+}  // namespace popsim::bindings
