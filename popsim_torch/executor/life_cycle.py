@@ -230,9 +230,11 @@ class LifeCycle:
 
     def _structure(self) -> tuple[list[tuple[str, int]], list[bool]]:
         """Return what of the model a program depends on: its stages, and which weights train."""
-        module = self._device.module
-        parameters = module.parameters() if self._use.optimizer is not None else ()
-        return assigned_stages(module), [one.requires_grad for one in parameters]
+        module, optimizer = self._device.module, self._use.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        updated = {id(one) for group in groups for one in group["params"]}
+        trained = [one.requires_grad for one in module.parameters() if id(one) in updated]
+        return assigned_stages(module), trained
 
     def _go_on(self, state: DeviceState) -> None:
         """Take note of the structure that the compiled program has; go on where another was."""
