@@ -357,7 +357,9 @@ def test_options_of_the_function_that_say_something_else():
     def infer():
         pipeline([lambda: None, lambda: None], 4)
 
-    with pytest.raises(UsageValueError, match="pipelineSchedule has set 1, and the pipelining"):
+    with pytest.raises(
+        UsageValueError, match=r"has set PipelineSchedule\.Interleaved, and the pipelining"
+    ):
         infer()
 
 

@@ -305,7 +305,9 @@ def test_options_that_say_something_else():
     ):
         trained(model, make_options(1, 8))
     other = make_options(1, 4).pipelineSchedule(PipelineSchedule.Sequential)
-    with pytest.raises(UsageValueError, match=r"pipelineSchedule has set 2"):
+    with pytest.raises(
+        UsageValueError, match=r"pipelineSchedule has set PipelineSchedule.Sequential"
+    ):
         trained(model, other)
     assert not other._is_frozen or other.Training.gradient_accumulation == 4
 
