@@ -136,7 +136,7 @@ def training_function(step: Callable[[], None]) -> poptorch.Function:
 def empty_run() -> Callable[[], object]:
     """Return a run of a program that has no tensors and no ops."""
     config = _native.RunConfig(1, 1, False, "sequential")
-    executable = _native.Executable(_native.Graph(), config, [])
+    executable = _native.Executable(_native.Graph(), config)
     inputs: list[torch.Tensor] = []
     return lambda: executable.run(inputs)
 

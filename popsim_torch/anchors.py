@@ -1,22 +1,25 @@
 """Anchors: requests to return an internal tensor of the graph, and how much of it comes back.
 
-The rules for how many values a mode returns hold for model outputs too, so ``model`` uses them for
-both.
+What a mode returns is so of model outputs, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from popsim_torch import logs
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError
 
 __all__ = [
     "AnchorRequest",
+    "anchor_requests",
     "check_return_mode",
     "kept_micro_batches",
     "num_returned",
+    "shape_of_entries",
 ]
 
 
@@ -72,6 +75,37 @@ class AnchorRequest:
         return cls(short_name, long_name, model_mode, period)
 
 
+_MODES = {
+    OutputMode.All: "ALL",
+    OutputMode.Final: "FINAL",
+    OutputMode.EveryN: "EVERYN",
+    OutputMode.Sum: "Sum",
+}
+
+
+def anchor_requests(
+    entries: Mapping[str, Any], model_mode: OutputMode, model_period: int
+) -> tuple[AnchorRequest, ...]:
+    """Return what ``Options.anchored_tensors`` asks for; the log of the back end shows it.
+
+    Args:
+        entries: The entries, by short name.
+        model_mode: As in :meth:`AnchorRequest.of`.
+        model_period: The same.
+
+    Raises:
+        Error: One is no entry.
+    """
+    requests = tuple(
+        AnchorRequest.of(short_name, entry, model_mode, model_period)
+        for short_name, entry in entries.items()
+    )
+    for anchor in requests:
+        shown = _MODES[anchor.output_mode]
+        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, shown, anchor.period)
+    return requests
+
+
 def check_return_mode(
     mode: OutputMode,
     period: int,
@@ -113,11 +147,16 @@ def check_return_mode(
 
 
 def kept_micro_batches(
-    mode: OutputMode, period: int, device_iterations: int, gradient_accumulation: int
+    mode: OutputMode,
+    period: int,
+    device_iterations: int,
+    gradient_accumulation: int,
+    iterations_before: int = 0,
 ) -> tuple[range, range]:
     """Return the micro-batches of a call whose values come back.
 
-    The device has the same rule in ``csrc/ops/host/anchor.cpp``.
+    The device has the same rule in ``csrc/ops/host/anchor.cpp``; ``tests/ops/test_anchor.py`` holds
+    the two together.
 
     Args:
         mode: Which, not ``Default``. ``Sum`` comes back with the last one.
@@ -125,6 +164,7 @@ def kept_micro_batches(
             from call to call: then one iteration of some calls comes back, and none of the others.
         device_iterations: How often the device repeats the step per call (count).
         gradient_accumulation: Micro-batches per weight update (count); 1 for inference.
+        iterations_before: Device iterations of earlier calls (count).
 
     Returns:
         The device iterations, and the accumulation steps of each of them, counted from 0.
@@ -140,7 +180,8 @@ def kept_micro_batches(
             f"anchors.kept_micro_batches: {mode!r} says nothing about what to return"
         )
     every = period if mode == OutputMode.EveryN else 1
-    first = min(every, device_iterations) - 1
+    before = iterations_before % every if every > device_iterations else 0
+    first = every - 1 - before
     return range(first, device_iterations, every), range(gradient_accumulation)
 
 
@@ -156,8 +197,7 @@ def num_returned(
 ) -> int:
     """Return how many micro-batch values of a tensor one call gives back.
 
-    A tensor of shape ``[d0, ...]`` comes back as ``[d0 * K, ...]`` and a scalar as ``[]`` if the
-    result K is 1, else as ``[K]``.
+    A call that has no iteration of a longer period gives back the value of an earlier one.
 
     Args:
         mode: Which micro-batches are returned, not ``Default``.
@@ -174,4 +214,16 @@ def num_returned(
     """
     check_return_mode(mode, period, device_iterations, any_period=any_period, where=where)
     iterations, steps = kept_micro_batches(mode, period, device_iterations, gradient_accumulation)
-    return len(iterations) * len(steps) * replicas
+    return max(len(iterations), 1) * len(steps) * replicas
+
+
+def shape_of_entries(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the shape that several values of a tensor come back in.
+
+    Args:
+        shape: Of one; ``[d0, ...]`` gives ``[d0 * count, ...]``.
+        count: How many: one scalar comes back as a scalar, several as ``[count]``.
+    """
+    if not shape:
+        return () if count == 1 else (count,)
+    return (shape[0] * count, *shape[1:])

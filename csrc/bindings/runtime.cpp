@@ -107,12 +107,6 @@ void bind_plan(py::module_& m) {
 
 void bind_runtime(py::module_& m) {
   bind_plan(m);
-  py::class_<runtime::ReturnSpec>(m, "ReturnSpec")
-      .def(py::init([](Shape shape, const std::string& dtype, bool keep) {
-             return runtime::ReturnSpec{std::move(shape),
-                                        dtype_from_name(dtype), keep};
-           }),
-           py::arg("shape"), py::arg("dtype"), py::arg("keep"));
   py::class_<runtime::OpTime>(m, "OpTime")
       .def_readonly("op", &runtime::OpTime::op)
       .def_readonly("executions", &runtime::OpTime::executions)
@@ -123,13 +117,11 @@ void bind_runtime(py::module_& m) {
   py::class_<ops::Outlet, std::shared_ptr<ops::Outlet>>(m, "Outlet");
   py::class_<runtime::Inlet, std::shared_ptr<runtime::Inlet>>(m, "Inlet");
   py::class_<Executable>(m, "Executable")
-      .def(py::init([](Graph graph, RunConfig config,
-                       std::vector<runtime::ReturnSpec> returns) {
+      .def(py::init([](Graph graph, RunConfig config) {
              return std::make_unique<Executable>(
-                 Plan(std::move(graph), std::move(config)), std::move(returns));
+                 Plan(std::move(graph), std::move(config)));
            }),
-           py::arg("graph"), py::arg("config"), py::arg("returns"),
-           py::call_guard<Unlocked>())
+           py::arg("graph"), py::arg("config"), py::call_guard<Unlocked>())
       .def_property_readonly("plan", &Executable::plan,
                              py::return_value_policy::reference_internal)
       .def("connect", &Executable::connect, py::arg("outlets"),
@@ -176,7 +168,8 @@ void bind_runtime(py::module_& m) {
           py::arg("tensor"))
       .def("read_all", &Executable::read, py::arg("tensors"))
       .def("read_into", &Executable::read_into, py::arg("targets"))
-      .def("read_kept", &Executable::read_kept, py::arg("index"))
+      .def("read_kept", &Executable::read_kept, py::arg("index"),
+           py::arg("tensor"))
       .def_property("seed", &Executable::seed, &Executable::set_seed)
       .def_property("step", &Executable::step, &Executable::set_step)
       .def("actions",

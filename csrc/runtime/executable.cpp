@@ -4,12 +4,10 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "base/check.h"
-#include "ops/host/anchor.h"
 #include "ops/operands/aten_types.h"
 #include "runtime/closed_memory.h"
 
@@ -19,29 +17,26 @@ using graph::TensorId;
 
 namespace {
 
-// Throws InternalError unless each return is filled, by one op.
-void check_returns(const Plan& plan, const std::vector<ReturnSpec>& returns) {
-  std::vector<bool> filled(returns.size());
+// What a program brings back, by position. Throws InternalError unless each
+// return is filled, by one op.
+std::vector<ops::Return> returns_of(const Plan& plan) {
+  std::map<int64_t, ops::Return> found;
   for (const graph::Op& op : plan.graph().ops()) {
     if (op.kind != "anchor") continue;
-    const ops::Filled part =
-        ops::filled_by(ops::OpView(plan.graph(), op), plan.loop());
-    const auto position = static_cast<size_t>(part.buffer);
-    check_internal(position < returns.size(), "returns: ", describe(op),
-                   " fills return ", part.buffer, " of ", returns.size());
-    const ReturnSpec& spec = returns[position];
-    check_internal(
-        part.dtype == spec.dtype && part.numel == num_elements(spec.shape),
-        "returns: ", describe(op), " fills ", part.numel, " elements of ",
-        name_of(part.dtype), " in return ", part.buffer, ", which is ",
-        name_of(spec.dtype), to_string(spec.shape));
-    check_internal(!filled[position], "returns: ", describe(op),
-                   " fills return ", part.buffer, " a second time");
-    filled[position] = true;
+    const ops::OpView view(plan.graph(), op);
+    const auto position = view.attribute<int64_t>("buffer");
+    const bool is_new =
+        found.emplace(position, ops::return_of(view, plan.loop())).second;
+    check_internal(is_new, "returns: ", describe(op), " fills return ",
+                   position, " a second time");
   }
-  const auto empty = std::ranges::find(filled, false);
-  check_internal(empty == filled.end(), "returns: nothing fills return ",
-                 empty - filled.begin());
+  std::vector<ops::Return> returns;
+  for (const auto& [position, filled] : found) {
+    check_internal(position == std::ssize(returns),
+                   "returns: nothing fills return ", returns.size());
+    returns.push_back(filled);
+  }
+  return returns;
 }
 
 // Throws UserError unless each op that enqueues finds a queue of its elements.
@@ -67,13 +62,12 @@ void check_outlets(const graph::Graph& graph,
 
 }  // namespace
 
-Executable::Executable(Plan plan, std::vector<ReturnSpec> returns)
-    : plan_(std::move(plan)), stage_(plan_), returns_(std::move(returns)) {
-  check_returns(plan_, returns_);
+Executable::Executable(Plan plan)
+    : plan_(std::move(plan)), stage_(plan_), returns_(returns_of(plan_)) {
   place_inputs({}, std::vector<InputPlace>(plan_.inputs().size()));
-  for (const ReturnSpec& spec : returns_) {
-    kept_.push_back(spec.keep
-                        ? at::zeros(spec.shape, ops::to_scalar_type(spec.dtype))
+  for (const ops::Return& made : returns_) {
+    kept_.push_back(made.keep
+                        ? at::zeros(made.shape, ops::to_scalar_type(made.dtype))
                         : at::Tensor());
   }
   buffers_.resize(returns_.size());
@@ -165,11 +159,11 @@ void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
 std::vector<at::Tensor> Executable::make_results() {
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < returns_.size(); ++i) {
-    const ReturnSpec& spec = returns_[i];
+    const ops::Return& made = returns_[i];
     results.push_back(
-        spec.keep ? at::Tensor()
-                  : at::empty(spec.shape, ops::to_scalar_type(spec.dtype)));
-    buffers_[i].point_at(spec.keep ? kept_[i] : results.back());
+        made.keep ? at::Tensor()
+                  : at::empty(made.shape, ops::to_scalar_type(made.dtype)));
+    buffers_[i].point_at(made.keep ? kept_[i] : results.back());
   }
   return results;
 }
@@ -278,7 +272,9 @@ std::vector<at::Tensor> Executable::read(
   const Usage::Copy copy(usage_, "read");
   std::vector<at::Tensor> values;
   const OpenTensors open(plan_.graph(), stage_.memory(), ids);
-  for (const TensorId id : ids) values.push_back(memory_of(id).clone());
+  for (const TensorId id : ids) {
+    values.push_back(memory_of(id).clone(at::MemoryFormat::Contiguous));
+  }
   return values;
 }
 
@@ -292,12 +288,25 @@ void Executable::read_into(
   }
 }
 
-at::Tensor Executable::read_kept(int64_t index) const {
+at::Tensor Executable::read_kept(int64_t index, TensorId id) const {
   const Usage::Copy copy(usage_, "read_kept");
   const at::Tensor& buffer = kept_.at(static_cast<size_t>(index));
   check_internal(buffer.defined(), "read_kept: return ", index,
                  " is not kept on the device");
-  return buffer.clone();
+  const ops::Return& filled = returns_[static_cast<size_t>(index)];
+  if (id == filled.source) return buffer.clone();
+  const graph::Graph& graph = plan_.graph();
+  const graph::Tensor& view = graph.tensor(id);
+  check_internal(graph.root(id) == filled.source &&
+                     view.numel() == graph.tensor(filled.source).numel(),
+                 "read_kept: '", view.name, "' is not in return ", index);
+  Shape sizes{filled.num_entries};
+  Shape strides{view.numel()};
+  sizes.insert(sizes.end(), view.shape.begin(), view.shape.end());
+  strides.insert(strides.end(), view.strides.begin(), view.strides.end());
+  return buffer.as_strided(sizes, strides)
+      .clone(at::MemoryFormat::Contiguous)
+      .view(ops::shape_of_entries(view.shape, filled.num_entries));
 }
 
 void Executable::set_seed(uint64_t seed) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "ops/host/anchor.h"
 #include "runtime/buffer.h"
 #include "runtime/number_watch.h"
 #include "runtime/plan.h"
@@ -23,14 +24,6 @@
 #include "runtime/usage.h"
 
 namespace popsim::runtime {
-
-// A tensor that comes back from a run: a model output or an anchor.
-struct ReturnSpec {
-  Shape shape;  // of all entries together
-  DType dtype;
-  // Anchors stay in a buffer of the device; outputs are new memory each run.
-  bool keep = false;
-};
 
 // Who has to do with a run besides the program.
 struct Company {
@@ -54,7 +47,7 @@ class Executable {
  public:
   // Prepares every kernel and allocates all memory. The setup ops run in
   // load().
-  Executable(Plan plan, std::vector<ReturnSpec> returns);
+  explicit Executable(Plan plan);
 
   // Computes what only depends on constants. To be called once, after the
   // constants are written.
@@ -67,9 +60,9 @@ class Executable {
                const std::vector<InputPlace>& places);
   // One call: all device iterations and micro-batches. `inputs` are contiguous
   // tensors of whole batches, in the order of the plan's inputs; those that
-  // come from feeds are left out. Returns one
-  // tensor per ReturnSpec, undefined for kept ones. Throws Stopped when the
-  // overseer or stop() ends it, and HostFailure when the host's code does.
+  // come from feeds are left out. Gives one tensor per return, undefined for
+  // kept ones. Throws Stopped when the overseer or stop() ends it, and
+  // HostFailure when the host's code does.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
                               const Company& company);
   // Runs `repeats` times and returns a time per op that runs, setup left out.
@@ -101,8 +94,9 @@ class Executable {
   [[nodiscard]] std::vector<at::Tensor> read(
       const std::vector<graph::TensorId>& ids) const;
   void read_into(const std::map<graph::TensorId, at::Tensor>& targets) const;
-  // A copy of a kept return buffer as the last run left it.
-  [[nodiscard]] at::Tensor read_kept(int64_t index) const;
+  // A copy of what a kept return has of a tensor, as the last run left it: of
+  // its source, or of a view that rearranges all of that.
+  [[nodiscard]] at::Tensor read_kept(int64_t index, graph::TensorId id) const;
 
   void set_seed(uint64_t seed);
   [[nodiscard]] uint64_t seed() const;
@@ -130,7 +124,7 @@ class Executable {
 
   Plan plan_;
   StageRun stage_;
-  std::vector<ReturnSpec> returns_;
+  std::vector<ops::Return> returns_;
   std::vector<at::Tensor> kept_;    // by return; undefined: not kept
   std::vector<InputPlace> places_;  // by input
   std::vector<std::unique_ptr<Source>> sources_;  // the same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from popsim_torch import _native
-from popsim_torch.dtypes import dtype_name
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.ir import LoopCounts, Program
 from popsim_torch.passes.native_graph import to_native
@@ -43,9 +42,6 @@ def build_executable(
         Error: An op cannot be prepared, or what is computed at once fails.
         InternalError: The program breaks a rule; our own bug.
     """
-    returns = [
-        _native.ReturnSpec(list(r.shape), dtype_name(r.dtype), r.keep) for r in program.returns
-    ]
     config = _native.RunConfig(
         loop.device_iterations,
         loop.gradient_accumulation,
@@ -55,7 +51,7 @@ def build_executable(
         fed,
     )
     with _native.translated_errors():
-        executable = _native.Executable(to_native(program.graph), config, returns)
+        executable = _native.Executable(to_native(program.graph), config)
         for tensor in program.graph.tensors:
             if tensor.value is not None:
                 executable.write(tensor.id, tensor.value)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from popsim_torch.anchors import AnchorRequest, anchor_requests
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
-from popsim_torch.enums import PipelineSchedule
+from popsim_torch.enums import OutputMode, PipelineSchedule
 from popsim_torch.errors import InternalError
 from popsim_torch.executor.build import build_executable, executable_text
 from popsim_torch.executor.compile_log import CompileLog
@@ -76,7 +77,8 @@ class Compilation:
         plan: What optimizers do to the weights; None if nothing is trained.
         gradients: Those that go into queues.
         enqueues: All that the program puts into queues, by number.
-        asked: What the options ask of the program.
+        anchors: The tensors that the options ask to record.
+        asked: What else they ask of the program.
         half: Which products of float16 operands add up in float16.
         found: The program, the same on every machine, made or read from the executable cache.
         compiled: The program as it runs here.
@@ -92,6 +94,7 @@ class Compilation:
     plan: OptimizerPlan | None
     gradients: Sequence[GradientEnqueue]
     enqueues: Mapping[int, Enqueue]
+    anchors: Sequence[AnchorRequest]
     asked: ProgramRequest
     half: HalfPartials
     found: CachedProgram
@@ -169,6 +172,8 @@ def read_options(c: Compilation) -> None:
     """Read what the options ask of the program."""
     options = c.request.options
     c.half = half_partials(options)
+    mode, period = OutputMode(options.output_mode), options.output_return_period
+    c.anchors = anchor_requests(options.anchored_tensors, mode, period)
     c.asked = program_request(
         options,
         c.interface.loop,
@@ -181,12 +186,12 @@ def read_options(c: Compilation) -> None:
 
 def state_program(c: Compilation) -> None:
     """Make the program that is the same on every machine, or find it in the executable cache."""
-    plan = c.plan
-    depends_on = (None if plan is None else plan.without_values(), c.gradients, c.half, c.asked)
+    plan, asked = c.plan, (c.gradients, c.half, c.anchors, c.asked)
+    depends_on = (None if plan is None else plan.without_values(), *asked)
     c.found = cached_program(
         c.request.options,
         lambda: trace_key(c.traced, depends_on),
-        lambda: _state_program(c.traced, plan, c.gradients, c.half, c.asked, c.log),
+        lambda: _state_program(c.traced, plan, *asked, c.log),
     )
     if c.found.file is not None:
         c.log.note("read the executable cache", _size_of(c.found.program))
@@ -263,6 +268,7 @@ def _state_program(
     plan: OptimizerPlan | None,
     gradients: Sequence[GradientEnqueue],
     half: HalfPartials,
+    anchors: Sequence[AnchorRequest],
     request: ProgramRequest,
     log: CompileLog,
 ) -> Program:
@@ -271,8 +277,7 @@ def _state_program(
     _note_trace(log, "functionalise", traced)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
-    asked = [anchor.long_name for anchor in request.returns.anchors]
-    program = lower(named, plan, half, asked, gradients)
+    program = lower(named, plan, half, anchors, gradients)
     _note_program(log, "lower", program)
     for name in run_program_passes(program, request):
         _note_program(log, name, program)

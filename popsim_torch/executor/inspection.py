@@ -92,8 +92,8 @@ class Inspection:
             )
         with _native.translated_errors():
             if anchor.kept is None:
-                return anchor.of(executable.read(anchor.tensor))
-            return anchor.of(executable.read_kept(anchor.kept))
+                return executable.read(anchor.tensor)
+            return executable.read_kept(anchor.kept, anchor.tensor)
 
     def compile_log(self) -> CompileLog:
         """Return the steps that compiled the model, in order, with the time that each took.

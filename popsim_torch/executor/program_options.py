@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from popsim_torch import logs
-from popsim_torch.anchors import AnchorRequest
 from popsim_torch.enums import OutputMode
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.ir import LoopCounts
@@ -15,13 +13,6 @@ from popsim_torch.passes.returns import ReturnRequest
 from popsim_torch.stages import StageAssigner
 
 __all__ = ["half_partials", "program_request"]
-
-_MODES = {
-    OutputMode.All: "ALL",
-    OutputMode.Final: "FINAL",
-    OutputMode.EveryN: "EVERYN",
-    OutputMode.Sum: "Sum",
-}
 
 
 def half_partials(options: Options) -> HalfPartials:
@@ -41,7 +32,7 @@ def program_request(
     training: bool,
     pipelined: bool,
 ) -> ProgramRequest:
-    """Return what the options ask of a program; the log says which anchors.
+    """Return what the options ask of a program besides anchors.
 
     Args:
         options: With a resolved output mode.
@@ -52,16 +43,9 @@ def program_request(
         pipelined: Whether several micro-batches are in flight.
     """
     mode, period = OutputMode(options.output_mode), options.output_return_period
-    anchors = [
-        AnchorRequest.of(short_name, entry, mode, period)
-        for short_name, entry in options.anchored_tensors.items()
-    ]
-    for anchor in anchors:
-        shown = _MODES[anchor.output_mode]
-        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, shown, anchor.period)
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
-        ReturnRequest(loop, mode, period, anchors, pipelined),
+        ReturnRequest(loop, mode, period, pipelined),
         stages.ipu_of_stage,
         stochastic_rounding=numerics.stochastic_rounding,
         synthetic_data=numerics.synthetic_data,

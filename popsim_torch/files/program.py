@@ -118,13 +118,12 @@ def _check_tables(program: Program) -> None:
     num_inputs = sum(tensor.kind == TensorKind.INPUT for tensor in tensors)
     if not set(program.changed_inputs) <= set(range(num_inputs)):
         raise ValueError("its program changes inputs that it does not have")
-    if len(program.outputs) + len(program.changed_inputs) > len(program.returns):
-        raise ValueError("its program returns less than it computes")
+    kept = [bool(op.attributes["keep"]) for op in program.returns]
+    if len(program.outputs) + len(program.changed_inputs) != kept.count(False):
+        raise ValueError("its program does not return what it computes")
     for anchor in program.anchors.values():
         check("anchors", [anchor.tensor])
-        if anchor.kept is not None and not (
-            0 <= anchor.kept < len(program.returns) and program.returns[anchor.kept].keep
-        ):
+        if anchor.kept is not None and not (0 <= anchor.kept < len(kept) and kept[anchor.kept]):
             raise ValueError("its program keeps nothing for an anchor")
     for tensor in tensors:
         value = tensor.value

@@ -36,7 +36,7 @@ __all__ = ["Encoder", "decode"]
 RECORDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(ir.AnchorView, ir.LoopCounts, ir.Op, ir.Origin, ir.Program, ir.Return, ir.Tensor),
+        *(ir.Anchor, ir.LoopCounts, ir.Op, ir.Origin, ir.Program, ir.Tensor),
         *(ir.RunSettings, offers.Offers),
         *(ir.TensorArgument, ir.TensorListArgument, AnchorRequest, rules.Rule),
         *(planning.AttributeRecord, planning.GroupSettings, planning.HyperParameter),

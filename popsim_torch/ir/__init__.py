@@ -15,10 +15,9 @@ from popsim_torch.ir.graph import (
 )
 from popsim_torch.ir.origin import NOWHERE, Origin
 from popsim_torch.ir.program import (
-    AnchorView,
+    Anchor,
     LoopCounts,
     Program,
-    Return,
     RunSettings,
     is_pipelined,
 )
@@ -28,7 +27,7 @@ from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
 
 __all__ = [
     "NOWHERE",
-    "AnchorView",
+    "Anchor",
     "Argument",
     "Attribute",
     "AttributeRule",
@@ -41,7 +40,6 @@ __all__ = [
     "Origin",
     "Phase",
     "Program",
-    "Return",
     "Role",
     "RunSettings",
     "Tensor",

@@ -6,9 +6,11 @@ called if the name is asked for, so a program that nobody looks into has nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from popsim_torch.anchors import AnchorRequest
 from popsim_torch.ir.graph import Graph, Tensor
 from popsim_torch.ir.names import spellings
 
@@ -20,25 +22,21 @@ class Offers:
     """Takes the offers of a program, and knows which of them are asked for.
 
     Attributes:
-        names: Those that were offered, as keys.
-        spelt: Those that are asked for, as keys, in every spelling.
+        anchors: What is asked for.
+        names: What was offered: names as keys.
     """
 
+    anchors: tuple[AnchorRequest, ...] = ()
     names: dict[str, None] = field(default_factory=dict)
-    spelt: dict[str, None] = field(default_factory=dict)
 
-    @classmethod
-    def to(cls, asked: Iterable[str]) -> Offers:
-        """Return what takes the offers of a program that is asked for some names.
-
-        Args:
-            asked: As users write them.
-        """
-        return cls(spelt=dict.fromkeys(one for name in asked for one in spellings(name)))
+    @cached_property
+    def _asked(self) -> frozenset[str]:
+        """The names that are asked for, in every spelling."""
+        return frozenset(name for one in self.anchors for name in spellings(one.long_name))
 
     def asked(self, name: str) -> bool:
         """Whether a name is asked for."""
-        return name in self.spelt
+        return name in self._asked
 
     def add(self, graph: Graph, name: str, make: Callable[[], Tensor]) -> Tensor | None:
         """Offer a tensor.
@@ -52,7 +50,7 @@ class Offers:
             The tensor; None if nobody asks for it.
         """
         self.names[name] = None
-        if name not in self.spelt:
+        if name not in self._asked:
             return None
         tensor = make()
         graph.set_name(tensor, name)
@@ -61,7 +59,7 @@ class Offers:
     def of_body(self, body: Graph) -> dict[str, Tensor]:
         """Offer the named tensors of a body; return those that the op around it has to give out."""
         self.names.update(dict.fromkeys(body.names))
-        return {name: body.tensors[i] for name, i in body.names.items() if name in self.spelt}
+        return {name: body.tensors[i] for name, i in body.names.items() if name in self._asked}
 
 
 def find_name(asked: str, known: Mapping[str, object]) -> str | None:

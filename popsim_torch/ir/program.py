@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-
-import torch
+from typing import Any
 
 from popsim_torch.enums import PipelineSchedule
-from popsim_torch.ir.graph import Graph
+from popsim_torch.ir.graph import Graph, Op
 from popsim_torch.ir.offers import Offers
 
 
@@ -49,60 +48,22 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Return:
-    """A tensor that comes back from a run.
-
-    Attributes:
-        shape: Of all entries together, what the user gets.
-        dtype: What the user gets.
-        keep: Kept on the device until asked for (anchors), instead of returned by the run.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    keep: bool
-
-
-@dataclass(frozen=True)
-class AnchorView:
+class Anchor:
     """Where an anchored tensor is found after a run.
 
-    A tensor and its views share one place: a kept return, or the tensor's own memory if nothing
-    else comes there.
-
     Attributes:
-        kept: Position in ``Program.returns``, or None.
-        tensor: Without ``kept``, the id of the tensor that holds the values.
+        tensor: Its id.
+        kept: Position in ``Program.returns``, of itself or of what it is a view of; None where the
+            tensor's own memory holds the value, because nothing else comes there.
         shape: What the user gets.
-        num_entries: How many micro-batches' values that is.
-        entry_shape: The anchored tensor's own shape.
-        entry_strides: In elements of one entry of the return, or of the tensor.
-        offset: The same, from its start.
-        is_whole: It is all that lies there, in the same order.
         period: Of device iterations, counted over all runs, whose values these are; 0 where every
             run has some.
     """
 
-    kept: int | None
     tensor: int
+    kept: int | None
     shape: tuple[int, ...]
-    num_entries: int
-    entry_shape: tuple[int, ...]
-    entry_strides: tuple[int, ...]
-    offset: int
-    is_whole: bool
     period: int
-
-    def of(self, entries: torch.Tensor) -> torch.Tensor:
-        """Return the anchored tensor out of a copy of what ``kept`` or ``tensor`` holds."""
-        if self.is_whole:
-            return entries.view(self.shape)
-        view = entries.as_strided(
-            (self.num_entries, *self.entry_shape),
-            (entries.numel() // self.num_entries, *self.entry_strides),
-            self.offset,
-        )
-        return view.reshape(self.shape).contiguous()
 
 
 @dataclass
@@ -122,7 +83,6 @@ class Program:
         sources: Name of the node of the trace that a tensor's op was lowered from, by tensor id.
             Prints and anchors change none.
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
-        returns: What comes back from a run: outputs, changed inputs, then anchors.
         anchors: Where to find an anchored tensor, by the anchor's short name.
         offers: Names of tensors that the program has if they are anchored, and else would have.
     """
@@ -137,9 +97,16 @@ class Program:
     changed_inputs: dict[int, int] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
-    returns: list[Return] = field(default_factory=list)
-    anchors: dict[str, AnchorView] = field(default_factory=dict)
+    anchors: dict[str, Anchor] = field(default_factory=dict)
     offers: Offers = field(default_factory=Offers)
+
+    @property
+    def returns(self) -> list[Op]:
+        """The ops that bring something back from a run: outputs, changed inputs, then anchors."""
+        found: dict[Any, Op] = {
+            op.attributes["buffer"]: op for op in self.graph.ops if op.kind == "anchor"
+        }
+        return [found[position] for position in sorted(found)]
 
     def tensor_names(self) -> list[str]:
         """Return the name of every tensor that can be anchored, each once.

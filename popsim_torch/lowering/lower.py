@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.anchors import AnchorRequest
 from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
@@ -44,13 +45,13 @@ class _Lowering:
         named: NamedGraph,
         plan: OptimizerPlan | None,
         half_partials: HalfPartials,
-        asked: Iterable[str],
+        anchors: Iterable[AnchorRequest],
         gradients: Iterable[GradientEnqueue],
     ) -> None:
         self._named = named
         self._plan = plan
         self._enqueued_gradients = gradients
-        self._program = Program(offers=Offers.to(asked))
+        self._program = Program(offers=Offers(tuple(anchors)))
         # An update needs its weight, though nobody else may read it.
         updated = set() if plan is None else {update.parameter for update in plan.updates}
         self._needed = named.needed(
@@ -227,7 +228,7 @@ def lower(
     named: NamedGraph,
     plan: OptimizerPlan | None,
     half_partials: HalfPartials,
-    asked: Iterable[str] = (),
+    anchors: Iterable[AnchorRequest] = (),
     gradients: Iterable[GradientEnqueue] = (),
 ) -> Program:
     """Lower a traced model to a program of the device.
@@ -236,10 +237,10 @@ def lower(
         named: The trace.
         plan: The optimizer's updates, for training.
         half_partials: Which products of float16 operands add up in float16.
-        asked: Names of tensors that the program has even if nothing else needs them.
+        anchors: Tensors that the program has even if nothing else needs them.
         gradients: Those that go into queues.
 
     Raises:
         Error: An operator the device does not know.
     """
-    return _Lowering(named, plan, half_partials, asked, gradients).run()
+    return _Lowering(named, plan, half_partials, anchors, gradients).run()

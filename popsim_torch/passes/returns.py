@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned
+from popsim_torch.anchors import AnchorRequest, check_return_mode, num_returned, shape_of_entries
 from popsim_torch.dtypes import dtype_name, returned_dtype
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, closest_names, example_names
 from popsim_torch.ir import (
     NOWHERE,
-    AnchorView,
+    Anchor,
     Graph,
     LoopCounts,
     Op,
     Phase,
     Program,
-    Return,
     Role,
     Tensor,
     TensorKind,
     Uses,
-    contiguous_strides,
     names,
 )
 from popsim_torch.ir.map_code import MapCode
@@ -32,20 +30,18 @@ from popsim_torch.ir.offers import find_name
 
 @dataclass(frozen=True)
 class ReturnRequest:
-    """What a run is to bring back.
+    """What a run is to bring back besides anchors.
 
     Attributes:
         loop: How often a call runs the model.
         output_mode: Which outputs come back; not ``Default``.
         output_period: For ``EveryN``.
-        anchors: Anchor requests with resolved modes.
         pipelined: Several micro-batches are in flight at a time.
     """
 
     loop: LoopCounts
     output_mode: OutputMode
     output_period: int
-    anchors: Sequence[AnchorRequest]
     pipelined: bool
 
 
@@ -64,7 +60,7 @@ def add_returns(program: Program, request: ReturnRequest) -> None:
         returns.add_output(tensors[tensor_id], request.output_mode, request.output_period)
     for tensor_id in program.changed_inputs.values():
         returns.add_output(tensors[tensor_id], OutputMode.All, 1)
-    for anchor in request.anchors:
+    for anchor in program.offers.anchors:
         returns.add_anchor(anchor)
     returns.finish()
 
@@ -85,6 +81,7 @@ class _Returns:
         self._loop = request.loop
         self._pipelined = request.pipelined
         self._behind: dict[int, list[Op]] = defaultdict(list)
+        self._num_returns = 0
         # Position of the return that an anchor's copy goes to.
         self._kept: dict[tuple[int, tuple[int, Phase, int], OutputMode, int], int] = {}
         # Tensors that are read from their own memory.
@@ -98,7 +95,8 @@ class _Returns:
         """Return a tensor from every run, as forward left it; once, if every run has the same."""
         if self._is_constant(tensor):
             mode, period = OutputMode.Final, 1
-        self._add(tensor, mode, period, self._in_forward(tensor), False, "Options.outputMode")
+        self._count(mode, period, "Options.outputMode", any_period=False)
+        self._add(tensor, mode, period, self._in_forward(tensor), False)
 
     def add_anchor(self, request: AnchorRequest) -> None:
         """Keep a tensor's values of each run until they are asked for."""
@@ -112,36 +110,25 @@ class _Returns:
             place = self._after_update(tensor, place)
         count = self._count(mode, period, where, any_period=True)
         root = graph.root(tensor)
-        shape = _returned_shape(tensor, count)
         kept: int | None = None
         stays = self._stays(root, mode, period)
         if self._ends_by_value and not stays and period <= self._loop.device_iterations:
             raise Error(_of_unknown_trips(request))
         if stays:
             self._staying.add(root.id)
-            source, strides, offset = root, tensor.strides, tensor.offset
         else:
             # Views that only rearrange a tensor are read from the tensor's copy, which takes as
             # long as that of one of them.
-            shared = _is_rearrangement(tensor, root)
-            source, offset = (root if shared else tensor), 0
-            strides = tensor.strides if shared else contiguous_strides(tensor.shape)
+            source = root if _is_rearrangement(tensor, root) else tensor
             key = (source.id, place, mode, period)
             if key not in self._kept:
-                self._kept[key] = len(self._program.returns)
-                self._add(source, mode, period, place, True, where)
+                self._kept[key] = self._num_returns
+                self._add(source, mode, period, place, True)
             kept = self._kept[key]
-        contiguous = strides == contiguous_strides(tensor.shape)
-        is_whole = contiguous and tensor.numel == source.numel
-        self._program.anchors[request.short_name] = AnchorView(
+        self._program.anchors[request.short_name] = Anchor(
+            tensor.id,
             kept,
-            root.id,
-            shape,
-            count,
-            tensor.shape,
-            strides,
-            offset,
-            is_whole,
+            shape_of_entries(tensor.shape, count),
             period if period > self._loop.device_iterations else 0,
         )
 
@@ -225,10 +212,7 @@ class _Returns:
         period: int,
         place: tuple[int, Phase, int],
         keep: bool,
-        where: str,
     ) -> None:
-        count = self._count(mode, period, where, any_period=keep)
-        dtype = returned_dtype(tensor.dtype, mode)
         position, phase, stage = place
         self._behind[position].append(
             Op(
@@ -238,9 +222,10 @@ class _Returns:
                 {
                     "mode": mode.name,
                     "period": period,
-                    "buffer": len(self._program.returns),
+                    "buffer": self._num_returns,
+                    "keep": keep,
                     "per_update": phase == Phase.UPDATE,
-                    "dtype": dtype_name(dtype),
+                    "dtype": dtype_name(returned_dtype(tensor.dtype, mode)),
                 },
                 phase,
                 stage,
@@ -248,7 +233,7 @@ class _Returns:
                 self._graph.ops[position].origin if position >= 0 else NOWHERE,
             )
         )
-        self._program.returns.append(Return(_returned_shape(tensor, count), dtype, keep))
+        self._num_returns += 1
 
     def _count(self, mode: OutputMode, period: int, where: str, *, any_period: bool) -> int:
         """Return how many entries come back; only an anchor may have any period."""
@@ -329,9 +314,3 @@ def _is_rearrangement(view: Tensor, root: Tensor) -> bool:
     """Return whether a tensor has every element of the memory it lies in exactly once."""
     filled = view.offset == 0 and view.memory_order is not None
     return filled and view.dtype == root.dtype and view.numel == root.numel
-
-
-def _returned_shape(tensor: Tensor, count: int) -> tuple[int, ...]:
-    if not tensor.shape:
-        return () if count == 1 else (count,)
-    return (tensor.shape[0] * count, *tensor.shape[1:])

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popsim_torch.anchors import kept_micro_batches
+from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
 from popsim_torch.ir import TensorArgument, TensorListArgument
 from popsim_torch.reference.call import Call, op
@@ -17,30 +19,28 @@ from popsim_torch.reference.draws import mix_seed
 @op
 def anchor(call: Call, x: Tensor) -> None:
     """Keep a value of this micro-batch; one of an update is that of all its micro-batches."""
-    at, loop = call.run.position, call.run.loop
-    iterations, steps = loop.device_iterations, loop.gradient_accumulation
-    of_update = call["per_update"]
-    first = 0 if of_update else at.accumulation_step
-    last = steps - 1 if of_update else first
+    at, loop, mode = call.run.position, call.run.loop, OutputMode[call["mode"]]
+    num_steps = loop.gradient_accumulation
+    first = 0 if call["per_update"] else at.accumulation_step
+    last = num_steps - 1 if call["per_update"] else first
     entries = call.run.record.returns.setdefault(call["buffer"], {})
     value = call.stored[0]
     assert value is not None
-    match call["mode"]:
-        case "All":
-            number = at.device_iteration * steps
-        case "EveryN" if (at.device_iteration + 1) % call["period"] == 0:
-            number = at.device_iteration // call["period"] * steps
-        case "Final" if at.device_iteration == iterations - 1 and last == steps - 1:
-            number = first = last = 0
-        case "Sum":
-            sums, exact = call.run.record.sums, value.is_floating_point()
-            total = value.to(torch.float64 if exact else torch.int64) * (last - first + 1)
-            sums[call["buffer"]] = entries[0] = sums.get(call["buffer"], 0) + total
-            return
-        case _:
-            return
+    if mode == OutputMode.Sum:
+        sums, exact = call.run.record.sums, value.is_floating_point()
+        total = value.to(torch.float64 if exact else torch.int64) * (last - first + 1)
+        sums[call["buffer"]] = entries[0] = sums.get(call["buffer"], 0) + total
+        return
+    iterations, steps = kept_micro_batches(
+        *(mode, call["period"], loop.device_iterations, num_steps),
+        iterations_before=at.step // num_steps - at.device_iteration,
+    )
+    if at.device_iteration not in iterations:
+        return
+    number = iterations.index(at.device_iteration) * len(steps)
     for step in range(first, last + 1):
-        entries[number + step] = value
+        if step in steps:
+            entries[number + steps.index(step)] = value
 
 
 @op

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from popsim_torch.anchors import num_returned, shape_of_entries
+from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError, closest_names
 from popsim_torch.ir import Graph, LoopCounts, Op, Phase, Program, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
@@ -230,7 +232,8 @@ class Interpreter:
             Error: There are more or fewer inputs, or one has another size.
         """
         self._check_inputs(inputs)
-        self.record = Record()
+        # What this run does not bring back is what an earlier one did.
+        self.record = Record(returns=self.record.returns)
         run = Run(self._loop, self._seed, self._wide, self._foreign, self.record)
         if not self._is_set_up:
             self._run_phase(Phase.SETUP, run)
@@ -246,7 +249,7 @@ class Interpreter:
             self._run_phase(Phase.UPDATE, at)
             if self.record.ends:
                 break
-        return [self._returned(i) for i in range(len(self._program.returns))]
+        return [self._returned(op) for op in self._program.returns]
 
     def _check_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         given = self._graph.of_kind(TensorKind.INPUT)
@@ -280,10 +283,16 @@ class Interpreter:
             first = 0 if flat.numel() == tensor.numel else micro_batch * tensor.numel
             self._memory.bind(tensor, flat[first : first + tensor.numel])
 
-    def _returned(self, position: int) -> torch.Tensor:
-        wanted = self._program.returns[position]
-        entries = self.record.returns.get(position, {})
-        dtype = torch.float64 if self._wide and wanted.dtype.is_floating_point else wanted.dtype
-        flat = [entries[i].reshape(-1).to(dtype) for i in sorted(entries)]
-        whole = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
-        return whole.reshape(wanted.shape)
+    def _returned(self, op: Op) -> torch.Tensor:
+        """Return what an anchor op has brought back; zeros where it has not."""
+        attributes: Any = op.attributes
+        shape, loop = self._graph.tensors[op.inputs[0]].shape, self._loop
+        sizes = loop.device_iterations, loop.gradient_accumulation, 1
+        mode, period = OutputMode[attributes["mode"]], attributes["period"]
+        count = num_returned(mode, period, *sizes, any_period=True)
+        dtype = getattr(torch, attributes["dtype"])
+        dtype = torch.float64 if self._wide and dtype.is_floating_point else dtype
+        whole = torch.zeros((count, *shape), dtype=dtype)
+        for number, entry in self.record.returns.get(attributes["buffer"], {}).items():
+            whole[number] = entry
+        return whole.reshape(shape_of_entries(shape, count))

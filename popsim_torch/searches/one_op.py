@@ -47,7 +47,7 @@ def run_one_op(
     graph.add_op(kind, kind, sources, targets, attributes, _native.Phase.FORWARD, 0)
     config = _native.RunConfig(1, 1, False, "sequential")
     with _native.translated_errors():
-        executable = _native.Executable(graph, config, [])
+        executable = _native.Executable(graph, config)
         executable.load()
         executable.run([tensor for tensor in given if tensor is not None])
         return [executable.read(target) for target in targets]

@@ -55,7 +55,7 @@ def run_image_op(
     op.outputs = [result.id for result in results]
     with _native.translated_errors():
         config = _native.RunConfig(1, 1, False, "sequential")
-        executable = _native.Executable(to_native(graph), config, [])
+        executable = _native.Executable(to_native(graph), config)
         executable.load()
         for base, memory in written:
             executable.write(base.id, memory)

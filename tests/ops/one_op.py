@@ -49,7 +49,7 @@ class OneOp:
         op.outputs = [-1 if out is None else out.id for out in self.outputs]
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
-            self._executable = _native.Executable(to_native(self.graph), config, [])
+            self._executable = _native.Executable(to_native(self.graph), config)
             for base, memory in self.memory:
                 self._executable.write(base.id, memory)
             self._executable.load()

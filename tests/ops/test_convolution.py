@@ -112,7 +112,7 @@ class Program:
         )
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
-            self._executable = _native.Executable(to_native(self._graph), config, [])
+            self._executable = _native.Executable(to_native(self._graph), config)
             self._executable.load()
         self.write_inputs()
 

@@ -58,9 +58,7 @@ def test_into_a_view(strides, offset):
     memory = graph.add_tensor(ir.TensorKind.VARIABLE, x.dtype, (1000,))
     view = graph.add_view(memory, (17, 20), strides, offset)
     graph.add_op("copy", [source], [view], phase=ir.Phase.FORWARD, name="it")
-    executable = _native.Executable(
-        to_native(graph), _native.RunConfig(1, 1, False, "sequential"), []
-    )
+    executable = _native.Executable(to_native(graph), _native.RunConfig(1, 1, False, "sequential"))
     executable.write(source.id, x)
     executable.write(memory.id, torch.full((1000,), -1.0))
     executable.load()

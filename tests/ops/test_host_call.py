@@ -35,7 +35,7 @@ def results():
 def executable(graph):
     config = _native.RunConfig(2, 1, False, "sequential")
     with _native.translated_errors():
-        native = _native.Executable(to_native(graph), config, [])
+        native = _native.Executable(to_native(graph), config)
         native.load()
     return native
 

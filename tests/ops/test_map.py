@@ -47,7 +47,7 @@ class Program:
     def run(self, outputs: Sequence[ir.Tensor]) -> list[torch.Tensor]:
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
-            executable = _native.Executable(to_native(self.graph), config, [])
+            executable = _native.Executable(to_native(self.graph), config)
             for base, memory in self._values:
                 executable.write(base.id, memory)
             executable.load()

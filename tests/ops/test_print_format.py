@@ -36,7 +36,7 @@ def printed(capfd):
         graph.add_op("print", [source], [out], attributes, phase=ir.Phase.FORWARD)
         config = _native.RunConfig(micro_batches, 1, False, "sequential")
         with _native.translated_errors():
-            executable = _native.Executable(to_native(graph), config, [])
+            executable = _native.Executable(to_native(graph), config)
             executable.write(base.id, value.as_strided((count,), (1,), 0))
             executable.load()
             capfd.readouterr()

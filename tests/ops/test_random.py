@@ -44,7 +44,7 @@ class RandomProgram:
             self._outputs.append(out)
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
-            self.executable = _native.Executable(to_native(graph), config, [])
+            self.executable = _native.Executable(to_native(graph), config)
             if inputs:
                 self.executable.write(base.id, p.as_strided((count,), (1,), 0))
             self.executable.load()

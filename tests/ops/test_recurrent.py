@@ -114,7 +114,7 @@ class Program:
     def run(self, tensors) -> list[torch.Tensor | None]:
         config = _native.RunConfig(1, 1, False, "sequential")
         with _native.translated_errors():
-            executable = _native.Executable(to_native(self._graph), config, [])
+            executable = _native.Executable(to_native(self._graph), config)
             executable.load()
             for base, memory in self._values:
                 executable.write(base.id, memory)

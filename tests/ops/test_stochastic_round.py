@@ -24,7 +24,7 @@ def rounded(values: torch.Tensor, seed=1, stream=0, step=0) -> torch.Tensor:
     graph.add_op("stochastic_round", [x], [out], attributes, phase=ir.Phase.FORWARD, name="it")
     config = _native.RunConfig(1, 1, False, "sequential")
     with _native.translated_errors():
-        executable = _native.Executable(to_native(graph), config, [])
+        executable = _native.Executable(to_native(graph), config)
         executable.write(base.id, values.as_strided((count,), (1,), 0))
         executable.load()
         executable.seed, executable.step = seed, step

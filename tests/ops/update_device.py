@@ -66,7 +66,7 @@ class Device:
         self.loop = ir.LoopCounts(1, micro_batches)
         config = _native.RunConfig(1, micro_batches, True, "sequential")
         with _native.translated_errors():
-            self.executable = _native.Executable(to_native(self.graph), config, [])
+            self.executable = _native.Executable(to_native(self.graph), config)
             self.executable.load()
         for name, weight in weights.items():
             self.write(name, weight)

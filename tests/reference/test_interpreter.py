@@ -60,6 +60,24 @@ def test_it_goes_on_from_where_the_executor_is(host):
         assert_agrees(weight.detach(), interpreter.read(name), close=1e-5, what=name)
 
 
+def test_a_period_of_an_anchor_goes_on_from_run_to_run():
+    """Runs without an iteration of the period bring back what the last one with one did."""
+    torch.manual_seed(0)
+    options = make_options(2)
+    options.anchorTensor("every", "Gemm:0", OutputMode.EveryN, 5)
+    model = poptorch.inferenceModel(nn.Linear(3, 2), options)
+    data = torch.randn(7, 4, 3)
+    model(data[0])
+    interpreter = Interpreter.like(model)
+    for number, x in enumerate(data[1:], 1):
+        model(x)
+        _, every = interpreter.run([x])
+        if number >= 2:
+            assert_agrees(model.getAnchoredTensor("every"), every, close=1e-6)
+        else:
+            assert not every.any()
+
+
 def test_before_the_first_call():
     model, data = trained(calls=0)
     (out, _), expected = model(*data), Interpreter.like(trained(calls=0)[0]).run(data)

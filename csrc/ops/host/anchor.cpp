@@ -150,17 +150,27 @@ std::vector<graph::Work> work(const OpView& op) {
 
 }  // namespace
 
-Filled filled_by(const OpView& op, LoopCounts loop) {
-  return {op.attribute<int64_t>("buffer"),
+Return return_of(const OpView& op, LoopCounts loop) {
+  const int64_t num_entries = Kept(op).num_entries(loop);
+  return {op.input_id(0), num_entries,
+          shape_of_entries(op.input(0).shape, num_entries),
           dtype_from_name(op.attribute<std::string>("dtype")),
-          Kept(op).num_entries(loop) * op.input(0).numel()};
+          op.attribute<bool>("keep")};
+}
+
+Shape shape_of_entries(const Shape& entry, int64_t num_entries) {
+  if (entry.empty()) return num_entries == 1 ? Shape{} : Shape{num_entries};
+  Shape shape = entry;
+  shape.front() *= num_entries;
+  return shape;
 }
 
 extern const OpDef kAnchor{
     .name = "anchor",
     .schema =
         "anchor(Tensor x, *, str{All, EveryN, Final, Sum} mode, "
-        "int{1..} period, int{0..} buffer, bool per_update, dtype dtype) -> ()",
+        "int{1..} period, int{0..} buffer, bool keep, bool per_update, "
+        "dtype dtype) -> ()",
     .family = "host",
     .shape = anchor_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {

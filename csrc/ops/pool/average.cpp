@@ -29,34 +29,40 @@ class Divisor {
   bool with_padding_;
 };
 
+// Pools, or spreads the gradient of what was pooled.
+template <bool kGradient>
 class AveragePool final : public Kernel {
  public:
   explicit AveragePool(const OpView& op)
-      : g_(read_pool(op, op.input(0).shape)),
+      : g_(read_pool(op, kGradient ? op.output(0).shape : op.input(0).shape)),
         divisor_(op),
         last_(pool_channels_last(op, {})),
-        x_(pool_input(op, 0, last_, workspace_)),
-        y_(op.output_id(0), op.output(0), workspace_) {
+        from_(pool_input(op, 0, last_, workspace_)),
+        to_(op.output_id(0), op.output(0), workspace_) {
     check_pool_layouts(op, {}, last_);
   }
 
   void run(const RunContext& context) override {
     char* workspace = workspace_.memory();
-    const float* x = x_.load(context, workspace);
-    float* y = y_.buffer(context, workspace);
-    const int64_t in = g_.input_size();
-    const int64_t out = g_.output_size();
+    const float* from = from_.load(context, workspace);
+    float* to = to_.buffer(context, workspace);
     // A unit of work is an image with its channels last, else a channel.
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
-    const threads::Shares shares(threads::additions(count * (in + out) * size),
+    const int64_t image = g_.input_size() * size;
+    const int64_t pooled = g_.output_size() * size;
+    const threads::Shares shares(threads::additions(count * (image + pooled)),
                                  count);
     shares.run([&](int64_t /*share*/, threads::Range images) {
       for (int64_t i = images.begin; i < images.end; ++i) {
-        pool(x + i * in * size, size, y + i * out * size);
+        if constexpr (kGradient) {
+          spread(from + i * pooled, size, to + i * image);
+        } else {
+          pool(from + i * image, size, to + i * pooled);
+        }
       }
     });
-    y_.store(context, workspace);
+    to_.store(context, workspace);
   }
 
  private:
@@ -80,44 +86,6 @@ class AveragePool final : public Kernel {
     for (int64_t c = 0; c < channels; ++c) y[c] /= divisor;
   }
 
-  PoolGeometry g_;
-  Divisor divisor_;
-  bool last_;
-  Workspace workspace_;
-  FloatInput x_;
-  FloatOutput y_;
-};
-
-class AveragePoolGradient final : public Kernel {
- public:
-  explicit AveragePoolGradient(const OpView& op)
-      : g_(read_pool(op, op.output(0).shape)),
-        divisor_(op),
-        last_(pool_channels_last(op, {})),
-        grad_y_(pool_input(op, 0, last_, workspace_)),
-        grad_x_(op.output_id(0), op.output(0), workspace_) {
-    check_pool_layouts(op, {}, last_);
-  }
-
-  void run(const RunContext& context) override {
-    char* workspace = workspace_.memory();
-    const float* grad_y = grad_y_.load(context, workspace);
-    float* grad_x = grad_x_.buffer(context, workspace);
-    const int64_t in = g_.input_size();
-    const int64_t out = g_.output_size();
-    const int64_t size = last_ ? g_.channels : 1;
-    const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
-    const threads::Shares shares(threads::additions(count * (in + out) * size),
-                                 count);
-    shares.run([&](int64_t /*share*/, threads::Range images) {
-      for (int64_t i = images.begin; i < images.end; ++i) {
-        spread(grad_y + i * out * size, size, grad_x + i * in * size);
-      }
-    });
-    grad_x_.store(context, workspace);
-  }
-
- private:
   void spread(const float* grad_y, int64_t channels, float* grad_x) const {
     std::fill_n(grad_x, g_.input_size() * channels, 0.0f);
     for (const PoolWindow& down : g_.down) {
@@ -136,8 +104,8 @@ class AveragePoolGradient final : public Kernel {
   Divisor divisor_;
   bool last_;
   Workspace workspace_;
-  FloatInput grad_y_;
-  FloatOutput grad_x_;
+  FloatInput from_;
+  FloatOutput to_;
 };
 
 }  // namespace
@@ -156,7 +124,7 @@ extern const OpDef kAveragePool{
               {op.input(0).dtype, pooled_shape(op, op.input(0).shape)}};
         },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
-      return std::make_unique<AveragePool>(op);
+      return std::make_unique<AveragePool<false>>(op);
     },
     .work = pool_work,
     .outputs = OutputLayout::kImage,
@@ -179,7 +147,7 @@ extern const OpDef kAveragePoolGrad{
           return std::vector<TensorType>{{op.input(0).dtype, x}};
         },
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
-      return std::make_unique<AveragePoolGradient>(op);
+      return std::make_unique<AveragePool<true>>(op);
     },
     .work = pool_grad_work,
     .outputs = OutputLayout::kImage,

@@ -4,7 +4,10 @@
 // Over the last axis (inner = 1) a row is a vector; otherwise a block of
 // columns is worked on at a time.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <span>
+#include <vector>
 
 #include "base/numbers.h"
 #include "ops/math/softmax_rows.h"
@@ -18,6 +21,7 @@ namespace popsim::ops {
 namespace {
 
 constexpr int64_t kColumns = 64;
+
 struct LogSoftmax {
   static void row(const float* x, float* out, int64_t size) {
     const Vec shift(largest(x, size));
@@ -148,18 +152,46 @@ void scatter(const RunContext& context, const RowOutput& output,
   }
 }
 
+// Computes a row, or a block of columns, of one input.
 template <typename Function>
+struct Forward {
+  static constexpr size_t kInputs = 1;
+  static void row(std::span<const float* const> in, float* out, int64_t size) {
+    Function::row(in[0], out, size);
+  }
+  static void columns(std::span<const Strip<const float>> in, Strip<float> out,
+                      int64_t size, int64_t count) {
+    softmax_columns<Function>(in[0], out, size, count);
+  }
+};
+
+// The same of two: a gradient, and the result of the forward op.
+template <typename Function>
+struct Backward {
+  static constexpr size_t kInputs = 2;
+  static void row(std::span<const float* const> in, float* out, int64_t size) {
+    grad_row<Function>(in[0], in[1], out, size);
+  }
+  static void columns(std::span<const Strip<const float>> in, Strip<float> out,
+                      int64_t size, int64_t count) {
+    grad_columns<Function>(in[0], in[1], out, size, count);
+  }
+};
+
+template <typename Direction>
 class SoftmaxKernel final : public Kernel {
  public:
   explicit SoftmaxKernel(const OpView& op)
       : layout_(op),
         last_(layout_.inner == 1),
-        x_(op, 0, last_ ? layout_.size : layout_.inner),
+        step_(last_ ? padded(layout_.size) : kColumns * layout_.size),
         out_(op, 0, last_ ? layout_.size : layout_.inner),
         scratch_(static_cast<size_t>(layout_.shares.limit())) {
-    const int64_t floats =
-        2 * (last_ ? padded(layout_.size) : kColumns * layout_.size);
-    for (auto& share : scratch_) share.resize(static_cast<size_t>(floats));
+    for (size_t i = 0; i < kInputs; ++i) {
+      inputs_.emplace_back(op, i, last_ ? layout_.size : layout_.inner);
+    }
+    const size_t floats = (kInputs + 1) * static_cast<size_t>(step_);
+    for (auto& share : scratch_) share.resize(floats);
   }
 
   void run(const RunContext& context) override {
@@ -174,88 +206,40 @@ class SoftmaxKernel final : public Kernel {
   }
 
  private:
+  static constexpr size_t kInputs = Direction::kInputs;
+
   void run_rows(const RunContext& context, threads::Range rows,
                 float* scratch) {
+    std::array<const float*, kInputs> in;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      float* out = out_.space(context, row, scratch + padded(layout_.size));
-      Function::row(x_.read(context, row, scratch), out, layout_.size);
-      out_.store(context, row, out);
-    }
-  }
-
-  void run_columns(const RunContext& context, threads::Range blocks,
-                   float* scratch) {
-    float* results = scratch + kColumns * layout_.size;
-    for_each_block(layout_, blocks, [&](const Block& block) {
-      const auto x = gather(context, x_, layout_, block, scratch);
-      const auto out = space(context, out_, layout_, block, results);
-      softmax_columns<Function>(x, out, layout_.size, block.count);
-      scatter(context, out_, layout_, block, out);
-    });
-  }
-
-  Layout layout_;
-  bool last_;
-  RowInput x_;
-  RowOutput out_;
-  std::vector<std::vector<float>> scratch_;  // by share
-};
-
-template <typename Function>
-class SoftmaxGradKernel final : public Kernel {
- public:
-  explicit SoftmaxGradKernel(const OpView& op)
-      : layout_(op),
-        last_(layout_.inner == 1),
-        gradient_(op, 0, last_ ? layout_.size : layout_.inner),
-        y_(op, 1, last_ ? layout_.size : layout_.inner),
-        out_(op, 0, last_ ? layout_.size : layout_.inner),
-        scratch_(static_cast<size_t>(layout_.shares.limit())) {
-    const int64_t floats =
-        3 * (last_ ? padded(layout_.size) : kColumns * layout_.size);
-    for (auto& share : scratch_) share.resize(static_cast<size_t>(floats));
-  }
-
-  void run(const RunContext& context) override {
-    layout_.shares.run([&](int64_t share, threads::Range blocks) {
-      float* scratch = scratch_[static_cast<size_t>(share)].data();
-      if (last_) {
-        run_rows(context, blocks, scratch);
-      } else {
-        run_columns(context, blocks, scratch);
+      float* next = scratch;
+      for (size_t i = 0; i < kInputs; ++i, next += step_) {
+        in[i] = inputs_[i].read(context, row, next);
       }
-    });
-  }
-
- private:
-  void run_rows(const RunContext& context, threads::Range rows,
-                float* scratch) {
-    const int64_t step = padded(layout_.size);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-      const float* gradient = gradient_.read(context, row, scratch);
-      const float* y = y_.read(context, row, scratch + step);
-      float* out = out_.space(context, row, scratch + 2 * step);
-      grad_row<Function>(gradient, y, out, layout_.size);
+      float* out = out_.space(context, row, next);
+      Direction::row(in, out, layout_.size);
       out_.store(context, row, out);
     }
   }
 
   void run_columns(const RunContext& context, threads::Range blocks,
                    float* scratch) {
-    const int64_t step = kColumns * layout_.size;
+    std::array<Strip<const float>, kInputs> in;
     for_each_block(layout_, blocks, [&](const Block& block) {
-      const auto g = gather(context, gradient_, layout_, block, scratch);
-      const auto y = gather(context, y_, layout_, block, scratch + step);
-      const auto out = space(context, out_, layout_, block, scratch + 2 * step);
-      grad_columns<Function>(g, y, out, layout_.size, block.count);
+      float* next = scratch;
+      for (size_t i = 0; i < kInputs; ++i, next += step_) {
+        in[i] = gather(context, inputs_[i], layout_, block, next);
+      }
+      const auto out = space(context, out_, layout_, block, next);
+      Direction::columns(in, out, layout_.size, block.count);
       scatter(context, out_, layout_, block, out);
     });
   }
 
   Layout layout_;
   bool last_;
-  RowInput gradient_;
-  RowInput y_;
+  int64_t step_;  // scratch of one operand (elements)
+  std::vector<RowInput> inputs_;
   RowOutput out_;
   std::vector<std::vector<float>> scratch_;  // by share
 };
@@ -281,12 +265,12 @@ extern const OpDef kSoftmax{
     .shape = softmax_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       if (op.attribute<bool>("log")) {
-        return std::make_unique<SoftmaxKernel<LogSoftmax>>(op);
+        return std::make_unique<SoftmaxKernel<Forward<LogSoftmax>>>(op);
       }
       if (op.attribute<bool>("safe")) {
-        return std::make_unique<SoftmaxKernel<Softmax<true>>>(op);
+        return std::make_unique<SoftmaxKernel<Forward<Softmax<true>>>>(op);
       }
-      return std::make_unique<SoftmaxKernel<Softmax<false>>>(op);
+      return std::make_unique<SoftmaxKernel<Forward<Softmax<false>>>>(op);
     },
     .work = elementwise<20>,
     .cheap = true,
@@ -301,9 +285,9 @@ extern const OpDef kSoftmaxGrad{
     .shape = softmax_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       if (op.attribute<bool>("log")) {
-        return std::make_unique<SoftmaxGradKernel<LogSoftmaxGrad>>(op);
+        return std::make_unique<SoftmaxKernel<Backward<LogSoftmaxGrad>>>(op);
       }
-      return std::make_unique<SoftmaxGradKernel<SoftmaxGrad>>(op);
+      return std::make_unique<SoftmaxKernel<Backward<SoftmaxGrad>>>(op);
     },
     .work = elementwise<4>,
 };

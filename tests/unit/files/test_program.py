@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from popsim_torch.files.program import pack_program, program_digest, unpack_program
-from popsim_torch.ir import Graph, Phase, Program, Return, TensorKind, graphs, program_text
+from popsim_torch.ir import Anchor, Graph, Phase, Program, TensorKind, graphs, program_text
 from tests.mutants.programs import PROGRAMS, program
 
 
@@ -22,11 +22,11 @@ def some_program():
     y = graph.add_tensor(TensorKind.VALUE, torch.float32, (2,), name="y")
     code = {"code": ["add 0 1"], "constants": [], "results": [2], "dtypes": ["float32"]}
     graph.add_op("map", [x, c], [y], {**code, "shape": [2]}, phase=Phase.FORWARD, name="y")
-    keep = {"mode": "All", "period": 1, "buffer": 0, "per_update": False, "dtype": "float32"}
+    keep = {"mode": "All", "period": 1, "buffer": 0, "dtype": "float32"}
+    keep |= {"keep": False, "per_update": False}
     graph.add_op("anchor", [y], [], keep, phase=Phase.FORWARD, name="y")
     program.parameters["w"] = w.id
     program.outputs = [y.id]
-    program.returns = [Return((2,), torch.float32, False)]
     return program
 
 
@@ -103,6 +103,28 @@ OP = (*GRAPH, "ops", 0, "Op")
 def test_programs_that_break_a_rule_are_refused(path, value):
     with pytest.raises(ValueError, match=r"program|Tensor|Program|Graph|cannot"):
         unpack_program(change(path, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("keep", True, "does not return what it computes"),
+        ("keep", 1, "breaks a rule"),
+        ("buffer", -1, "breaks a rule"),
+    ],
+)
+def test_programs_that_bring_back_something_else_are_refused(name, value, message):
+    program = some_program()
+    program.graph.ops[-1].attributes[name] = value
+    with pytest.raises(ValueError, match=message):
+        unpack_program(pack_program(program))
+
+
+def test_anchors_that_nothing_keeps_are_refused():
+    program = some_program()
+    program.anchors["y"] = Anchor(program.outputs[0], 0, (2,), 0)
+    with pytest.raises(ValueError, match="keeps nothing for an anchor"):
+        unpack_program(pack_program(program))
 
 
 def test_what_is_no_program_is_refused():
