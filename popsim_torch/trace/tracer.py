@@ -200,7 +200,7 @@ class _Tracer:
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
         """Take note of what the body of a loop does; return the gradients of its updates."""
         loop.finish()
-        self._result.loss_dtype, self._result.has_backward = loop.loss_dtype, loop.has_backward
+        self._result.loss_dtypes, self._result.has_backward = loop.loss_dtypes, loop.has_backward
         self._result.optimizers = loop.optimizers
         self._result.gradients = list(loop.gradients)
         self._result.steps = loop.steps_in_trip
@@ -214,7 +214,7 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         followed = self._recorder.gradients
         loss = find_final_loss(followed.losses, followed.differentiated)
-        self._result.loss_dtype = loss.dtype
+        self._result.loss_dtypes = [loss.dtype]
         if loss.grad_fn is None:
             _logger.warning(
                 "trainingModel: the loss does not depend on any parameter that requires a "
