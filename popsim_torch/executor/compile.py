@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from popsim_torch.anchors import AnchorRequest, anchor_requests
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
@@ -40,7 +42,7 @@ from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.options import Options
-from popsim_torch.options.back_end import check_back_end
+from popsim_torch.options.back_end import check_back_end, check_loss_scale
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.synthetic_data import SyntheticData
@@ -155,7 +157,9 @@ def place_stages(c: Compilation) -> None:
 def plan_updates(c: Compilation) -> None:
     """Say what optimizers do to the weights, and which gradients go into queues."""
     traced = c.traced
-    c.plan = c.request.plan(traced, names.loss_scale(dtype_name(traced.loss_dtype)))
+    check_loss_scale(c.request.options, traced.loss_dtypes)
+    loss_dtype = traced.loss_dtypes[-1] if traced.loss_dtypes else torch.float32
+    c.plan = c.request.plan(traced, names.loss_scale(dtype_name(loss_dtype)))
     captures = () if c.plan is None else c.request.captures(traced)
     check_steps(
         traced,

@@ -154,6 +154,7 @@ class DeviceLoopRequest(CompileRequest):
         infeeds: The queues that inputs come from.
         places: Where each input comes from.
         read_optimizer: Copies an optimizer's values.
+        trips: How many there are in a run (count); None if the body decides that.
     """
 
     counts: LoopCounts
@@ -162,6 +163,7 @@ class DeviceLoopRequest(CompileRequest):
     infeeds: Sequence[InfeedQueue]
     places: Sequence[_native.InputPlace]
     read_optimizer: Callable[[torch.optim.Optimizer], OptimizerSettings]
+    trips: int | None = field(default=None, kw_only=True)
 
     @property
     def fed(self) -> bool:
@@ -192,4 +194,4 @@ class DeviceLoopRequest(CompileRequest):
 
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
         """Return the queues that the body feeds and is fed from."""
-        return Queues(enqueues, self.infeeds, self.places)
+        return Queues(enqueues, self.infeeds, self.places, self.trips)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -54,6 +54,7 @@ class DeviceProgram:
             if there was none.
         fitted_anchors: What ``fit`` and the like recorded for the same executor, where that was the
             last to run.
+        optimizers: Those whose updates the program makes.
         warned: Warnings already given for this program and those before it.
     """
 
@@ -71,6 +72,7 @@ class DeviceProgram:
         self.ready: CompiledModel | None = None
         self.last_complete_run = 0
         self.fitted_anchors: Mapping[str, torch.Tensor] | None = None
+        self.optimizers: Sequence[torch.optim.Optimizer] = ()
         self.warned: set[str] = set()
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
@@ -189,8 +191,7 @@ class DeviceProgram:
             results = compiled.executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
-        self.last_complete_run = compiled.executable.num_runs
-        self.fitted_anchors = None
+        self._note_run(compiled)
         return results
 
     def use(self, work: Callable[[], T]) -> T:
@@ -214,9 +215,16 @@ class DeviceProgram:
                 result = work()
             except _native.ERRORS as error:
                 raise _native.translated(error) from error
+        self._note_run(compiled)
+        return result
+
+    def _note_run(self, compiled: CompiledModel) -> None:
+        """Take note that the program has run to its end, at least once."""
         self.last_complete_run = compiled.executable.num_runs
         self.fitted_anchors = None
-        return result
+        for optimizer in self.optimizers:
+            # Schedulers of torch warn when they believe that no update came before theirs.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
     @contextmanager
     def _shown(self, scope: AbstractContextManager[object]) -> Iterator[None]:

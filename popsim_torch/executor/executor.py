@@ -281,12 +281,8 @@ class PoplarExecutor(HasModel):
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
         # What a call costs beyond the native program: nothing here may depend on the model's size.
-        device, optimizer = self._device, self._use.optimizer
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
-        results = device.run(given)
-        if optimizer is not None:
-            # Schedulers of torch warn when they believe that no update came before theirs.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+        results = self._device.run(given)
         program = compiled.program
         num_outputs = len(program.outputs)
         if len(results) == num_outputs:

@@ -30,8 +30,7 @@ class OptimizerUse:
             have other values by now.
 
     Attributes:
-        optimizer: Without what captures its gradients; None for inference.
-        settings: Its values in use.
+        settings: The optimizer's values in use.
         captures: Gradients that go into queues.
         let_go: Lets go of the program; the next one gives an optimizer of these settings the states
             of this one. Set by what makes programs.
@@ -53,6 +52,16 @@ class OptimizerUse:
         elif optimizer is not None:
             self.optimizer, self.captures = unwrapped(optimizer)
             self.settings = self._read(self.optimizer)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The one in use, without what captures its gradients; None for inference."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._optimizer = optimizer
+        self._device.optimizers = () if optimizer is None else (optimizer,)
 
     @property
     def _synced(self) -> optim.Optimizer | None:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from popsim_torch import _native
 from popsim_torch.errors import Error
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.runs import ProgramQueue, Running
 from popsim_torch.trace.graph.enqueues import Enqueue
+
+
+@dataclass(frozen=True)
+class _Trips:
+    """Tells an infeed queue how many elements a run takes."""
+
+    infeed: InfeedQueue
+    trips: int | None
+
+    def _begin_run(self) -> None:
+        self.infeed._begin_run(self.trips)
+
+    def _end_run(self, error: BaseException | None) -> None:
+        self.infeed._end_run(error)
 
 
 class Queues:
@@ -18,6 +33,7 @@ class Queues:
         enqueues: What the program puts into queues, by number.
         infeeds: The queues that it takes elements from.
         places: Where each input comes from; none: from the call.
+        trips: Elements that a run takes from each of the infeeds (count); None if nobody knows.
     """
 
     def __init__(
@@ -25,12 +41,13 @@ class Queues:
         enqueues: Mapping[int, Enqueue],
         infeeds: Sequence[InfeedQueue] = (),
         places: Sequence[_native.InputPlace] = (),
+        trips: int | None = None,
     ) -> None:
         self._enqueues = enqueues
         self._infeeds = infeeds
         self._places = places
         self._is_running = False
-        self._told = Running([*self.outfeeds, *infeeds])
+        self._told = Running([*self.outfeeds, *(_Trips(infeed, trips) for infeed in infeeds)])
 
     @property
     def outfeeds(self) -> list[ProgramQueue]:

@@ -231,8 +231,11 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
             return (element,), {}
         return ((), element) if structure.container is dict else (tuple(element), {})
 
-    def _begin_run(self) -> None:
+    def _begin_run(self, trips: int | None = None) -> None:
         """A program that takes elements begins to run.
+
+        Args:
+            trips: How many it takes (count); None if nobody knows.
 
         Raises:
             Error: Another one does already: which of them gets an element would be chance.
@@ -288,23 +291,30 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
             self._check_open()
             if self._producer is not None:
                 return
-            items, first = self._first()
-            assert self._kind is not None
-            if self._ring is None:
-                self._ring = Infeed(
-                    [dtype_name(dtype) for dtype, _ in self._kind.components],
-                    [shape for _, shape in self._kind.components],
-                    self._prefetch_depth,
-                )
-            self._producer = Producer(
-                items, first, self._kind, self._ring, self._source.can_restart
+            self._produce(*self._first())
+
+    def _produce(self, items: Any, first: list[torch.Tensor], most: int | None = None) -> None:
+        """Let a thread make elements, behind the first one; so many, if there is a number."""
+        assert self._kind is not None
+        ring = self._filled_ring()
+        self._producer = Producer(items, first, self._kind, ring, self._source.can_restart, most)
+        if self._stop_if_dropped is not None:
+            self._stop_if_dropped.detach()
+        self._stop_if_dropped = weakref.finalize(self, make_stopper(self._producer, ring))
+        self._stop_if_dropped.atexit = False  # the producers see to that
+        if self._closed:  # in the meantime
+            self._stop_if_dropped()
+
+    def _filled_ring(self) -> Infeed:
+        """Return the ring for elements of the kind that the first one had."""
+        assert self._kind is not None
+        if self._ring is None:
+            self._ring = Infeed(
+                [dtype_name(dtype) for dtype, _ in self._kind.components],
+                [shape for _, shape in self._kind.components],
+                self._prefetch_depth,
             )
-            if self._stop_if_dropped is not None:
-                self._stop_if_dropped.detach()
-            self._stop_if_dropped = weakref.finalize(self, make_stopper(self._producer, self._ring))
-            self._stop_if_dropped.atexit = False  # the producers see to that
-            if self._closed:  # in the meantime
-                self._stop_if_dropped()
+        return self._ring
 
     def _first(self) -> tuple[Any, list[torch.Tensor]]:
         """Return the dataset behind its first element, and that element's tensors."""

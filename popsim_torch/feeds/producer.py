@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -132,8 +133,10 @@ class Producer:
         kind: Of all elements.
         ring: Gets the elements.
         can_restart: The dataset can be gone through again.
+        most: Elements that it makes (count); None for all.
 
     Attributes:
+        most: The same.
         failure: What ended it, if something did.
     """
 
@@ -144,7 +147,9 @@ class Producer:
         kind: ElementKind,
         ring: _native.Infeed,
         can_restart: bool,
+        most: int | None = None,
     ) -> None:
+        self.most = most
         self.failure: BaseException | None = None
         self._last_words = ""
         self._number = 0  # of the element that is being made or pushed
@@ -184,11 +189,14 @@ class Producer:
         try:
             _native.use_one_thread()
             wanted = self._push(held.pop())
-            for item in held[0] if wanted else ():
+            rest = None if self.most is None else self.most - 1
+            for item in itertools.islice(held[0], rest) if wanted else ():
                 if self._stopped.is_set():
                     break
                 if not self._push(self._kind.tensors_of(item, self._number)):
                     break
+            if self._number == self.most:
+                self._stopped.set()  # whoever asks for more has another producer
             self._last_words = _end_of_data(self._number, self._can_restart)
         except BaseException as error:
             self.failure = error

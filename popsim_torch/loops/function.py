@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -14,10 +15,13 @@ from typing import Any, overload
 import torch
 from torch import nn
 
+from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.feeds.runs import Running
 from popsim_torch.feeds.structure import check_dense
+from popsim_torch.loops.argument_iterators import ArgumentIterators
+from popsim_torch.loops.argument_kinds import IteratorKind, apart, iterators_of, kind_of
 from popsim_torch.loops.module_kinds import ModuleKinds
 from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
 from popsim_torch.loops.program import DeviceLoopProgram
@@ -25,14 +29,8 @@ from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.loops.schedules import without_schedulers
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
-from popsim_torch.private_torch.trees import (
-    TreeSpec,
-    tree_flatten,
-    tree_is_leaf,
-    tree_unflatten,
-)
+from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from popsim_torch.trace.host_reads import noticed_host_reads
-from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
 
@@ -74,7 +72,8 @@ class Recording:
     Attributes:
         options: Of the function.
         reach: What the function's code can use.
-        iterators: Those of the host that were there before the call.
+        iterators: Those of the host that were there before the recording call, while it lasts.
+        fed: Those among the arguments.
         tensors: The tensors of the recording call: arguments, results of loops, and the like.
         steps: Its loops and what it computes outside of them, in order.
         programs: The programs of its loops.
@@ -92,6 +91,7 @@ class Recording:
     options: Options
     reach: Reach
     iterators: Sequence[Iterator[Any]]
+    fed: ArgumentIterators
     tensors: RecordedTensors
     steps: list[RecordedLoop | Computation] = field(default_factory=list)
     programs: list[DeviceLoopProgram] = field(default_factory=list)
@@ -158,6 +158,7 @@ class Recording:
         self.kinds = ModuleKinds(self.modules)
         self.settings_then = [one for _, one in settings_of(self.modules)]
         self._num_calls = num_calls()
+        self.iterators = ()
         self.computes = any(isinstance(step, Computation) for step in self.steps)
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
@@ -288,13 +289,14 @@ class Function:
         return getattr(self._function, "__qualname__", type(self._function).__name__)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        leaves, structure = _apart(args, kwargs)
-        key = [_kind(leaf) for leaf in leaves]
+        leaves, structure = apart(args, kwargs)
+        key = [kind_of(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        iterators = iterators_of(leaves, key) if IteratorKind in map(type, key) else []
         for known_key, known_structure, known in self._recordings:
             same = known_structure is structure or known_structure == structure
             if same and known_key == key and known.holds():
-                with known.told:
+                with known.told, known.fed.bound(iterators) if iterators else _NOTHING:
                     return known.replay(tensors)
         for number, tensor in enumerate(tensors):
             check_dense(
@@ -304,9 +306,21 @@ class Function:
             )
         found = reach([self._function], _STEPS_TO_BODY)
         lasting = [*found.iterators, *reach(leaves, _STEPS_TO_BODY).iterators]
-        new = Recording(self._options, found, lasting, RecordedTensors(tensors))
-        with new.told:
+        fed = ArgumentIterators(iterators)
+        new = Recording(self._options, found, lasting, fed, RecordedTensors(tensors))
+        with new.told, fed.bound(iterators):
             result = self._record(new, args, kwargs)
+        if fed.moved_on_host or any(one is leaf for one in iterators for leaf in new.result):
+            # No other call would have these elements, or this iterator.
+            logs.warn_once(
+                "poptorch.function: '%s' takes elements of an iterator outside of loops, or "
+                "returns it, so that each call compiles anew. Pass the elements as arguments, or "
+                "take all of them in loops.",
+                self._name,
+            )
+            for program in new.programs:
+                program.release()
+            return result
         self._recordings.append((key, structure, new))
         return result
 
@@ -339,21 +353,7 @@ class Function:
         return result
 
 
-_LEAVES = {torch.Tensor, nn.Parameter, bool, int, float, complex, str, bytes, type(None)}
-
-
-def _apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-    """Return what is in a call's arguments, and how they are put together."""
-    # The usual call's arguments hold nothing; to take them apart takes as long as all else.
-    if not kwargs and (_LEAVES.issuperset(map(type, args)) or all(map(tree_is_leaf, args))):
-        return list(args), _in_a_row(len(args))
-    return tree_flatten((args, kwargs))
-
-
-@functools.cache
-def _in_a_row(count: int) -> TreeSpec:
-    """Return the structure of a call with so many arguments that hold nothing."""
-    return tree_flatten(((None,) * count, {}))[1]
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def _is_recorded() -> bool:
@@ -362,28 +362,6 @@ def _is_recorded() -> bool:
 
 # What a body can use was there before the call if names of the function lead there as well.
 _STEPS_TO_BODY = 4
-
-
-def _kind(leaf: Any) -> Any:
-    """Return what an argument is to a recording; equal for arguments that it serves."""
-    if isinstance(leaf, torch.Tensor):
-        if leaf.is_nested or is_wrapper(leaf):
-            return _Identity(leaf)  # nothing serves it
-        return ("tensor", tuple(leaf.shape), leaf.dtype)
-    if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
-        return (type(leaf), leaf)
-    return _Identity(leaf)
-
-
-@dataclass(frozen=True, eq=False)
-class _Identity:
-    value: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 @overload

@@ -25,7 +25,7 @@ from popsim_torch.private_torch.loaders import BaseDataLoaderIter
 from popsim_torch.trace.device_loop import UnknownObject
 from popsim_torch.trace.graph.origin import user_line
 
-__all__ = ["HostIterators"]
+__all__ = ["HostIterators", "is_same_position", "position_of"]
 
 
 class HostIterators:
@@ -117,10 +117,10 @@ class HostIterators:
         Raises:
             Error: It was done in this scope.
         """
-        before = [(one, _position(one)) for one in self._reached if queue_of(one) is None]
+        before = [(one, position_of(one)) for one in self._reached if queue_of(one) is None]
         yield
         for one, position in before:
-            if queue_of(one) is None and not _is_same(position, _position(one)):
+            if queue_of(one) is None and not is_same_position(position, position_of(one)):
                 raise _taken_otherwise(one, "")
 
 
@@ -132,7 +132,7 @@ def _taken_otherwise(iterator: Iterator[Any], where: str) -> Error:
     )
 
 
-def _position(iterator: Iterator[Any]) -> list[Any]:
+def position_of(iterator: Iterator[Any]) -> list[Any]:
     """Return things of which one is another when an element has been taken, where that shows."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame  # its variables, and what its `for` loops go through
@@ -145,7 +145,7 @@ def _position(iterator: Iterator[Any]) -> list[Any]:
     inner += [part for one in inner if type(one) is tuple for part in one]
     for one in inner:
         if isinstance(one, Iterator):
-            found += _position(one)
+            found += position_of(one)
     return found
 
 
@@ -161,7 +161,8 @@ def _count_of(iterator: Iterator[Any]) -> Any:
         return None
 
 
-def _is_same(before: list[Any], after: list[Any]) -> bool:
+def is_same_position(before: list[Any], after: list[Any]) -> bool:
+    """Whether no element has been taken in between, as far as that shows."""
     if len(before) != len(after):
         return False
     pairs = zip(before, after, strict=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -24,7 +25,7 @@ from popsim_torch.private_torch.operators import HigherOrderOperator
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from popsim_torch.trace.call_arguments import draws_random_numbers
 from popsim_torch.trace.graph.origin import user_line
-from popsim_torch.trace.graph.traced_tensors import is_functorch_wrapped_tensor
+from popsim_torch.trace.graph.traced_tensors import has_memory, is_functorch_wrapped_tensor
 
 __all__ = ["Computation", "OutsideOfLoops", "surroundings"]
 
@@ -61,12 +62,15 @@ class Computation:
         leaves: What is in its arguments; values in the place of tensors.
         structure: How the arguments are put together.
         surroundings: The settings with which it was called.
+        changed: Tensors from outside of the function that it changes in place. From then on they
+            are the function's own, like its results: loops that follow read the new values.
     """
 
     function: Callable[..., Any]
     leaves: Sequence[Any]
     structure: TreeSpec
     surroundings: tuple[Any, ...]
+    changed: Sequence[torch.Tensor] = ()
 
     def __call__(self, tensors: list[torch.Tensor]) -> None:
         """Compute in one call, whose tensors get the results."""
@@ -76,6 +80,7 @@ class Computation:
         args, kwargs = tree_unflatten(leaves, self.structure)
         with _in_surroundings(self.surroundings):
             tensors.extend(_tensors_in(self.function(*args, **kwargs)))
+        tensors.extend(self.changed)
 
 
 class OutsideOfLoops(TorchFunctionMode):
@@ -90,6 +95,8 @@ class OutsideOfLoops(TorchFunctionMode):
         super().__init__()
         self._tensors = tensors
         self._record = record
+        # Tensors from outside that calls were given, by identity.
+        self._met: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> OutsideOfLoops:
         self._hook = register_optimizer_step_pre_hook(_refuse_step)
@@ -120,6 +127,7 @@ class OutsideOfLoops(TorchFunctionMode):
         if name == "__iter__":
             with self:
                 return iter(args[0].unbind(0))
+        self._met.update((id(t), t) for t in given if self._tensors.number_of(t) is None)
         differs = any(map(self._tensors.differs, given))
         self._check(name, leaves, given, differs=differs)
         versions = [_version(tensor) for tensor in given]
@@ -127,8 +135,11 @@ class OutsideOfLoops(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         made = _tensors_in(result)
         differs = differs or name in _RANDOM or draws_random_numbers(func, kwargs or {})
+        changed = [t for t, v in zip(given, versions, strict=True) if _version(t) != v]
         if made or (given and result is None):
-            self._record(Computation(func, values, structure, settings))
+            outside = self._from_outside(changed, made)
+            self._record(Computation(func, values, structure, settings, outside))
+            made += outside
         elif differs and func not in METADATA and not isinstance(result, _TELL_NO_VALUE):
             raise Error(
                 f"poptorch.function: '{name}'{user_line(' at ')} turns values that differ from "
@@ -138,13 +149,27 @@ class OutsideOfLoops(TorchFunctionMode):
                 "function was called."
             )
         if differs:
-            for tensor, version in zip(given, versions, strict=True):
-                if _version(tensor) != version:
-                    self._tensors.changed(tensor)
+            for tensor in changed:
+                self._tensors.changed(tensor)
         for tensor in made:
             changed_here = self._tensors.differs(tensor)
             self._tensors.add(tensor, differs=differs or changed_here)
         return result
+
+    def _from_outside(
+        self, changed: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the tensors without a number that have the memory of changed ones."""
+        memory = {_memory(one) for one in changed if has_memory(one)}
+        known = (*changed, *self._met.values())
+        found = {id(one): one for one in known if has_memory(one) and _memory(one) in memory}
+        return [
+            one
+            for one in found.values()
+            if self._tensors.number_of(one) is None
+            and not isinstance(one, nn.Parameter)
+            and not any(one is other for other in made)
+        ]
 
     def _value(self, leaf: Any) -> Any:
         return self._tensors.value(leaf) if isinstance(leaf, torch.Tensor) else leaf
@@ -190,6 +215,10 @@ def _refuse_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 def _holds_tensor(bounds: slice) -> bool:
     return any(isinstance(one, torch.Tensor) for one in (bounds.start, bounds.stop, bounds.step))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _version(tensor: torch.Tensor) -> int:

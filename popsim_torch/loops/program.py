@@ -72,7 +72,7 @@ class DeviceLoopProgram:
         seed = torch.initial_seed() + _STREAM * next(_programs)
         if options.exists("random_seed"):
             seed = int(options.random_seed)
-        self._optimizers = compiled.optimizers
+        self._optimizers = self._device.optimizers = compiled.optimizers
         self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
         self._values = OptimizerValues(self._optimizers)
         self._has_new_values = False
@@ -128,8 +128,6 @@ class DeviceLoopProgram:
         values = self._by_place(carried) if carried else {}
         inputs = _as_inputs(captured, compiled.input_dtypes) if captured else []
         self._device.use(lambda: self._execute(compiled, values, inputs))
-        for optimizer in self._optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]
         return self._behind(carried, compiled) if carried else []
 
     def _by_place(self, carried: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:

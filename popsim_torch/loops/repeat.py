@@ -367,6 +367,7 @@ def _request(
         places,
         _settings_reader(plan.options),
         body=DeviceLoopOptimizers(tuple(found.optimizers)),
+        trips=settings.trips if condition is None else None,
     )
     return body, request
 

@@ -6,11 +6,14 @@ Package private.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pprint import saferepr
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from popsim_torch import logs
+from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error, closest_names, not_supported_yet
 from popsim_torch.options.back_end_keys import (
     KEYS,
@@ -105,6 +108,31 @@ def log_computed(options: Options, *, pipelined: bool) -> None:
             )
         elif not options.TensorLocations.exists(key):
             _logger.debug("%s set to value %s", key, value)
+
+
+def check_loss_scale(options: Options, loss_dtypes: Collection[torch.dtype]) -> None:
+    """Check the setting that asks for a float32 loss scale; warn where there is one anyway.
+
+    Args:
+        options: The model's options.
+        loss_dtypes: The element types of the losses that training starts from.
+
+    Raises:
+        Error: A loss is of another type, and so is the scale, which is its gradient.
+    """
+    key = "ensureFp32LossScaleTensor"
+    if not options._Popart.options.get(key, False) or not loss_dtypes:
+        return
+    call = f"Options._Popart.set('{key}', True)"
+    others = [dtype_name(dtype) for dtype in loss_dtypes if dtype != torch.float32]
+    if others:
+        raise not_supported_yet(
+            call,
+            f"a float32 scale of a {others[0]} loss",
+            "The scale of a loss has the loss's type: compute the loss in float32, loss.float(), "
+            "or leave the setting out.",
+        )
+    logs.warn_once("%s has no effect: the loss is float32, and so is its scale.", call)
 
 
 def _unknown(kind: str, key: str, value: object) -> str:

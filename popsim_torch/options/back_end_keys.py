@@ -157,11 +157,9 @@ LIMITS: dict[str, Limit] = {
     "automaticLossScalingSettings.toTrackTensors": Limit(
         [], "automatic loss scaling looks at the gradients of all parameters. Leave it out."
     ),
-    "ensureFp32LossScaleTensor": Limit(
-        False, "the scale of a float16 loss is float16. Compute the loss in float32 instead."
-    ),
 }
-"""The settings that are refused with another value. See ``OVERRULED`` for those that are warned of.
+"""The settings that are refused with another value. See ``OVERRULED`` for those that are warned of;
+``ensureFp32LossScaleTensor`` is refused with a float16 loss, and warned of with others.
 
 Those that act: ``autoRecomputation``, ``automaticLossScalingSettings`` (``enabled``,
 ``binEdgeLocation``, ``thresholdUpperCountProportion``, ``updatePeriod``), ``convolutionOptions``

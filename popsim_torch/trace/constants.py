@@ -13,6 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
+    has_memory,
     host_computation,
     is_functorch_wrapped_tensor,
     outside_transforms,
@@ -71,7 +72,7 @@ class Constants:
         Raises:
             Error: Forward has changed another part or view of the same memory.
         """
-        if not self._by_memory or not _has_memory(tensor):
+        if not self._by_memory or not has_memory(tensor):
             return None
         for constant in self._by_memory.get(tensor.untyped_storage().data_ptr(), ()):
             if constant.is_changed():
@@ -133,12 +134,3 @@ class Constants:
         """Forget all tensors."""
         self._data = []
         self._by_memory.clear()
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and not is_functorch_wrapped_tensor(tensor)
-        and not is_wrapper(tensor)
-        and tensor.numel() > 0
-    )

@@ -124,7 +124,7 @@ class DeviceLoopTrace:
         begin_call: Takes note that what is recorded next is a call of the user's, of this name.
         loss_scale: What gradients are multiplied with.
         has_backward: Whether the body computes gradients.
-        loss_dtype: Element type of the last loss.
+        loss_dtypes: Element types of the losses, in order.
         steps: The calls of ``optimizer.step()``, by the key that they have in the graph.
         staying: Where weights are looked at behind a step, by its key, for those that are taken
             where they are called; the others are taken at the end of the trip.
@@ -139,7 +139,7 @@ class DeviceLoopTrace:
     begin_call: Callable[[str], None]
     loss_scale: torch.Tensor
     has_backward: bool = False
-    loss_dtype: torch.dtype = torch.float32
+    loss_dtypes: list[torch.dtype] = field(default_factory=list)
     steps: dict[int, WeightStep] = field(default_factory=dict)
     staying: dict[int, str] = field(default_factory=dict)
     computed_outside: list[torch.Tensor] = field(default_factory=list)
@@ -193,7 +193,8 @@ class DeviceLoopTrace:
         scale = self.loss_scale.to(loss.dtype)
         seed = scale.reshape(loss.shape) if gradient is None else self.known(gradient) * scale
         leaves = leaves_of(loss) if inputs is None else _as_list(inputs, self.known)
-        self.has_backward, self.loss_dtype = True, loss.dtype
+        self.has_backward = True
+        self.loss_dtypes.append(loss.dtype)
         self._backward_line = user_line(" at ")
         with self.backward_of(loss), self._explained():
             found = torch.autograd.grad(

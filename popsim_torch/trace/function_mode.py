@@ -21,7 +21,6 @@ from popsim_torch.private_torch.fake import FakeTensor, FakeTensorMode
 from popsim_torch.private_torch.modes import (
     SET_GRAD_ENABLED,
     DisableTorchFunction,
-    disable_current_modes,
 )
 from popsim_torch.private_torch.operators import (
     NLL_LOSS,
@@ -47,13 +46,13 @@ from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.device_types import as_device_types, as_seen
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
-    host_computation,
     in_transform,
-    is_functorch_wrapped_tensor,
     is_host_tensor,
     is_traced,
     of_another_trace,
+    tensors_in,
 )
+from popsim_torch.trace.host_changes import HostChanges, call_on_host
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.host_reads import warn_of_host_read
 from popsim_torch.trace.known_values import reads_device
@@ -86,6 +85,10 @@ class FunctionListener(HostData, Protocol):
     @property
     def loop(self) -> DeviceLoopTrace | None:
         """The device loop whose body is traced, if it is one's."""
+
+    @property
+    def host_changes(self) -> HostChanges:
+        """Return what tells of changes of tensors of the host."""
 
     def gradients_wanted(self) -> None:
         """Take note that forward asks for gradients itself."""
@@ -177,19 +180,23 @@ class FunctionMode(TorchFunctionMode):
             if args[0] and not self._training and not in_transform():
                 self._listener.gradients_wanted()
             return func(*args)
+        target = args[0] if args else None
         args, kwargs = tree_map(self._known, (args, kwargs), is_leaf=_is_size)
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             _refuse_new_data(func, name, args)
-            result = func(*args, **kwargs)
+            if name == "__get__" and is_host_tensor(args[0]):
+                result = self._listener.host_changes.call(func, name, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
             if self._listener.loop is not None and _is_gradient(func):
                 _notice_gradient(self._listener.loop, name, args)
             return as_seen(func, args[0], result) if is_traced(args[0]) else result
         if self._stays_on_host(func, args, kwargs):
             if name in _RANDOM_CONSTRUCTORS or draws_random_numbers(func, {}):
                 warn_of_host_read(f"torch.{name}")
-            return _call_on_host(func, args, kwargs)
+            return self._listener.host_changes.call(func, name, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
         if _leaves_device(name, args, kwargs):
@@ -204,6 +211,7 @@ class FunctionMode(TorchFunctionMode):
             self._listener.before_call(func)
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
+        self._listener.host_changes.notice(name, target, args, kwargs)
         args, kwargs = tree_map(self._lifted, (args, kwargs), is_leaf=_is_size)
         if name == "tensor_split":
             args, kwargs = self._with_numbers(args, kwargs)
@@ -258,7 +266,7 @@ class FunctionMode(TorchFunctionMode):
         """Call a function that turns a tensor's values into something of Python's."""
         value = self._listener.known_value(args[0])
         if value is not None:
-            return _call_on_host(func, (value, *args[1:]), kwargs)
+            return call_on_host(func, (value, *args[1:]), kwargs)
         if name in _PRINTS:
             return _placeholder(args[0])
         raise reads_device(args[0])
@@ -273,7 +281,7 @@ class FunctionMode(TorchFunctionMode):
         """Call a function that takes a tensor of the device to the host."""
         value = self._listener.known_value(args[0])
         if value is not None:
-            return _call_on_host(func, (value, *args[1:]), kwargs)
+            return call_on_host(func, (value, *args[1:]), kwargs)
         raise Error(
             f"Illegal move to CPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors live "
             "on the device. Return the tensor from the model, or anchor it, to see it on the host."
@@ -317,7 +325,7 @@ class FunctionMode(TorchFunctionMode):
         else:
             result = _called(func, args, kwargs)
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        for tensor in _tensors(args[0] if in_place and args else result):
+        for tensor in tensors_in(args[0] if in_place and args else result):
             self._listener.after_call(tensor)
         if func in LOSS_FUNCTIONS:
             self._listener.mark_loss(result)
@@ -331,7 +339,7 @@ class FunctionMode(TorchFunctionMode):
         if loop is not None and func is torch.Tensor.backward:
             with DisableTorchFunction():
                 return loop.backward(*args, **kwargs)
-        outputs = list(_tensors(args[0]))
+        outputs = list(tensors_in(args[0]))
         if not self._training and not any(output.requires_grad for output in outputs):
             raise Error(
                 f"forward{user_line(' at ')} computes gradients (torch.autograd.{func.__name__}) "
@@ -386,15 +394,6 @@ def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         raise eager from None
 
 
-def _call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if any(is_functorch_wrapped_tensor(value) for value in _tensors((*args, *kwargs.values()))):
-        # Transforms that forward applies to host tensors.
-        with disable_current_modes():
-            return func(*args, **kwargs)
-    with host_computation():
-        return func(*args, **kwargs)
-
-
 def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> None:
     if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
         raise Error(
@@ -422,14 +421,6 @@ def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return name in _LEAVES_DEVICE or (
         name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values()))
     )
-
-
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, (list, tuple)):
-        for item in result:
-            yield from _tensors(item)
 
 
 def _placeholder(tensor: Any) -> str:

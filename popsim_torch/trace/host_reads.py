@@ -1,4 +1,4 @@
-"""Says when forward reads from the host what would be something else each time it is asked.
+"""Says when forward reads from the host what would be something else each time, or changes it.
 
 Forward, the bodies of loops and the functions around these run once, while they are recorded: the
 time, a random number of Python's or NumPy's, or a line of a file is then the same in every run.
@@ -22,7 +22,7 @@ from popsim_torch import logs
 from popsim_torch.ops import op_listener
 from popsim_torch.trace.graph.origin import user_line
 
-__all__ = ["noticed_host_reads", "warn_of_host_read"]
+__all__ = ["noticed_host_reads", "warn_of_host_change", "warn_of_host_read"]
 
 # No warning is given for reads by these: they are not the user's code.
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "popsim_torch", "numpy"} - {"__main__"})
@@ -86,6 +86,32 @@ def warn_of_host_read(name: str) -> None:
         name,
         line,
         "; torch.rand and the like draw anew in each on the device" if "rand" in name else "",
+    )
+
+
+def warn_of_host_change(name: str, *, on_device: bool = False) -> None:
+    """Warn that the user's code changes a tensor of the host in place.
+
+    Args:
+        name: The function that does.
+        on_device: The device does, so that a copy is changed.
+    """
+    line = user_line(" at ")
+    if line in _said:
+        return
+    _said.add(line)
+    what = (
+        "changes a copy of a tensor of the host: each run, and each trip of a loop, begins with a "
+        "new copy, and the tensor stays as it is"
+        if on_device
+        else "changes a tensor of the host once, while the program is recorded, and in no run of it"
+    )
+    logs.python.warning(
+        "%s()%s %s. Make the tensor a buffer (module.register_buffer), which the device changes, "
+        "or hand it on: take it as an argument, and return a new one.",
+        name,
+        line,
+        what,
     )
 
 

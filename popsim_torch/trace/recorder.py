@@ -14,6 +14,7 @@ from popsim_torch.trace.body_scopes import BodyScopes
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.device_loop import DeviceLoopOptimizers, DeviceLoopTrace
 from popsim_torch.trace.gradients import Gradients
+from popsim_torch.trace.host_changes import HostChanges
 from popsim_torch.trace.result import TraceResult
 from popsim_torch.trace.scopes import Scopes
 from popsim_torch.trace.stand_ins import StandIns
@@ -42,6 +43,7 @@ class Recorder:
         user_ops: Listens to the operations of ``popsim_torch``.
         control_flow: Records loops and branches.
         values: What is known of values while forward runs.
+        host_changes: Tells which tensors of the host were made in the trace.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Recorder:
         )
         self._origins = CallOrigins(scopes, stages, location_excludes)
         self._stand_ins = StandIns(result)
+        self.host_changes = HostChanges(self._stand_ins.lasts)
         self.gradients = Gradients(result, self._origins)
         self._bodies = BodyScopes(result, self._origins, self.gradients, self._stand_ins)
         self.user_ops = UserOps(
@@ -111,6 +114,7 @@ class Recorder:
         """
         for part in (self.gradients, self._stand_ins, self._bodies, self.user_ops):
             part.close()
+        self.host_changes.clear()
         self._origins.loop = None
 
     def before_call(self, function: Callable[..., Any]) -> None:

@@ -91,7 +91,7 @@ class TraceResult:
         losses: Nodes of the results of loss functions.
         checkpoints: Nodes of values that are kept for the backward pass.
         controls: What the ``popsim::control`` nodes repeat or choose from, by index.
-        loss_dtype: Element type of the loss that training starts from.
+        loss_dtypes: Element types of the losses that training starts from.
         overlaps: Whether an input or output is marked for overlap with computation.
         has_backward: Whether the body of a loop computes gradients.
         optimizers: Those that the body of a loop steps.
@@ -117,7 +117,7 @@ class TraceResult:
     losses: list[torch.fx.Node] = field(default_factory=list)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
-    loss_dtype: torch.dtype = torch.float32
+    loss_dtypes: list[torch.dtype] = field(default_factory=list)
     overlaps: bool = False
     has_backward: bool = False
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)

@@ -54,6 +54,11 @@ class StandIns:
         changed = self._constants.changed(tensor) if is_host_tensor(tensor) else None
         return tensor if changed is None else changed
 
+    def lasts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the host is a parameter or buffer, which the device keeps."""
+        state = (*self._result.parameters.values(), *self._result.buffers.values())
+        return any(tensor is one for one in state)
+
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the data that a host tensor has now."""
         return self._constants.traced(tensor)

@@ -50,6 +50,7 @@ from popsim_torch.trace.module_state import (
     check_not_reassigned,
 )
 from popsim_torch.trace.overlaps import check_overlaps
+from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.result import TraceRequest, TraceResult
 
@@ -67,10 +68,7 @@ class _Tracer:
         self._mode = TraceMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
         self._parameters = dict(module.named_parameters())
-        # While forward is traced, parameters answer as the traced ones.
-        self._hooks = {
-            n: [*(p._backward_hooks or {}).values()] for n, p in self._parameters.items()
-        }
+        self._hooks = ParameterHooks(self._parameters)
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
@@ -163,6 +161,7 @@ class _Tracer:
         else:
             training = self._request.training
             gradients = self._backward(state, flat[-1], outputs) if training else []
+        self._hooks.warn(state, self._result.gradients)
         return [*outputs, *gradients]
 
     def _forward(
@@ -188,7 +187,7 @@ class _Tracer:
             )
             self._recorder.user_ops.function_mode = mode  # hooks of gradients run in one, too
             stack.enter_context(mode())
-            self._take_hooks(state)
+            self._hooks.attach(state)
             structure = module(*args, **kwargs)
             self._recorder.user_ops.end_forward()
             check_not_reassigned(module, swapped.given)
@@ -198,16 +197,10 @@ class _Tracer:
         )
         return self._result.outputs.flatten(structure)
 
-    def _take_hooks(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Let hooks of the host's parameters see, and change, the traced ones' gradients."""
-        for name, hooks in self._hooks.items():
-            for hook in hooks if state[name].requires_grad else ():
-                state[name].register_hook(hook)  # type: ignore[no-untyped-call]
-
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
         """Take note of what the body of a loop does; return the gradients of its updates."""
         loop.finish()
-        self._result.loss_dtype, self._result.has_backward = loop.loss_dtype, loop.has_backward
+        self._result.loss_dtypes, self._result.has_backward = loop.loss_dtypes, loop.has_backward
         self._result.optimizers = loop.optimizers
         self._result.gradients = list(loop.gradients)
         self._result.steps = loop.steps_in_trip
@@ -221,7 +214,7 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         followed = self._recorder.gradients
         loss = find_final_loss(followed.losses, followed.differentiated)
-        self._result.loss_dtype = loss.dtype
+        self._result.loss_dtypes = [loss.dtype]
         if loss.grad_fn is None:
             _logger.warning(
                 "trainingModel: the loss does not depend on any parameter that requires a "

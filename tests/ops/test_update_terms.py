@@ -43,6 +43,47 @@ OPTIONS = {
     "RMSprop of TensorFlow with momentum": lambda p: optim.RMSprop(
         p, lr=0.07, eps=1e-3, momentum=0.9, centered=True, use_tf_variant=True
     ),
+    "torch Adam": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), weight_decay=0.2),
+    "torch AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
+    "torch RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1, weight_decay=0.2),
+    "torch RMSprop centered with momentum": lambda p: torch.optim.RMSprop(
+        p, lr=0.01, momentum=0.9, centered=True, eps=1e-3
+    ),
+    "torch nesterov": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=True
+    ),
+    "Adam of half states": lambda p: optim.Adam(
+        p,
+        lr=0.1,
+        loss_scaling=8.0,
+        accum_type=torch.float16,
+        first_order_momentum_accum_type=torch.float16,
+        second_order_momentum_accum_type=torch.float32,
+    ),
+    "Adam clipped and scaled": lambda p: optim.Adam(
+        p, lr=0.1, loss_scaling=3.0, max_grad_norm=MAX_NORM
+    ),
+    "AdamW scaled": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.2, loss_scaling=3.0),
+    "AdamW uncorrected": lambda p: optim.AdamW(p, lr=0.1, bias_correction=False),
+    "LAMB of half accumulators": lambda p: optim.LAMB(
+        p, lr=0.1, accum_type=torch.float16, first_order_momentum_accum_type=torch.float16
+    ),
+    "RMSprop with momentum, scaled": lambda p: optim.RMSprop(
+        p, lr=0.1, momentum=0.9, loss_scaling=3.0
+    ),
+    "RMSprop of half accumulators": lambda p: optim.RMSprop(
+        p, lr=0.1, centered=True, eps=1e-3, accum_type=torch.float16
+    ),
+    "nesterov of half velocities": lambda p: optim.SGD(
+        p,
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
+        loss_scaling=3.0,
+        use_combined_accum=False,
+        accum_type=torch.float16,
+        velocity_accum_type=torch.float16,
+    ),
 }
 MAKERS = {**{name: case.ours for name, case in CASES.items()}, **CLIPPED, **OPTIONS}
 
@@ -116,7 +157,9 @@ class Replay:
         assert torch.equal(gradient, unscale * self.gradient())
         scale = scalars[f"nesterovGradScaleFactor{version}"]
         rest = fma(scale * scalars["sgdWeightDecay"], self.w, scale * gradient.numpy())
-        assert torch.equal(step, fma(scalars["sgdMomentum"], v, rest))
+        if self.before[f"Accl___{self.update.parameter}"].dtype == torch.float32:
+            # The step has the velocity before it is rounded to half precision.
+            assert torch.equal(step, fma(scalars["sgdMomentum"], v, rest))
         return fma(-scalars[f"scaledLearningRate{version}"], step, self.w)
 
     def gradient(self):

@@ -280,6 +280,78 @@ def test_settings_that_say_what_is_done_anyway_are_accepted(opts, key):
     assert compile_with(opts).isCompiled()
 
 
+class Weighted(nn.Module):
+    """A loss of a type that is asked for."""
+
+    def __init__(self, *dtypes):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.dtypes = dtypes
+
+    def forward(self, x):
+        losses = [(self.weight * x).sum().to(dtype) for dtype in self.dtypes]
+        return poptorch.identity_loss(losses[-1], "none")
+
+
+def train(options, *dtypes):
+    model = Weighted(*dtypes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    poptorch.trainingModel(model, options, optimizer)(torch.ones(1, 2))
+    return model.weight.detach().clone()
+
+
+def loop_over_losses(options, *dtypes):
+    model = Weighted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def body(x):
+        optimizer.zero_grad()
+        for dtype in dtypes:
+            (model.weight * x).sum().to(dtype).backward()
+        optimizer.step()
+        return x
+
+    x = torch.ones(2)
+    poptorch.function(lambda: poptorch.repeat(1, body, x), options=options)()
+    return model.weight.detach().clone()
+
+
+@pytest.mark.parametrize("run", [train, loop_over_losses])
+def test_a_float32_scale_of_a_float32_loss_is_told_once_and_changes_nothing(
+    opts, monkeypatch, caplog, run
+):
+    monkeypatch.setattr(logs, "_warned", set())
+    expected = run(opts.clone(), torch.float32)
+    opts._Popart.set("ensureFp32LossScaleTensor", True)
+    for _ in range(2):
+        assert torch.equal(run(opts.clone(), torch.float32), expected)
+    (line,) = (one.message for one in caplog.records if "LossScale" in one.message)
+    assert line == (
+        "Options._Popart.set('ensureFp32LossScaleTensor', True) has no effect: the loss is "
+        "float32, and so is its scale."
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "dtypes"),
+    [
+        (train, [torch.float16]),
+        (loop_over_losses, [torch.float16]),
+        (loop_over_losses, [torch.float16, torch.float32]),
+    ],
+)
+def test_a_float32_scale_of_a_float16_loss_is_refused(opts, run, dtypes):
+    opts._Popart.set("ensureFp32LossScaleTensor", True)
+    with pytest.raises(Error, match=r"a float32 scale of a float16 loss is not supported .* yet"):
+        run(opts, *dtypes)
+
+
+def test_a_model_without_a_loss_may_ask_for_a_float32_scale(opts, caplog):
+    opts._Popart.set("ensureFp32LossScaleTensor", True)
+    assert compile_with(opts).isCompiled()
+    assert not caplog.records
+
+
 HINTS = {
     "enableStableNorm": True,
     "decomposeGradSum": True,

@@ -40,6 +40,7 @@ ATTRIBUTES = {
     # Tensors: how often they were written to, whether two share memory, and what hooks they have.
     "_version": "torch.Tensor",
     "_backward_hooks": "torch.Tensor",
+    "_post_accumulate_grad_hooks": "torch.Tensor",
     "_cdata": "torch.UntypedStorage",
     # The end of a graph that is being recorded, without a list of all of it.
     "_root": "torch.fx.Graph",

@@ -48,7 +48,6 @@ OTHER_VALUES = {
     "accumulationFactor": 7,
     "accumulationAndReplicationReductionType": 0,
     "automaticLossScalingSettings.toTrackTensors": ["a"],
-    "ensureFp32LossScaleTensor": True,
 }
 # How to use it, and what the error says.
 USES = {

@@ -24,11 +24,13 @@ from popsim_torch.private_torch.functorch import (
 )
 from popsim_torch.private_torch.modes import disable_current_modes
 from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
+from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = [
     "TraceMode",
     "current_graph",
     "find_node",
+    "has_memory",
     "host_computation",
     "in_transform",
     "is_batched",
@@ -38,6 +40,7 @@ __all__ = [
     "node_of",
     "of_another_trace",
     "outside_transforms",
+    "tensors_in",
     "unwrapped",
 ]
 
@@ -74,6 +77,25 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of the host has elements in memory of its own or of a view's base."""
+    return (
+        tensor.layout is torch.strided
+        and not is_functorch_wrapped_tensor(tensor)
+        and not is_wrapper(tensor)
+        and tensor.numel() > 0
+    )
+
+
+def tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among a call's arguments or results."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from tensors_in(item)
 
 
 def current_graph() -> torch.fx.Graph | None:

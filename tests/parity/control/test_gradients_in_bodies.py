@@ -97,6 +97,36 @@ def test_anchors(mode):
         torch.testing.assert_close(device.getAnchoredTensor(name), expected, msg=name)
 
 
+@pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final, OutputMode.Sum])
+def test_anchors_under_gradient_accumulation(mode):
+    net, x = Net(everything), torch.randn(8, 3)
+    names = [*(f"Gradient___{name}" for name in NAMES), "Sin:0", "Tanh:0"]
+    options = make_options(2, 2)
+    options.anchorTensor("all sin", "Sin:0", OutputMode.All)
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    for name in names:
+        options.anchorTensor(name, name, mode)
+    device = train(net, options)
+    device(x)
+    parts = [eager_gradients(net, part) for part in x.chunk(4)]
+    for name in NAMES:
+        gradients = [part[name] for part in parts]
+        expected = {
+            OutputMode.All: lambda found=gradients: torch.cat(found),
+            OutputMode.Final: lambda found=gradients: found[-1],
+            OutputMode.Sum: lambda found=gradients: sum(found),
+        }[mode]()
+        found = device.getAnchoredTensor(f"Gradient___{name}")
+        torch.testing.assert_close(found, expected, msg=name)
+    sines = device.getAnchoredTensor("all sin").chunk(4)
+    expected = {
+        "All": lambda: torch.cat(sines),
+        "Final": lambda: sines[-1],
+        "Sum": lambda: sum(sines),
+    }
+    torch.testing.assert_close(device.getAnchoredTensor("Sin:0"), expected[mode.name]())
+
+
 def test_the_values_are_the_same_with_anchors():
     results = []
     for names in ([], NAMES):
@@ -302,3 +332,34 @@ def test_a_hook_that_changes_the_gradient_still_does():
         torch.testing.assert_close(net.w.detach(), (y.w - 0.1 * y.w.grad).detach())
         weights.append(net.w.detach().clone())
     assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final, OutputMode.Sum])
+def test_anchors_of_a_loop_in_the_body_of_a_device_loop(mode):
+    net, x = Net(everything), torch.randn(4, 3)
+    parts = [eager_gradients(net, part) for part in x.chunk(2)]
+    options = poptorch.Options()
+    for name in NAMES:
+        options.anchorTensor(name, f"Gradient___net/{name}", mode)
+    queue = poptorch.InfeedQueue(list(x.chunk(2)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+
+    def body(part):
+        optimizer.zero_grad()
+        net(part)[1].backward()
+        optimizer.step()
+
+    @poptorch.function(options=options)
+    def run():
+        poptorch.repeat(2, body, infeed=queue)
+
+    run()
+    (program,) = run.programs
+    for name in NAMES:
+        both = [part[name] for part in parts]
+        expected = {
+            OutputMode.All: lambda both=both: torch.cat(both),
+            OutputMode.Final: lambda both=both: both[-1],
+            OutputMode.Sum: lambda both=both: both[0] + both[1],
+        }[mode]()
+        torch.testing.assert_close(program.getAnchoredTensor(name), expected, msg=name)

@@ -55,6 +55,32 @@ def test_in_front_of_loops_between_them_and_behind():
     check(make, some())
 
 
+CHANGES = {
+    "whole": lambda kept: kept.add_(1),
+    "item": lambda kept: kept.__setitem__(0, kept[0] + 1),
+    "view": lambda kept: kept[0].add_(1),
+    "out": lambda kept: torch.add(kept, 1, out=kept),
+    "detached": lambda kept: kept.detach().add_(1),
+    "data": lambda kept: kept.data.mul_(2).add_(1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_tensor_from_outside_that_changes_in_place_is_read_anew_by_each_loop(change):
+    def make(repeat):
+        kept = torch.zeros(3)
+
+        def run(x):
+            change(kept)
+            y = repeat(1, lambda y: y + kept, x)
+            change(kept)
+            return repeat(2, lambda y: y * kept, y), kept.clone()
+
+        return run
+
+    check(make, some())
+
+
 def test_changes_in_place_and_views():
     def make(repeat):
         def run(x):

@@ -62,6 +62,13 @@ def test_profiling_trains_like_calls_do():
     assert torch.equal(net.fc.weight, twin.fc.weight)
 
 
+def test_a_scheduler_behind_a_profile_has_seen_an_update():
+    _, model = make_model()
+    scheduler = torch.optim.lr_scheduler.StepLR(model._use.optimizer, 1)
+    model.profile(*batch())
+    scheduler.step()  # would warn of a wrong order
+
+
 def test_a_profiled_inference_model_sees_trained_weights():
     net, model = make_model()
     inference = poptorch.inferenceModel(net, make_options())

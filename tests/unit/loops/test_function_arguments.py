@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.loops.function import _apart
+from popsim_torch.loops.argument_kinds import apart
 from popsim_torch.private_torch.trees import tree_flatten
 
 Pair = namedtuple("Pair", "first second")
@@ -32,7 +32,7 @@ CALLS = [
 @pytest.mark.parametrize("args", CALLS)
 def test_arguments_are_taken_apart_as_torch_does(args):
     for kwargs in ({}, {"more": TENSOR}):
-        leaves, structure = _apart(args, kwargs)
+        leaves, structure = apart(args, kwargs)
         expected, expected_structure = tree_flatten((args, kwargs))
         assert [id(one) for one in leaves] == [id(one) for one in expected]
         assert structure == expected_structure

@@ -1,0 +1,72 @@
+"""Hooks of the user's parameters: those of gradients act, those behind accumulation cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from popsim_torch import logs
+
+__all__ = ["ParameterHooks"]
+
+_MOST_NAMES = 3
+
+
+class ParameterHooks:
+    """The hooks of a module's parameters, read before they are traced.
+
+    Args:
+        parameters: Those of the host, by name. While forward is traced they answer as the traced
+            ones.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._of_gradients = {
+            name: [*(parameter._backward_hooks or {}).values()]
+            for name, parameter in parameters.items()
+        }
+        self._without_effect = {
+            name for name, parameter in parameters.items() if _has_hook_behind(parameter)
+        }
+
+    def attach(self, traced: Mapping[str, torch.Tensor]) -> None:
+        """Let hooks see, and change, the gradients of the traced parameters.
+
+        Args:
+            traced: These, by name.
+        """
+        for name, hooks in self._of_gradients.items():
+            for hook in hooks if traced[name].requires_grad else ():
+                traced[name].register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def warn(self, traced: Mapping[str, torch.Tensor], trained: Iterable[str]) -> None:
+        """Warn of hooks that nothing calls.
+
+        Args:
+            traced: The traced parameters, which forward may have given hooks, by name.
+            trained: The names of those that have a gradient.
+        """
+        names = [
+            f"'{name}'"
+            for name in trained
+            if name in self._without_effect or _has_hook_behind(traced[name])
+        ]
+        if not names:
+            return
+        shown, others = names[:_MOST_NAMES], len(names) - _MOST_NAMES
+        logs.python.warning(
+            "register_post_accumulate_grad_hook has no effect on the parameter%s %s%s: the device "
+            "accumulates gradients, and calls no Python there. Use parameter.register_hook, which "
+            "sees and changes the gradients of each micro-batch, or poptorch.OutfeedOptimizer, "
+            "which brings accumulated ones to the host.",
+            "" if len(names) == 1 else "s",
+            ", ".join(shown),
+            f" and {others} more" if others > 0 else "",
+        )
+
+
+def _has_hook_behind(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has a hook that is called when its gradient is complete in ``grad``."""
+    return bool(parameter._post_accumulate_grad_hooks)
