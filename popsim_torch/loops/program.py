@@ -28,6 +28,7 @@ from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
+from popsim_torch.private_torch.optimizers import note_step
 from popsim_torch.trace.device_loop import DeviceLoopBody
 
 __all__ = ["DeviceLoopProgram", "check_count"]
@@ -129,7 +130,7 @@ class DeviceLoopProgram:
         inputs = _as_inputs(captured, compiled.input_dtypes) if captured else []
         self._device.use(lambda: self._execute(compiled, values, inputs))
         for optimizer in self._optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+            note_step(optimizer)
         return self._behind(carried, compiled) if carried else []
 
     def _by_place(self, carried: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:

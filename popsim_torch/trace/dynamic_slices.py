@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from popsim_torch.annotations.slices import as_index, slice_of_run
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, node_of
 from popsim_torch.trace.known_values import changed_arguments, memories_of
@@ -213,7 +213,7 @@ def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
         and target is other.target
         and isinstance(target, OpOverload)
         and target.namespace == "aten"
-        and not target._schema.is_mutable
+        and not schema_of(target).is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and not node.kwargs
         and not other.kwargs

@@ -14,6 +14,7 @@ from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.modes import DisableTorchFunction, EnableTorchFunction
+from popsim_torch.private_torch.proxies import last_node
 from popsim_torch.trace.body_scopes import BodyScopes
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.custom import custom_results
@@ -154,7 +155,7 @@ class UserOps:
             record_enqueue(self._result.enqueues, queue, structure, given, source, self._sums)
         graph = current_graph()
         if self._origins.in_backward and graph is not None:
-            note_hook(graph._root.prev)
+            note_hook(last_node(graph))
 
     @contextmanager
     def summed_elements(self, dtype: torch.dtype | None) -> Iterator[None]:

@@ -18,7 +18,7 @@ import torch.fx
 
 from popsim_torch.errors import InternalError
 from popsim_torch.private_torch.modes import DisableTorchFunction
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view
@@ -186,4 +186,4 @@ def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
 
 
 def _is_mutable(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable

@@ -13,6 +13,7 @@ from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
+from popsim_torch.private_torch.operators import schema_of
 
 aten = torch.ops.aten
 
@@ -98,7 +99,7 @@ def _is_mapped(node: torch.fx.Node) -> bool:
 def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add a ``map`` op for a node, and for a loss that is reduced a ``reduce`` op."""
     operator: Any = node.target
-    arguments = {a.name: a.default_value for a in operator._schema.arguments}
+    arguments: dict[str, Any] = {a.name: a.default_value for a in schema_of(operator).arguments}
     arguments.update(zip(arguments, node.args, strict=False))
     arguments.update(node.kwargs)
     tensors = {
