@@ -21,6 +21,7 @@ from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, node_of
 from popsim_torch.trace.known_values import changed_arguments, memories_of
+from popsim_torch.typed_torch import new_library
 
 _SCHEMAS = (
     "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step, bool wraps) -> Tensor",
@@ -67,7 +68,7 @@ def _update_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     for schema in _SCHEMAS:
         library.define(schema)
     for name, shape, backward, keep in (

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from popsim_torch.private_torch.operators import OpOverload, OpOverloadPacket, schema_of
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["functional_call", "is_functional_form"]
 
@@ -106,7 +107,7 @@ def _functional_form(operator: OpOverload) -> OpOverload:
     arguments = str(schema).partition("(")[2].rpartition(") -> ")[0]
     arguments = re.sub(r"Tensor\(\w+!\)", "Tensor", arguments)
     returns = ", ".join(["Tensor"] * (len(schema.returns) + len(changed)))
-    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(namespace, "FRAGMENT")
     library.define(f"{name}({arguments}) -> ({returns})")
     library.impl(name, compute, "CPU")
     torch.library.register_fake(f"{namespace}::{name}", compute, lib=library)

@@ -33,6 +33,7 @@ from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.overlaps import OverlapMark
 from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.stand_ins import StandIns
+from popsim_torch.typed_torch import apply
 
 __all__ = ["UserOps"]
 
@@ -139,7 +140,7 @@ class UserOps:
         if print_gradient:
             gradient_key = self._gradients.new_key()
             self._result.prints[gradient_key] = PrintRequest(title, key, text_format)
-        result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = apply(PrintedTensor, tensor, key, gradient_key)
         self._gradients.after_call(result)
         if print_gradient:
             self._gradients.mark_printed(tensor, result)

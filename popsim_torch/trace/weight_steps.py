@@ -23,12 +23,13 @@ from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view
 from popsim_torch.trace.graph.traced_tensors import current_graph, find_node
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["STEP", "StepInTrip", "WeightStep", "leave_to_the_end", "record_step"]
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     library.define("step(Tensor[] weights, Tensor[] gradients, int key) -> Tensor[]")
     torch.library.register_fake(
         f"{NAMESPACE}::step",

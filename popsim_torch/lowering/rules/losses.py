@@ -14,6 +14,7 @@ from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 from popsim_torch.private_torch.operators import schema_of
+from popsim_torch.typed_torch import broadcast_shapes
 
 aten = torch.ops.aten
 
@@ -122,7 +123,7 @@ def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if reduction == _NONE:
         return emit_map(builder, code, result, value.dtype, value.shape, place)
     shapes = (tensor.shape for tensor in tensors.values())
-    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    shape = broadcast_shapes(*shapes)
     errors = emit_map(builder, code, result, torch.float32, shape, place)
     return reduce_all(builder, errors, value, "mean" if reduction == _MEAN else "sum", place)
 
