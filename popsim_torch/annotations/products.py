@@ -8,6 +8,7 @@ from popsim_torch.dtypes import returned_dtype
 from popsim_torch.enums import MatMulSerializationMode
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.ops import op_listener
+from popsim_torch.typed_torch import broadcast_shapes
 
 __all__ = ["serializedMatMul"]
 
@@ -120,7 +121,7 @@ def _result_dtype(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.dtype:
 
 
 def _batch(a: torch.Tensor, b: torch.Tensor) -> torch.Size:
-    return torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call,no-any-return]
+    return broadcast_shapes(a.shape[:-2], b.shape[:-2])
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

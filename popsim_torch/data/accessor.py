@@ -20,6 +20,7 @@ from popsim_torch.data.process import WorkerProcess, start_error
 from popsim_torch.data.ring import Ring
 from popsim_torch.enums import SharingStrategy
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
+from popsim_torch.private_torch.loaders import forget_workers
 
 __all__ = ["AsynchronousDataAccessor"]
 
@@ -295,6 +296,6 @@ def _without_workers(dataset: Iterable[Any]) -> Iterable[Any]:
     """Return the dataset; of a loader a copy that will start workers of its own."""
     if not isinstance(dataset, torch.utils.data.DataLoader):
         return dataset
-    loader: Any = copy.copy(dataset)
-    loader._iterator = None
-    return loader  # type: ignore[no-any-return]
+    loader = copy.copy(dataset)
+    forget_workers(loader)
+    return loader

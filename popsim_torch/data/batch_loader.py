@@ -15,6 +15,7 @@ from popsim_torch.data.join import join
 from popsim_torch.data.partition import Partition
 from popsim_torch.errors import Error, UsageAssertionError, UsageValueError
 from popsim_torch.options import Options
+from popsim_torch.private_torch.loaders import state_without_workers
 
 __all__ = ["BatchLoader"]
 
@@ -141,7 +142,7 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or another process needs: not the workers."""
-        return {**self.__dict__, "_iterator": None}
+        return state_without_workers(self)
 
     def _joined(self, batches: Iterator[Any]) -> Iterator[Any]:
         while group := list(islice(batches, self._num_joined)):

@@ -47,6 +47,7 @@ from popsim_torch.arguments.structures import (
 from popsim_torch.data.layout import Layout, TensorType, tensor_types
 from popsim_torch.data.ring import Ring, nameless_file
 from popsim_torch.errors import Error, UsageValueError
+from popsim_torch.private_torch.loaders import forget_workers
 
 __all__ = ["Failed", "Filled", "Pass", "RandomStates", "Settings", "Start", "run"]
 
@@ -167,7 +168,7 @@ def run(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if isinstance(data, torch.utils.data.DataLoader):
             # Its workers end by themselves: one that is killed may leave a segment with a name.
-            data._iterator = None
+            forget_workers(data)
 
 
 def _interrupt_once(signum: int, frame: object) -> None:

@@ -21,6 +21,7 @@ from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.options import Options
+from popsim_torch.private_torch.optimizers import note_step
 from popsim_torch.profiling import Channel
 
 __all__ = ["DeviceProgram"]
@@ -223,8 +224,7 @@ class DeviceProgram:
         self.last_complete_run = compiled.executable.num_runs
         self.fitted_anchors = None
         for optimizer in self.optimizers:
-            # Schedulers of torch warn when they believe that no update came before theirs.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+            note_step(optimizer)
 
     @contextmanager
     def _shown(self, scope: AbstractContextManager[object]) -> Iterator[None]:

@@ -28,6 +28,7 @@ from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import SettingsThen
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
+from popsim_torch.private_torch.module_parts import own_parameters
 from popsim_torch.stages import module_repr
 
 __all__ = ["PoplarExecutor"]
@@ -162,7 +163,7 @@ class PoplarExecutor(HasModel):
         if is_pythons or "_user_model" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         model = self._user_model
-        if model._parameters.get(name) is not None:
+        if own_parameters(model).get(name) is not None:
             return ParameterProxy(self._device, model, name)
         try:
             return getattr(model, name)

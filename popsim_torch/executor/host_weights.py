@@ -36,6 +36,7 @@ from popsim_torch.private_torch.modes import (
     DisableTorchFunction,
     DisableTorchFunctionSubclass,
 )
+from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 
 __all__ = [
     "METADATA",
@@ -390,7 +391,7 @@ def _drop(tensor: torch.Tensor, link: Wrapping) -> None:
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the parameters and buffers of a model; tied ones as often as they occur."""
     for module in nn.Module.modules(model):
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+        for tensor in (*own_parameters(module).values(), *own_buffers(module).values()):
             if tensor is not None:
                 yield tensor
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from popsim_torch.errors import Error
 from popsim_torch.files.parts import pack, unpack
+from popsim_torch.private_torch.module_parts import own_buffers, own_parameters, unsaved_buffers
 
 __all__ = ["LoadedModule", "pack_module", "unpack_module"]
 
@@ -68,12 +69,12 @@ def pack_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[
                 "training": part.training,
                 "parameters": {
                     name: (tensors[dot + name], parameter.requires_grad)
-                    for name, parameter in part._parameters.items()
+                    for name, parameter in own_parameters(part).items()
                     if parameter is not None
                 },
                 "buffers": {
-                    name: (tensors[dot + name], name not in part._non_persistent_buffers_set)
-                    for name, buffer in part._buffers.items()
+                    name: (tensors[dot + name], name not in unsaved_buffers(part))
+                    for name, buffer in own_buffers(part).items()
                     if buffer is not None
                 },
             }

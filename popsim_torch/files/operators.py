@@ -30,7 +30,7 @@ from popsim_torch.errors import Error
 from popsim_torch.files.operand_shapes import SHAPES
 from popsim_torch.ir import Graph, Op, TensorArgument, TensorListArgument, walk_all
 from popsim_torch.lowering.rules.aten import MEMORY_FORMATS, SCALAR_TYPES, out_overload
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 
 __all__ = ["OPERATORS", "check_operators", "foreign_operators"]
 
@@ -175,11 +175,11 @@ def _problem(op: Op, graph: Graph) -> str | None:
         return "that takes or returns other things than tensors and numbers, or changes them"
     out = out_overload(target)
     if "out" in op.attributes and (
-        out is None or op.attributes["out"] != out._schema.overload_name
+        out is None or op.attributes["out"] != schema_of(out).overload_name
     ):
         return f"not into given memory by '{op.attributes['out']}'"
     given: Any = op.attributes.get("arguments")
-    taken = target._schema.arguments
+    taken = schema_of(target).arguments
     if type(given) is not list or len(given) != len(taken):
         return f"it takes {len(taken)} arguments"
     for argument, value in zip(taken, given, strict=True):
@@ -188,7 +188,7 @@ def _problem(op: Op, graph: Graph) -> str | None:
     for value in given:
         if isinstance(value, TensorArgument) and not 0 <= value.input < len(op.inputs):
             return f"it has no input {value.input}"
-    shape_problem = SHAPES.get(target._schema.name)
+    shape_problem = SHAPES.get(schema_of(target).name)
     if shape_problem is None:
         return None
     return shape_problem([_meta(value, op, graph) for value in given])
@@ -200,7 +200,7 @@ def _target(op: Op) -> OpOverload | None:
     if type(overload) is not str or (overload or "default") not in packet.overloads():
         return None
     target: OpOverload = getattr(packet, overload or "default")
-    schema = target._schema
+    schema = schema_of(target)
     kinds = {str(a.real_type) for a in schema.arguments}
     results = {str(r.real_type) for r in schema.returns}
     plain = not schema.is_mutable and kinds <= _KINDS and results <= _RESULTS

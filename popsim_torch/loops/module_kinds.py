@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from popsim_torch import _native
+from popsim_torch.private_torch.module_parts import own_modules, own_parameters
 
 __all__ = ["ModuleKinds"]
 
@@ -26,14 +27,10 @@ class ModuleKinds:
         self._own = [vars(module) for module in modules if "training" in vars(module)]
         # Identities tell objects apart only as long as these live.
         self._kept = [
-            (
-                one["training"],
-                one["_modules"],
-                one["_parameters"],
-                *one["_modules"].values(),
-                *one["_parameters"].values(),
-            )
-            for one in self._own
+            (part, *part.values())
+            for module in modules
+            if "training" in vars(module)
+            for part in (own_modules(module), own_parameters(module))
         ]
         self._marks = _native.module_marks(self._own)
 

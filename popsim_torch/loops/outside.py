@@ -22,6 +22,7 @@ from popsim_torch.executor.host_weights import METADATA
 from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.private_torch.modes import function_modes
 from popsim_torch.private_torch.operators import HigherOrderOperator
+from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from popsim_torch.trace.call_arguments import draws_random_numbers
 from popsim_torch.trace.graph.origin import user_line
@@ -222,7 +223,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def _tensors_in(result: Any) -> list[torch.Tensor]:

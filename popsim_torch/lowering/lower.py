@@ -28,7 +28,7 @@ from popsim_torch.lowering.steps import StepLowering, is_put_there
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.bodies import CONTROL, Control, control_of
 from popsim_torch.trace.graph.functionalise import is_mutating
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
@@ -100,7 +100,8 @@ class _Lowering:
                 continue
             reason, name = "is not an ATen operator.", str(target)
             if isinstance(target, OpOverload):
-                reason, name = "" if is_mutating(node) else unsupported(node), target._schema.name
+                reason = "" if is_mutating(node) else unsupported(node)
+                name = schema_of(target).name
             if reason and name not in reasons:
                 place = self._builder.place_of(node, self._named.message_name(node))
                 reasons[name] = f"{name} in {place.shown} {reason}"

@@ -1,8 +1,8 @@
 """Classes of operators, and operators that take functions.
 
-Why: ``torch.ops`` gives operators, but neither the class that they are of, nor which of them were
-made by ``torch.library.custom_op``. Functions such as ``torch.cond`` are calls of operators that
-take functions; what a mode sees of such a call is that operator.
+Why: ``torch.ops`` gives operators, but neither the class that they are of, nor their schemas, nor
+which of them were made by ``torch.library.custom_op``. Functions such as ``torch.cond`` are calls
+of operators that take functions; what a mode sees of such a call is that operator.
 
 Checked: 2.13.
 """
@@ -33,12 +33,30 @@ __all__ = [
     "has_meta_kernel",
     "map_impl",
     "name_in_graph",
+    "opname",
+    "overload_name",
     "scan_op",
+    "schema_of",
     "while_loop_op",
 ]
 
 # Cross entropy's second half, for inputs of any rank; `torch.nn.functional` checks them again.
 NLL_LOSS: Any = torch._C._nn.nll_loss_nd
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """Return what an operator takes and returns, and what it changes: its schema."""
+    return operator._schema
+
+
+def opname(target: object) -> str:
+    """Return the name of an operator without namespace and overload; "" of anything else."""
+    return target._opname if isinstance(target, OpOverload) else ""
+
+
+def overload_name(operator: OpOverload) -> str:
+    """Return the name of an overload as Python has it: "default" for the one without a name."""
+    return operator._overloadname
 
 
 def has_composite_kernel(name: str) -> bool:

@@ -2,13 +2,14 @@
 
 Why: ``torch.fx.symbolic_trace`` sees calls of Python functions, not operators, and no backward.
 ``make_fx`` and its mode see both. They are called experimental, which is the reason to reach for
-them from one place alone.
+them from one place alone. A graph's ``nodes`` have a last one only if there are any.
 
 Checked: 2.13.
 """
 
 import functools
 
+import torch.fx
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -21,6 +22,7 @@ __all__ = [
     "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "get_proxy_slot",
+    "last_node",
     "record_graph",
     "track_tensor_tree",
 ]
@@ -28,3 +30,8 @@ __all__ = [
 # Records a function as a graph of operators; without the mode that would note the function of
 # PyTorch behind each of them, which nobody reads.
 record_graph = functools.partial(make_fx, tracing_mode="real", _disable_torch_fn_metadata_mode=True)
+
+
+def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
+    """Return the last node of a graph; of an empty one what its first node will stand behind."""
+    return graph._root.prev

@@ -36,8 +36,17 @@ def loop(call: Call, *values: Tensor) -> list[Tensor]:
         trip = replace(at, step=mix_seed(_TRIP, position, at.step))
         results = call.run_body(call.op.bodies[0], inputs, trip)
         now, stacks[position] = results[:carried], results[carried:]
+    if not stacks:
+        return [*now, *_empty_stacks(call, carried)]
     columns = zip(*(stacks[position] for position in sorted(stacks)), strict=True)
     return [*now, *(torch.stack(column) for column in columns)]
+
+
+def _empty_stacks(call: Call, carried: int) -> list[Tensor]:
+    """Return the stacks of a loop without a trip."""
+    body = call.op.bodies[0]
+    stacked = [body.tensors[i] for i in body.ops[-1].inputs[carried:]]
+    return [torch.empty((0, *one.shape), dtype=call.run.held(one.dtype)) for one in stacked]
 
 
 def _of(call: Call, position: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from popsim_torch.reference.call import Call, op
+from popsim_torch.typed_torch import broadcast_shapes
 
 _ROUNDING = {"half": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -90,7 +91,7 @@ def map_(call: Call, *inputs: Tensor) -> list[Tensor]:
     shape = call.get("shape")
     if shape is None:
         shapes = [x.shape for x in inputs]
-        shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        shape = broadcast_shapes(*shapes)
     return [values[number].expand(shape) for number in call["results"]]
 
 

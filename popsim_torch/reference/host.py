@@ -12,6 +12,7 @@ from popsim_torch.anchors import kept_micro_batches
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
 from popsim_torch.ir import TensorArgument, TensorListArgument
+from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.reference.call import Call, op
 from popsim_torch.reference.draws import mix_seed
 
@@ -87,7 +88,7 @@ def aten(call: Call, *inputs: Tensor | None) -> list[Tensor]:
     packet = getattr(getattr(torch.ops, name[0]), name[1])
     function = getattr(packet, call["overload"] or "default")
     positional, named = [], {}
-    for rule, value in zip(function._schema.arguments, call["arguments"], strict=True):
+    for rule, value in zip(schema_of(function).arguments, call["arguments"], strict=True):
         boxed = _boxed(call, value)
         if str(rule.type) in ("Optional[Generator]", "Generator"):
             boxed = torch.Generator()

@@ -91,12 +91,15 @@ def _beam(
 def ctc_beam_search(
     call: Call, log_probs: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities, lengths and labels of each item's likeliest sequences."""
+    """Return log-probabilities, lengths and labels of each item's likeliest sequences.
+
+    Blanks follow the labels.
+    """
     steps, items, _ = log_probs.shape
     top = call["top_paths"]
     scores = torch.full((items, top), -math.inf, dtype=log_probs.dtype)
     sizes = torch.zeros(items, top, dtype=torch.int64)
-    paths = torch.zeros(items, top, steps, dtype=torch.int64)
+    paths = torch.full((items, top, steps), call["blank"], dtype=torch.int64)
     for item in range(items):
         read = log_probs[: int(lengths[item]), item].tolist()
         for rank, (path, score) in enumerate(_beam(read, call["blank"], call["beam_width"])[:top]):

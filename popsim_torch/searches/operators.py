@@ -9,6 +9,7 @@ import torch
 
 from popsim_torch.searches.one_op import run_one_op
 from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["CTC_BEAM_SEARCH", "FPS", "NEAREST"]
 
@@ -79,7 +80,7 @@ def _define(name: str, schema: str, shapes: Callable[..., Any], on_host: Callabl
     Returns:
         What the operator exists as long as.
     """
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     library.define(f"{name}{schema}")
     torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=library)
     library.impl(name, on_host, "CPU")

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError, closest_names
+from popsim_torch.private_torch.module_parts import forward_pre_hooks, own_modules
 from popsim_torch.stages.blocks import block_listener
 from popsim_torch.stages.layers import PipelineStageRecord, layer_records, leaves
 from popsim_torch.stages.pipeline_stage import (
@@ -86,11 +87,11 @@ class _AssignedLayers:
 
 
 def _has(layer: nn.Module) -> bool:
-    return any(inner is not None for inner in layer._modules.values())
+    return any(inner is not None for inner in own_modules(layer).values())
 
 
 def _assignment(model: nn.Module) -> _AssignedLayers | None:
-    hooks = model._forward_pre_hooks.values()
+    hooks = forward_pre_hooks(model).values()
     return next((hook for hook in hooks if isinstance(hook, _AssignedLayers)), None)
 
 
@@ -193,7 +194,7 @@ def reset_pipeline_stage_assignment(model: nn.Module) -> None:
 def _clear(model: nn.Module) -> None:
     for layer in model.modules():
         unmark_stage(layer)
-        hooks = layer._forward_pre_hooks
+        hooks = forward_pre_hooks(layer)
         for key in [key for key, hook in hooks.items() if isinstance(hook, _AssignedLayers)]:
             del hooks[key]
 

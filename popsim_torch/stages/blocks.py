@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from torch import nn
 
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
+from popsim_torch.private_torch.module_parts import forward_pre_hooks, own_modules
 from popsim_torch.stages.strategies import ExecutionStrategy
 
 __all__ = [
@@ -226,7 +227,7 @@ class _BeginBlockHook:
 
 
 def _block_hooks(module: nn.Module) -> dict[int, _BeginBlockHook]:
-    hooks = module._forward_pre_hooks
+    hooks = forward_pre_hooks(module)
     return {key: hook for key, hook in hooks.items() if isinstance(hook, _BeginBlockHook)}
 
 
@@ -330,7 +331,7 @@ def removeBlocks(module: nn.Module) -> None:
         )
     for part in module.modules():
         for key in _block_hooks(part):
-            del part._forward_pre_hooks[key]
+            del forward_pre_hooks(part)[key]
 
 
 def module_repr(module: nn.Module) -> str:
@@ -341,7 +342,7 @@ def module_repr(module: nn.Module) -> str:
     """
     details = module.extra_repr()
     lines = details.split("\n") if details else []
-    is_short = not module._modules and len(lines) <= 1
+    is_short = not own_modules(module) and len(lines) <= 1
     lines += [f"({name}): {module_repr(part)}" for name, part in module.named_children()]
     marks = [repr(hook) for hook in _block_hooks(module).values()]
     title = " ".join([*marks, type(module).__name__])

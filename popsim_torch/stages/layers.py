@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from popsim_torch.private_torch.module_parts import own_modules
 from popsim_torch.stages.pipeline_stage import stage_mark
 
 __all__ = ["PipelineStageRecord", "layer_records", "leaves"]
@@ -66,7 +67,7 @@ def layer_records(
         stage: The stage of layers that have none of their own.
     """
     records = []
-    for name, layer in model._modules.items():
+    for name, layer in own_modules(model).items():
         if layer is None:
             continue
         path = prefix + name

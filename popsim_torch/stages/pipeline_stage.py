@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from popsim_torch.errors import UsageTypeError, UsageValueError
+from popsim_torch.private_torch.module_parts import forward_pre_hooks
 from popsim_torch.stages.blocks import BlockListener, block_listener
 
 __all__ = ["PipelineStage", "StageMark", "mark_stage", "stage_mark", "unmark_stage"]
@@ -157,7 +158,7 @@ def stage_mark(module: nn.Module) -> StageMark | None:
     Args:
         module: The layer.
     """
-    hooks = module._forward_pre_hooks.values()
+    hooks = forward_pre_hooks(module).values()
     return next((hook for hook in hooks if isinstance(hook, StageMark)), None)
 
 
@@ -178,7 +179,7 @@ def unmark_stage(module: nn.Module) -> None:
     Args:
         module: The layer.
     """
-    hooks = module._forward_pre_hooks
+    hooks = forward_pre_hooks(module)
     for key in [key for key, hook in hooks.items() if isinstance(hook, StageMark)]:
         del hooks[key]
 

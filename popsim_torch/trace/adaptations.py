@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.distributions import validates_arguments
 from popsim_torch.private_torch.modules import MASK_DETECTION, dynamo_config
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
@@ -33,7 +34,7 @@ def adapted_torch() -> Iterator[None]:
 def _without_validation() -> Iterator[None]:
     """Turn off the checks of ``torch.distributions``, which read values."""
     distribution = torch.distributions.Distribution
-    saved = distribution._validate_args
+    saved = validates_arguments()
     distribution.set_default_validate_args(False)
     try:
         yield

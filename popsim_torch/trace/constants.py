@@ -10,6 +10,7 @@ import torch
 
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
@@ -36,10 +37,10 @@ class _Constant:
     traced_version: int
 
     def stands_for(self, tensor: torch.Tensor) -> bool:
-        return self.host is tensor and self.host_version == tensor._version
+        return self.host is tensor and self.host_version == version_of(tensor)
 
     def is_changed(self) -> bool:
-        return self.traced._version != self.traced_version
+        return version_of(self.traced) != self.traced_version
 
     def covers_as(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor in the same memory has the same elements of it."""
@@ -126,7 +127,7 @@ class Constants:
             traced = torch.ops.popsim.constant(
                 list(tensor.shape), data.dtype, len(self._data) - 1, DEVICE
             )
-        known.append(_Constant(tensor, tensor._version, traced, traced._version))
+        known.append(_Constant(tensor, version_of(tensor), traced, version_of(traced)))
         result: torch.Tensor = traced
         return result
 

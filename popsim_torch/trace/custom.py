@@ -20,6 +20,7 @@ from popsim_torch.errors import Error
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.typed_torch import apply, new_library
 
 __all__ = ["CUSTOM", "custom_results"]
 
@@ -48,7 +49,7 @@ def _empty_results(
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     library.define(_SCHEMA)
     torch.library.register_fake(f"{NAMESPACE}::custom", _empty_results, lib=library)
     return library
@@ -136,7 +137,7 @@ class _Operator(torch.autograd.Function):
             for gradient, output in zip(gradients, outputs, strict=True)
             if output.is_floating_point()
         ]
-        found = iter(_Gradient.apply(ctx.call, ctx.num_inputs, *saved, *arriving))  # type: ignore[no-untyped-call]
+        found = iter(apply(_Gradient, ctx.call, ctx.num_inputs, *saved, *arriving))
         inputs = saved[: ctx.num_inputs]
         return (None, *(next(found) if one.is_floating_point() else None for one in inputs))
 
@@ -157,4 +158,4 @@ def custom_results(call: CustomCall, inputs: Sequence[torch.Tensor]) -> list[tor
             check_examples(call, found)
     except Error as error:
         raise Error(f"custom_op{user_line(' at ')}: {error.message}") from error
-    return list(_Operator.apply(call, *inputs))  # type: ignore[no-untyped-call]
+    return list(apply(_Operator, call, *inputs))

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import find_node, is_traced
 from popsim_torch.trace.leaves import leaves_of
@@ -417,7 +418,7 @@ class DeviceLoopTrace:
 
 
 def _has_own_state(module: nn.Module) -> bool:
-    own = [*module._parameters.values(), *module._buffers.values()]
+    own = [*own_parameters(module).values(), *own_buffers(module).values()]
     return any(tensor is not None for tensor in own)
 
 

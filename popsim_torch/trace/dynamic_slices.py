@@ -17,10 +17,11 @@ import torch
 import torch.fx
 
 from popsim_torch.annotations.slices import as_index, slice_of_run
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, node_of
 from popsim_torch.trace.known_values import changed_arguments, memories_of
+from popsim_torch.typed_torch import new_library
 
 _SCHEMAS = (
     "dynamic_slice(Tensor x, Tensor start, int axis, int count, int step, bool wraps) -> Tensor",
@@ -67,7 +68,7 @@ def _update_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     for schema in _SCHEMAS:
         library.define(schema)
     for name, shape, backward, keep in (
@@ -213,7 +214,7 @@ def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
         and target is other.target
         and isinstance(target, OpOverload)
         and target.namespace == "aten"
-        and not target._schema.is_mutable
+        and not schema_of(target).is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and not node.kwargs
         and not other.kwargs

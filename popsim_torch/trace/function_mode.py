@@ -365,7 +365,7 @@ class FunctionMode(TorchFunctionMode):
         replacement = higher_order_call(self._listener.control_flow, operator, args, kwargs)
         if replacement is None:
             raise Error(
-                f"Unsupported ops found in compiled model: [{operator._name}]{user_line(' at ')} "
+                f"Unsupported ops found in compiled model: [{operator}]{user_line(' at ')} "
                 "takes functions, which popsim_torch does not know. Use poptorch.for_loop or "
                 "poptorch.cond, torch.cond, or torch.where(condition, a, b)."
             )

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.autograd import sequence_number
+
 __all__ = ["watch_uses"]
 
 NoteUse = Callable[[int, int, torch.Tensor], None]
@@ -22,7 +24,7 @@ def watch_uses(root: Any, note: NoteUse) -> None:
         note: Called with the position of an operation among all of them, the position of an
             operand, and what the operation adds to the operand's gradient.
     """
-    operations = sorted(_ancestors(root), key=lambda node: int(node._sequence_nr()))
+    operations = sorted(_ancestors(root), key=sequence_number)
     uses = Counter(edge for node in operations for edge in node.next_functions)
     for position, node in enumerate(operations):
         shared = [

@@ -21,8 +21,9 @@ from torch.fx.node import map_aggregate
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import TorchDispatchMode
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, opname, schema_of
 from popsim_torch.private_torch.proxies import get_proxy_mode
+from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_iter, tree_map_only
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import user_line
@@ -290,7 +291,7 @@ class KnownValues(TorchDispatchMode):
         target: Any = node.target
         result = target(*args, **kwargs)
         # The device has zeros in memory that nothing was written to.
-        return result.zero_() if getattr(target, "_opname", "") in _UNSET else result
+        return result.zero_() if opname(target) in _UNSET else result
 
 
 def reads_device(tensor: torch.Tensor) -> Error:
@@ -341,7 +342,7 @@ def _is_computable(node: torch.fx.Node) -> bool:
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the nodes whose values a node reads."""
-    if getattr(node.target, "_opname", "") in _TAKE_SHAPE:
+    if opname(node.target) in _TAKE_SHAPE:
         return [operand for operand in node.all_input_nodes if operand is not node.args[0]]
     return node.all_input_nodes
 
@@ -355,9 +356,9 @@ def _unset(node: torch.fx.Node) -> torch.Tensor:
 def changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """Return the arguments that a node's operator changes in place."""
     target: Any = node.target
-    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or not schema_of(target).is_mutable:
         return
-    for position, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(schema_of(target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else None
             given = node.kwargs.get(argument.name, given)
@@ -368,4 +369,4 @@ def memories_of(node: torch.fx.Node) -> Iterator[int]:
     """Return what identifies the memory of each of a node's results."""
     for value in tree_iter(node.meta.get("val")):
         if isinstance(value, torch.Tensor):
-            yield value.untyped_storage()._cdata
+            yield storage_key(value)

@@ -11,6 +11,7 @@ from torch import nn
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 from popsim_torch.private_torch.trees import tree_leaves
 from popsim_torch.wrapper_tensors import is_wrapper
 
@@ -38,7 +39,7 @@ class TracedState:
 
     def __enter__(self) -> TracedState:
         for path, child in self._module.named_modules():
-            for slots in (child._parameters, child._buffers):
+            for slots in (own_parameters(child), own_buffers(child)):
                 present = {name: tensor for name, tensor in slots.items() if tensor is not None}
                 traced = {name: self._traced[id(tensor)] for name, tensor in present.items()}
                 self._slots[id(slots)] = (slots, {**slots, **traced})

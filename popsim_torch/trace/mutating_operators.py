@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from popsim_torch.private_torch.operators import OpOverload, OpOverloadPacket
+from popsim_torch.private_torch.operators import OpOverload, OpOverloadPacket, schema_of
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["functional_call", "is_functional_form"]
 
@@ -41,7 +42,7 @@ def functional_call(
         func = func.default
     if not isinstance(func, OpOverload) or func.namespace in _OWN:
         return None
-    if not func._schema.is_mutable or not _is_plain(func._schema):
+    if not schema_of(func).is_mutable or not _is_plain(schema_of(func)):
         return None
     return functools.partial(_call, func, args, kwargs)
 
@@ -65,7 +66,7 @@ def _changed(schema: Any) -> list[tuple[int, str]]:
 
 
 def _call(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    schema = operator._schema
+    schema = schema_of(operator)
     # Such operators have no gradient; a tensor that they change keeps the gradient that it had.
     with torch.no_grad():
         found = _functional_form(operator)(*args, **kwargs)
@@ -81,7 +82,7 @@ def _call(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @functools.cache
 def _functional_form(operator: OpOverload) -> OpOverload:
     """Define the operator that returns its results, then the changed arguments."""
-    schema = operator._schema
+    schema = schema_of(operator)
     changed = _changed(schema)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +107,7 @@ def _functional_form(operator: OpOverload) -> OpOverload:
     arguments = str(schema).partition("(")[2].rpartition(") -> ")[0]
     arguments = re.sub(r"Tensor\(\w+!\)", "Tensor", arguments)
     returns = ", ".join(["Tensor"] * (len(schema.returns) + len(changed)))
-    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(namespace, "FRAGMENT")
     library.define(f"{name}({arguments}) -> ({returns})")
     library.impl(name, compute, "CPU")
     torch.library.register_fake(f"{namespace}::{name}", compute, lib=library)

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from popsim_torch.ir import names
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import origin_of
@@ -215,7 +215,7 @@ def _operator(node: torch.fx.Node) -> str:
     """Return the name of a node's operator, nothing for a node that has none."""
     if not isinstance(node.target, OpOverload):
         return ""
-    return node.target._schema.name.split("::")[-1]
+    return schema_of(node.target).name.split("::")[-1]
 
 
 def _view(node: torch.fx.Node) -> str:
@@ -229,9 +229,9 @@ def _of_one_call(node: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 
 def _is_named(node: torch.fx.Node) -> bool:
-    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or schema_of(node.target).is_mutable:
         return False
-    namespace, name = node.target._schema.name.split("::")
+    namespace, name = schema_of(node.target).name.split("::")
     return name != "mark" if namespace == NAMESPACE else name not in _UNNAMED
 
 

@@ -9,6 +9,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["define_with_gradient"]
 
@@ -38,7 +39,7 @@ def define_with_gradient(
     def refuse(ctx: Any, *_: object) -> None:
         raise Error(f"The gradient of a gradient is not supported for {no_second_gradient}")
 
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     operators = (f"{NAMESPACE}::{name}", f"{NAMESPACE}::{name}_grad")
     for operator, schema, results in zip(operators, schemas, shapes, strict=True):
         library.define(schema)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from popsim_torch import logs
+from popsim_torch.private_torch.tensors import gradient_hooks, has_hooks_behind
 
 __all__ = ["ParameterHooks"]
 
@@ -24,11 +25,10 @@ class ParameterHooks:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._of_gradients = {
-            name: [*(parameter._backward_hooks or {}).values()]
-            for name, parameter in parameters.items()
+            name: gradient_hooks(parameter) for name, parameter in parameters.items()
         }
         self._without_effect = {
-            name for name, parameter in parameters.items() if _has_hook_behind(parameter)
+            name for name, parameter in parameters.items() if has_hooks_behind(parameter)
         }
 
     def attach(self, traced: Mapping[str, torch.Tensor]) -> None:
@@ -51,7 +51,7 @@ class ParameterHooks:
         names = [
             f"'{name}'"
             for name in trained
-            if name in self._without_effect or _has_hook_behind(traced[name])
+            if name in self._without_effect or has_hooks_behind(traced[name])
         ]
         if not names:
             return
@@ -65,8 +65,3 @@ class ParameterHooks:
             ", ".join(shown),
             f" and {others} more" if others > 0 else "",
         )
-
-
-def _has_hook_behind(parameter: torch.Tensor) -> bool:
-    """Whether a parameter has a hook that is called when its gradient is complete in ``grad``."""
-    return bool(parameter._post_accumulate_grad_hooks)

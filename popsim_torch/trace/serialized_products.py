@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from popsim_torch.trace.graph.markers import NAMESPACE
+from popsim_torch.typed_torch import new_library
 
 _SCHEMA = (
     "serialized_matmul(Tensor a, Tensor b, str slices, int factor, bool wide_sums, "
@@ -49,7 +50,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     name = f"{NAMESPACE}::serialized_matmul"
     library.define(_SCHEMA)
     torch.library.register_fake(name, _product, lib=library)

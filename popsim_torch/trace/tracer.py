@@ -29,7 +29,9 @@ from popsim_torch.private_torch.fake import (
     UnsupportedOperatorException,
 )
 from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.private_torch.proxies import record_graph
+from popsim_torch.private_torch.tensors import pose_as_parameter
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
 from popsim_torch.trace.changed_in_place import explained
@@ -139,7 +141,7 @@ class _Tracer:
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         fake = _fake(self._mode, tensor.shape, tensor.dtype)
         if isinstance(tensor, nn.Parameter):
-            fake._is_param = True
+            pose_as_parameter(fake)
             if self._request.training and fake.dtype.is_floating_point:
                 fake.requires_grad_(tensor.requires_grad)
         return fake
@@ -282,7 +284,7 @@ def _translated_errors() -> Iterator[None]:
         ) from error
     except UnsupportedOperatorException as error:
         func: Any = error.func
-        raise Error(f"Unsupported ops found in compiled model: [{func._schema.name}]") from error
+        raise Error(f"Unsupported ops found in compiled model: [{schema_of(func).name}]") from error
     except Exception as error:
         without_fakes(error)
         located = explained(error, current_origin().source)

@@ -14,6 +14,7 @@ from popsim_torch.host_call import CPU, CallArguments
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.modes import DisableTorchFunction, EnableTorchFunction
+from popsim_torch.private_torch.proxies import last_node
 from popsim_torch.trace.body_scopes import BodyScopes
 from popsim_torch.trace.call_origins import CallOrigins
 from popsim_torch.trace.custom import custom_results
@@ -32,6 +33,7 @@ from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.overlaps import OverlapMark
 from popsim_torch.trace.result import PrintRequest, TraceResult
 from popsim_torch.trace.stand_ins import StandIns
+from popsim_torch.typed_torch import apply
 
 __all__ = ["UserOps"]
 
@@ -138,7 +140,7 @@ class UserOps:
         if print_gradient:
             gradient_key = self._gradients.new_key()
             self._result.prints[gradient_key] = PrintRequest(title, key, text_format)
-        result: torch.Tensor = PrintedTensor.apply(tensor, key, gradient_key)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = apply(PrintedTensor, tensor, key, gradient_key)
         self._gradients.after_call(result)
         if print_gradient:
             self._gradients.mark_printed(tensor, result)
@@ -154,7 +156,7 @@ class UserOps:
             record_enqueue(self._result.enqueues, queue, structure, given, source, self._sums)
         graph = current_graph()
         if self._origins.in_backward and graph is not None:
-            note_hook(graph._root.prev)
+            note_hook(last_node(graph))
 
     @contextmanager
     def summed_elements(self, dtype: torch.dtype | None) -> Iterator[None]:

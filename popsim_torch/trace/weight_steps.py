@@ -18,17 +18,18 @@ import torch.fx
 
 from popsim_torch.errors import InternalError
 from popsim_torch.private_torch.modes import DisableTorchFunction
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view
 from popsim_torch.trace.graph.traced_tensors import current_graph, find_node
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["STEP", "StepInTrip", "WeightStep", "leave_to_the_end", "record_step"]
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     library.define("step(Tensor[] weights, Tensor[] gradients, int key) -> Tensor[]")
     torch.library.register_fake(
         f"{NAMESPACE}::step",
@@ -186,4 +187,4 @@ def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
 
 
 def _is_mutable(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable

@@ -13,7 +13,10 @@ TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 def decode(log_probs, lengths=None, *, blank=0, width=100, paths=1, read=(0, 1, 2)):
-    """Return the results of a search; None for those that are not read."""
+    """Return the results of a search; None for those that are not read.
+
+    The reference searches among log-probabilities; what is none it has no meaning for.
+    """
     steps, items, _ = log_probs.shape
     if lengths is None:
         lengths = torch.full((items,), steps)
@@ -25,6 +28,7 @@ def decode(log_probs, lengths=None, *, blank=0, width=100, paths=1, read=(0, 1, 
     return run_op(
         *("ctc_beam_search", [log_probs, lengths], outputs),
         **{"blank": blank, "beam_width": width, "top_paths": paths},
+        has_reference=bool((log_probs <= 0).all()),
     )
 
 

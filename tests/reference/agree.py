@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from popsim_torch.ir import Graph, Op, TensorKind
 from popsim_torch.reference import Interpreter
-from tests.ops.one_op import OneOp
+
+if TYPE_CHECKING:
+    from tests.ops.one_op import OneOp
 
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
 # Shares of the largest number; sums in another order differ by that much.
@@ -44,8 +47,37 @@ def interpreted(one: OneOp, **options: object) -> list[torch.Tensor]:
     return [interpreter.read(out.id) for out in one.outputs if out is not None]
 
 
+# Ops whose code is not the program's.
+FOREIGN = ("custom", "host_call")
+# How many results are compared of ops whose further ones are notes for their gradient, which name
+# what never happens in ways of their own. `test_ops.py` compares them on usual numbers.
+NUM_COMPARED = {"ctc_loss": 1}
+# Ops whose kernels add up more exactly than eager PyTorch in their type: theirs is computed wide.
+WIDE = ("ctc_loss_grad",)
+# As multiples of what other ops have: probabilities are rounded to float16 on the way, and sums go
+# along a whole sequence.
+LOOSER = {"attention": 3, "ctc_loss_grad": 10}
+
+
+def assert_as_reference(one: OneOp, results: Sequence[torch.Tensor]) -> None:
+    """Compare what the first run of an op gives with what the interpreter does."""
+    (op,) = one.graph.ops
+    if op.kind in FOREIGN or "partials" in op.attributes:
+        return
+    wanted = interpreted(one, wide=op.kind in WIDE)
+    pairs = list(zip(results, wanted, strict=True))
+    for position, (actual, expected) in enumerate(pairs[: NUM_COMPARED.get(op.kind)]):
+        assert_agrees(
+            *(actual, expected.to(actual.dtype)),
+            close=LOOSER.get(op.kind, 1) * CLOSE.get(actual.dtype, 0.0),
+            what=f"{op.kind} is not what the reference gives, result {position}",
+        )
+
+
 def run_kernel(graph: Graph, op: Op, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     """Run a user's operator on the device."""
+    from tests.ops.one_op import OneOp  # which compares by means of this file
+
     types = [(graph.tensors[i].dtype, graph.tensors[i].shape) for i in op.outputs]
     return OneOp(op.kind, inputs, types, op.attributes).run()
 

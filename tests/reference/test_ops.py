@@ -12,7 +12,7 @@ from popsim_torch.optim.planning import plan_updates
 from popsim_torch.reference import OPS, Interpreter
 from popsim_torch.reference.elementwise import INSTRUCTIONS
 from tests.ops.dense_samples import CONVOLUTIONS, MATMULS
-from tests.ops.one_op import OneOp
+from tests.ops.one_op import OneOp, run_op
 from tests.ops.op_samples import OTHERS
 from tests.ops.sample import F32, Sample, float32
 from tests.ops.test_grouped_updates import SMALL
@@ -51,6 +51,14 @@ def test_results_of_another_shape_are_refused():
     graph.add_op("copy", [x], [y], phase=Phase.FORWARD, name="y")
     with pytest.raises(InternalError, match=r"copy 'y' gives shape \[2\] .* has shape \[3\]"):
         Interpreter(graph).run()
+
+
+def test_each_test_of_an_op_compares_it_with_the_reference(monkeypatch):
+    x = torch.arange(3.0)
+    run_op("copy", [x], [(F32, (3,))])
+    monkeypatch.setitem(OPS, "copy", lambda call, x: x + 1)
+    with pytest.raises(AssertionError, match="copy is not what the reference gives, result 0"):
+        run_op("copy", [x], [(F32, (3,))])
 
 
 # --- Ops alone ----------------------------------------------------------------

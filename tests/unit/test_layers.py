@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest layer first. A module may import any module of a lower layer, and its
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
-    ("_C", "private_torch"),
+    ("_C", "private_torch", "typed_torch"),
     ("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "version"),
     ("alias", "environment", "logs"),
     ("anchors", "_native"),

@@ -21,40 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "popsim_torch"
 ROOM = PACKAGE / "private_torch"
 
-# Private attributes of PyTorch's objects that the package reads where it has the object: there is
-# nothing to import, and a function for each would be a call more where calls are counted.
-ATTRIBUTES = {
-    # Modules: what they own themselves, by name; the public ways walk the modules inside, too, and
-    # leave out what is there twice, or None.
-    "_parameters": "torch.nn.Module",
-    "_buffers": "torch.nn.Module",
-    "_modules": "torch.nn.Module",
-    "_non_persistent_buffers_set": "torch.nn.Module",
-    "_forward_pre_hooks": "torch.nn.Module",
-    # Operators: what a node of a graph calls, by schema and name.
-    "_schema": "torch._ops.OpOverload",
-    "_overloadpacket": "torch._ops.OpOverload",
-    "_opname": "torch._ops.OpOverload",
-    "_overloadname": "torch._ops.OpOverload",
-    "_name": "torch._ops.OpOverload",
-    # Tensors: how often they were written to, whether two share memory, and what hooks they have.
-    "_version": "torch.Tensor",
-    "_backward_hooks": "torch.Tensor",
-    "_post_accumulate_grad_hooks": "torch.Tensor",
-    "_cdata": "torch.UntypedStorage",
-    # The end of a graph that is being recorded, without a list of all of it.
-    "_root": "torch.fx.Graph",
-    # The operation, counted from the first one, whose gradient a node of autograd is.
-    "_sequence_nr": "torch.autograd.graph.Node",
-    # The processes of a loader, which end with it.
-    "_iterator": "torch.utils.data.DataLoader",
-    # The default that `set_default_validate_args` sets, and no function gives.
-    "_validate_args": "torch.distributions.Distribution",
-    # What `torch.optim.lr_scheduler` looks at, to warn of steps in the wrong order.
-    "_opt_called": "torch.optim.Optimizer",
-    # What `isinstance(x, nn.Parameter)` looks at.
-    "_is_param": "torch.nn.Parameter",
-}
+# An attribute of classes of ours that a sparse tensor of PyTorch has as well.
+OURS = {"_values"}
 
 
 def is_private(dotted: list[str]) -> bool:
@@ -187,29 +155,48 @@ def attributes_of_torch() -> dict[str, str]:
 
 
 def attributes_read(text: str) -> set[str]:
-    """Return the private attributes of other objects that are read, but for classes' own ones."""
+    """Return the private attributes of other objects that are read or set, by name or by text."""
     private: set[str] = set()
-    own: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
-            by_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            (own if by_itself else private).add(node.attr)
-    return private - own
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                private.add(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args[1:]:
+            if node.func.id in ("getattr", "setattr", "hasattr"):
+                private |= _texts(node.args[1])
+        elif isinstance(node, ast.Subscript):
+            private |= _texts(node.slice)
+        elif isinstance(node, ast.Dict):
+            private |= set().union(*(_texts(key) for key in node.keys if key is not None))
+    return private
 
 
-def test_private_attributes_of_torch_objects_are_listed():
+def _texts(node: ast.expr) -> set[str]:
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return {node.value} if is_text else set()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("x._version", {"_version"}),
+        ("x.y._version", {"_version"}),
+        ("optimizer._opt_called = True", {"_opt_called"}),
+        ("getattr(target, '_opname', '')", {"_opname"}),
+        ("vars(module)['_modules']", {"_modules"}),
+        ("{**state, '_iterator': None}", {"_iterator"}),
+        ("self._version", set()),
+        ("'_version'", set()),
+    ],
+)
+def test_the_scan_finds_attributes(text, found):
+    assert attributes_read(text) & attributes_of_torch().keys() == found
+
+
+def test_private_attributes_of_torch_objects_are_read_in_the_room_alone():
     theirs = attributes_of_torch()
-    found = {
-        f"{where}: {name} of {theirs[name]}"
-        for where, text in sources()
-        for name in attributes_read(text) & theirs.keys() - ATTRIBUTES.keys()
-    }
-    assert found == set()
-
-
-def test_listed_attributes_are_read():
-    read = {name for _, text in sources() for name in attributes_read(text)}
-    assert ATTRIBUTES.keys() - read == set()
+    found = {where: attributes_read(text) & theirs.keys() - OURS for where, text in sources()}
+    assert {where: names for where, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize("path", sorted(ROOM.glob("[!_]*.py")), ids=lambda path: path.stem)

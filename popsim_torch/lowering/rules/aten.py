@@ -12,7 +12,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.emit.maps import cast
-from popsim_torch.private_torch.operators import OPDEFS, OpOverload
+from popsim_torch.private_torch.operators import OPDEFS, OpOverload, schema_of
 from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
 
@@ -102,16 +102,16 @@ _WRITES_IN_PLACE = frozenset(
 @functools.cache
 def out_overload(target: OpOverload) -> OpOverload | None:
     """Return the form of an operator that writes into given tensors, if that saves a copy."""
-    if target._schema.name not in _WRITES_IN_PLACE:
+    if schema_of(target).name not in _WRITES_IN_PLACE:
         return None
-    packet = target._overloadpacket
-    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
-    for name in packet.overloads():  # type: ignore[no-untyped-call]
+    packet = target.overloadpacket
+    wanted = [(a.name, str(a.type)) for a in schema_of(target).arguments]
+    for name in packet.overloads():
         candidate: OpOverload = getattr(packet, name)
-        arguments = candidate._schema.arguments
+        arguments = schema_of(candidate).arguments
         given = [(a.name, str(a.type)) for a in arguments if not a.is_out]
         outs = [a for a in arguments if a.is_out]
-        if outs and len(outs) == len(target._schema.returns) and given == wanted:
+        if outs and len(outs) == len(schema_of(target).returns) and given == wanted:
             return candidate
     return None
 
@@ -188,7 +188,7 @@ class _Boxer:
 def _bound(node: torch.fx.Node, target: OpOverload) -> list[Any]:
     """Return the node's arguments in the order of the schema, defaults filled in."""
     values = []
-    for position, argument in enumerate(a for a in target._schema.arguments if not a.is_out):
+    for position, argument in enumerate(a for a in schema_of(target).arguments if not a.is_out):
         if position < len(node.args) and not argument.kwarg_only:
             values.append(node.args[position])
         elif argument.name in node.kwargs:
@@ -234,12 +234,12 @@ def lower_aten(
         flat = [result if i in read else None for i, result in enumerate(flat)]
     outputs = [None if r is None else builder.value(boxer.computed(r.dtype), r.shape) for r in flat]
     attributes: dict[str, Attribute] = {
-        "operator": operator._schema.name,
-        "overload": operator._schema.overload_name,
+        "operator": schema_of(operator).name,
+        "overload": schema_of(operator).overload_name,
         "arguments": arguments,
     }
     if out is not None:
-        attributes["out"] = out._schema.overload_name
+        attributes["out"] = schema_of(out).overload_name
     if stream is not None:
         attributes["stream"] = stream
     builder.op(
@@ -254,7 +254,7 @@ def lower_aten(
 
 def _widens(operator: OpOverload) -> bool:
     """Whether an operator computes float16 in float32; what users write in Python sees its type."""
-    users = operator._schema.name in OPDEFS or is_functional_form(operator)
+    users = schema_of(operator).name in OPDEFS or is_functional_form(operator)
     return operator not in _MOVES_DATA and not users
 
 
@@ -270,4 +270,4 @@ def _results(node: torch.fx.Node) -> list[Any]:
 
 
 def _returns_list(operator: OpOverload) -> bool:
-    return any("[]" in str(r.type) or "List" in str(r.type) for r in operator._schema.returns)
+    return any("[]" in str(r.type) or "List" in str(r.type) for r in schema_of(operator).returns)

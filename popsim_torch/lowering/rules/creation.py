@@ -15,7 +15,7 @@ from popsim_torch.errors import Error
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.rule import Family, Rule
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -82,9 +82,9 @@ def _random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
         return native
     target: Any = node.target
     replacement = _WITH_GENERATOR.get(target, target)
-    if not any(argument.name == "generator" for argument in replacement._schema.arguments):
+    if not any(argument.name == "generator" for argument in schema_of(replacement).arguments):
         raise Error(
-            f"Unsupported ops found in compiled model: [{target._schema.name}] in {place.shown} "
+            f"Unsupported ops found in compiled model: [{schema_of(target).name}] in {place.shown} "
             "draws random numbers that cannot be reproduced. Use torch.rand, torch.randn or "
             "torch.bernoulli and compute from them."
         )

@@ -14,6 +14,7 @@ from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.reductions import reduce_over
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
+from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.trace.serialized_products import SERIALIZED_MATMUL
 
 aten = torch.ops.aten
@@ -42,9 +43,9 @@ def _with_float_partials(builder: Builder, node: torch.fx.Node, place: Place) ->
     half = getattr(builder.half_partials, _WITHOUT_HALF_PARTIALS[operator])
     if half and any(tensor.dtype == torch.float16 for tensor in operands(node)):
         raise Error(
-            f"[{operator._schema.name}] in {place.shown} has no implementation with half partials "
-            "(Options.Precision.setPartialsType(torch.half)). Use torch.matmul, torch.bmm or a "
-            "convolution of torch.nn instead, or convert its operands to float32."
+            f"[{schema_of(operator).name}] in {place.shown} has no implementation with half "
+            "partials (Options.Precision.setPartialsType(torch.half)). Use torch.matmul, torch.bmm "
+            "or a convolution of torch.nn instead, or convert its operands to float32."
         )
     return lower_aten(builder, node, place)
 

@@ -13,6 +13,8 @@ from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
+from popsim_torch.private_torch.operators import schema_of
+from popsim_torch.typed_torch import broadcast_shapes
 
 aten = torch.ops.aten
 
@@ -98,7 +100,7 @@ def _is_mapped(node: torch.fx.Node) -> bool:
 def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Add a ``map`` op for a node, and for a loss that is reduced a ``reduce`` op."""
     operator: Any = node.target
-    arguments = {a.name: a.default_value for a in operator._schema.arguments}
+    arguments: dict[str, Any] = {a.name: a.default_value for a in schema_of(operator).arguments}
     arguments.update(zip(arguments, node.args, strict=False))
     arguments.update(node.kwargs)
     tensors = {
@@ -121,7 +123,7 @@ def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if reduction == _NONE:
         return emit_map(builder, code, result, value.dtype, value.shape, place)
     shapes = (tensor.shape for tensor in tensors.values())
-    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    shape = broadcast_shapes(*shapes)
     errors = emit_map(builder, code, result, torch.float32, shape, place)
     return reduce_all(builder, errors, value, "mean" if reduction == _MEAN else "sum", place)
 

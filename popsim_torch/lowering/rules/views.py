@@ -12,7 +12,7 @@ from popsim_torch.ir import Tensor
 from popsim_torch.ir.graph import contiguous_strides
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import Family, Rule
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, opname, overload_name, schema_of
 from popsim_torch.trace.graph.markers import MARK
 
 aten = torch.ops.aten
@@ -43,10 +43,10 @@ def _viewing(target: OpOverload) -> OpOverload | None:
     """Return the view operator that gives the values of ``target``: ``view`` for ``view_copy``."""
     if target in _AS_VIEW:
         return _AS_VIEW[target]
-    name, overload = target._opname, target._overloadname
+    name, overload = opname(target), overload_name(target)
     packet = getattr(aten, name.removesuffix(_COPY), None) if name.endswith(_COPY) else None
     viewing: OpOverload | None = getattr(packet, overload, None)
-    if viewing is None or viewing._schema.returns[0].alias_info is None:
+    if viewing is None or schema_of(viewing).returns[0].alias_info is None:
         return None
     return viewing
 
@@ -56,7 +56,7 @@ def _is_view_operator(target: OpOverload) -> bool:
         return False
     if target in _SAME_TENSOR or _viewing(target) is not None:
         return True
-    schema = target._schema
+    schema = schema_of(target)
     return (
         not schema.is_mutable and bool(schema.returns) and schema.returns[0].alias_info is not None
     )

@@ -12,6 +12,7 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.control.cut import Cut
 from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, value_of
+from popsim_torch.typed_torch import apply
 
 __all__ = ["Call", "Extension", "zeros"]
 
@@ -20,7 +21,7 @@ class _Differentiable(torch.autograd.Function):
     """A call of a control whose gradient is a call of another one."""
 
     @staticmethod
-    def forward(ctx, forward, backward, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, forward: Any, backward: Any, *tensors: Any) -> Any:
         """Call ``forward``, whose results go to the user; ``tensors`` have gradients."""
         ctx.backward = backward
         ctx.tensors = tensors
@@ -30,12 +31,12 @@ class _Differentiable(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the gradients of ``tensors``."""
         results = list(ctx.backward(gradients))
         if torch.is_grad_enabled():
             read = [*(gradient for gradient in gradients if gradient is not None), *ctx.tensors]
-            results = _NoGradient.apply(len(results), *results, *read)  # type: ignore[no-untyped-call]
+            results = apply(_NoGradient, len(results), *results, *read)
         return None, None, *results
 
 
@@ -43,12 +44,12 @@ class _NoGradient(torch.autograd.Function):
     """The identity, for gradients that cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx, num_results, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, num_results: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the first tensors; they depend on all."""
         return tuple(tensor.view_as(tensor) for tensor in tensors[:num_results])
 
     @staticmethod
-    def backward(ctx, *_gradients):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, *_gradients: Any) -> Any:
         """Refuse to go on."""
         raise Error(
             "forward differentiates a gradient of a loop or branch once more (create_graph=True), "
@@ -77,7 +78,7 @@ class Call:
         if not any(tensor.requires_grad for tensor in tensors):
             return forward()
         with DisableTorchFunction():
-            results: Any = _Differentiable.apply(forward, backward, *tensors)  # type: ignore[no-untyped-call]
+            results: Any = apply(_Differentiable, forward, backward, *tensors)
         for result in results:
             self._bodies.listener.after_call(result)
         return list(results)

@@ -27,6 +27,7 @@ from popsim_torch.trace.graph.traced_tensors import (
     is_traced,
     outside_transforms,
 )
+from popsim_torch.typed_torch import apply
 
 __all__ = ["Captures", "StandIn", "arguments_of_functions"]
 
@@ -35,12 +36,12 @@ class _FromLeaf(torch.autograd.Function):
     """A tensor that may be changed in place, and has the gradient of a leaf, which may not."""
 
     @staticmethod
-    def forward(ctx, leaf, node):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, leaf: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
         """Return a tensor that stands for ``node``."""
         return _standing_for(node, leaf)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the gradient of the leaf."""
         return gradient, None
 
@@ -66,7 +67,7 @@ class StandIn:
         with outside_transforms(), DisableTorchFunction(), torch.enable_grad():
             if differentiable:
                 self.leaf = _empty_like(like).requires_grad_()
-                self.tensor = _FromLeaf.apply(self.leaf, node)  # type: ignore[no-untyped-call]
+                self.tensor = apply(_FromLeaf, self.leaf, node)
             else:
                 self.leaf = self.tensor = _standing_for(node, like)
 

@@ -18,6 +18,7 @@ from popsim_torch.private_torch.graph_modules import make_graph_module
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.private_torch.proxies import get_proxy_mode
+from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.control.repeats import copy_quietly
 from popsim_torch.trace.graph.bodies import (
     INPUT,
@@ -264,7 +265,7 @@ def _check_one_view(body: Cut) -> None:
 
     def memory(node: torch.fx.Node) -> int:
         value: Any = node.meta["val"]
-        return int(value.untyped_storage()._cdata)
+        return storage_key(value)
 
     for position in body.changed:
         changed = body.captures[position]

@@ -23,6 +23,7 @@ from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.proxies import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
+    last_node,
     track_tensor_tree,
 )
 from popsim_torch.trace.control.captures import Captures, StandIn, arguments_of_functions
@@ -230,7 +231,7 @@ class BodyRecorder:
                 "jvp) transforms, which is not supported. Put the transform into the body, or "
                 "write a Python loop or torch.where(condition, a, b)."
             )
-        last = graph._root.prev
+        last = last_node(graph)
         differentiates = torch.is_grad_enabled()
         with self.listener.inside_of_body(), self._capturing(last, differentiates) as captures:
             given = [_own(value, differentiates, carries) for value in values]

@@ -18,6 +18,7 @@ import torch.fx
 
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.markers import NAMESPACE, PRINT
+from popsim_torch.typed_torch import new_library
 
 __all__ = ["CONTROL", "INPUT", "Branch", "Control", "Loop", "control_of", "controls_known"]
 
@@ -173,7 +174,7 @@ _SCHEMAS: Mapping[str, str] = {
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     rules: dict[str, Any] = {
         "control": lambda inputs, index: empty_results(_known.get()[index]),
         "body_input": lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),

@@ -17,10 +17,11 @@ from popsim_torch.errors import Error
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import find_node, in_transform, of_another_trace
+from popsim_torch.typed_torch import new_library
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "FRAGMENT")
     library.define("enqueue(Tensor[] xs, int key, bool summed=False) -> ()")
     torch.library.register_fake(
         f"{NAMESPACE}::enqueue", lambda xs, key, summed=False: None, lib=library

@@ -24,7 +24,7 @@ from popsim_torch.private_torch.functorch import (
     is_functionaltensor,
     unwrap_functional_tensor,
 )
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
@@ -72,7 +72,7 @@ def is_mutating(node: torch.fx.Node) -> bool:
     return (
         node.op == "call_function"
         and isinstance(node.target, OpOverload)
-        and node.target._schema.is_mutable
+        and schema_of(node.target).is_mutable
     )
 
 
@@ -101,7 +101,7 @@ class _Replay(torch.fx.Interpreter):
                 raise
             source, target = origin_of(n).source, cast(OpOverload, n.target)
             raise Error(
-                f"Unsupported ops found in compiled model: [{target._schema.name}]"
+                f"Unsupported ops found in compiled model: [{schema_of(target).name}]"
                 f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
                 "cannot take out of a traced model. Call the operator that returns a new tensor."
             ) from error

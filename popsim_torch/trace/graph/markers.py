@@ -17,6 +17,7 @@ from popsim_torch.private_torch.proxies import (
     get_proxy_slot,
     track_tensor_tree,
 )
+from popsim_torch.typed_torch import new_library
 
 NAMESPACE = "popsim"
 
@@ -39,7 +40,7 @@ def _constant(
 
 
 def _register() -> Any:
-    library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+    library = new_library(NAMESPACE, "DEF")
     for schema in _SCHEMAS:
         library.define(schema)
     rules: dict[str, Any] = {
@@ -88,14 +89,14 @@ class PrintedTensor(torch.autograd.Function):
     """Identity that prints its input and, when asked to, the gradient that comes back."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, key: int, gradient_key: int | None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: torch.Tensor, key: int, gradient_key: int | None) -> torch.Tensor:
         """Print ``x``; ``gradient_key`` None leaves the gradient alone."""
         ctx.gradient_key = gradient_key
         result: torch.Tensor = torch.ops.popsim.print_tensor(x, key)
         return result
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Print the gradient and hand it on."""
         if ctx.gradient_key is not None:
             gradient = torch.ops.popsim.print_tensor(gradient, ctx.gradient_key)

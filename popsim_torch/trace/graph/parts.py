@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.private_torch.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -125,7 +125,7 @@ def is_in_place(node: torch.fx.Node) -> bool:
     """Whether a node changes its first argument and is that tensor."""
     if not isinstance(node.target, OpOverload):
         return False
-    schema = node.target._schema
+    schema = schema_of(node.target)
     returns = schema.returns[0].alias_info if len(schema.returns) == 1 else None
     changed = schema.arguments[0].alias_info if schema.arguments else None
     return bool(returns and changed and returns.is_write and changed.is_write)

@@ -24,6 +24,7 @@ from popsim_torch.private_torch.operators import (
     has_composite_kernel,
     has_meta_kernel,
     name_in_graph,
+    schema_of,
 )
 from popsim_torch.private_torch.trees import tree_map_only
 from popsim_torch.trace.graph.origin import copy_channel
@@ -96,7 +97,7 @@ class PureRecorder(TorchDispatchMode):
         node_args, node_kwargs = tree_map_only(torch.Tensor, node_of, (args, kwargs))
         name = name_in_graph(self.graph, func)
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
-        if func._schema.is_mutable:  # an input's new value, behind everything
+        if schema_of(func).is_mutable:  # an input's new value, behind everything
             return self._tracked(node, node_args[0].meta["val"])
         key = (func, *map(_key, args[: how.num_counting]), *map(_key, kwargs.items()))
         if key not in self._results:
@@ -194,8 +195,8 @@ def _how(func: OpOverload) -> _How:
     return _How(
         is_composite=has_composite_kernel(name),
         is_short=name.startswith("aten::")
-        and len(func._schema.returns) == 1
-        and str(func._schema.returns[0].type) == "Tensor"
+        and len(schema_of(func).returns) == 1
+        and str(schema_of(func).returns[0].type) == "Tensor"
         and has_meta_kernel(name, func)
         and func not in FAKE_RULES,
         num_counting=_COUNTING.get(func),

@@ -5,9 +5,17 @@ import torch
 import popsim_torch
 from popsim_torch import _native
 from popsim_torch.passes.op_table import op_table
+from popsim_torch.reference.call import op
 from tests.ops.derived import derived_sample
 from tests.ops.one_op import OneOp
 from tests.ops.test_thread_invariance import assert_invariant
+
+
+@op
+def negate(call, x):
+    """Return the negative."""
+    return -x
+
 
 x = torch.randn(3, 50_000)
 (result,) = OneOp("negate", [x], [(torch.float32, x.shape)], {}).run()
