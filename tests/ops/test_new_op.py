@@ -23,7 +23,7 @@ def test_a_file_with_one_entry_is_a_new_op(tmp_path):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copy(NEW / "negate.cpp", tmp_path / "csrc/ops/layout/negate.cpp")
-    target = build_info().usable_targets[-1]
+    target = build_info().usable_targets[-1].replace("amx", "avx512")  # which has its kernels
     environment = {**os.environ, "POPSIM_TARGETS": target, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     for command in (
         ["setup.py", "--quiet", "build_ext", "--inplace"],
