@@ -1,6 +1,7 @@
 // The Python face of the C++ library: converters and one-line forwards.
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,7 @@ void bind_graph(py::module_& m) {
       .def(py::init<std::vector<int64_t>>(), py::arg("inputs"));
   py::class_<graph::Arguments>(m, "Arguments")
       .def(py::init<std::vector<graph::Argument>>(), py::arg("values"));
-  py::class_<Graph>(m, "Graph")
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph")
       .def(py::init<>())
       .def(
           "add_tensor",
@@ -68,7 +69,7 @@ void bind_graph(py::module_& m) {
              std::vector<TensorId> inputs, std::vector<TensorId> outputs,
              std::map<std::string, graph::Attribute, std::less<>> attributes,
              graph::Phase phase, int32_t stage, std::string source,
-             const std::vector<const Graph*>& bodies) {
+             const std::vector<std::shared_ptr<Graph>>& bodies) {
             Op op{std::move(kind),
                   std::move(name),
                   std::move(inputs),
@@ -78,16 +79,17 @@ void bind_graph(py::module_& m) {
                   stage,
                   std::move(source),
                   {}};
-            for (const Graph* body : bodies) {
+            // Shared, not copied: nobody changes a body that an op has.
+            for (const std::shared_ptr<Graph>& body : bodies) {
               check_internal(body != nullptr, "add_op: a body is missing");
-              op.bodies.push_back(std::make_shared<const Graph>(*body));
+              op.bodies.push_back(body);
             }
             self.add(std::move(op));
           },
           py::arg("kind"), py::arg("name"), py::arg("inputs"),
           py::arg("outputs"), py::arg("attributes"), py::arg("phase"),
           py::arg("stage"), py::arg("source") = "",
-          py::arg("bodies") = std::vector<const Graph*>())
+          py::arg("bodies") = std::vector<std::shared_ptr<Graph>>())
       .def(
           "verify",
           [](const Graph& self, bool in_flight, bool types) {

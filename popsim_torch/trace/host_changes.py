@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from popsim_torch.private_torch.modes import disable_current_modes
+from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.trace.graph.traced_tensors import (
     has_memory,
     host_computation,
@@ -79,7 +80,7 @@ class HostChanges:
             return
         traced = args[0]
         # A traced one may be overwritten, or told of, already.
-        own = traced._version > 0 if is_traced(traced) else self._is_made(traced)
+        own = version_of(traced) > 0 if is_traced(traced) else self._is_made(traced)
         if not own and not self._lasts(target):
             warn_of_host_change(name, on_device=True)
 

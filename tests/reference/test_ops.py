@@ -231,10 +231,12 @@ def test_updates_agree(make, dtype):
         gradients = [torch.randn(2, *w.shape).to(dtype) for w in weights.values()]
         device.run(*gradients)
         interpreter.run(gradients)
-    for tensor_id in variables_of(device.graph):
-        name = device.graph.tensors[tensor_id].name
-        actual, expected = device.executable.read(tensor_id), interpreter.read(tensor_id)
-        assert_agrees(actual, expected, close=3e-5 if dtype == F32 else 2e-3, what=name)
+    variables = [device.graph.tensors[tensor_id] for tensor_id in variables_of(device.graph)]
+    # What is kept in float16 may be rounded to the neighbour, and all that follows from it.
+    close = 3e-5 if all(variable.dtype == F32 for variable in variables) else 2e-3
+    for variable in variables:
+        actual, expected = device.executable.read(variable.id), interpreter.read(variable.id)
+        assert_agrees(actual, expected, close=close, what=variable.name)
 
 
 def test_float32_is_float64_in_a_wide_run():

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch.errors import InternalError
+from popsim_torch.executor import saving
 from popsim_torch.files import container
 from tests.options import make_options
 
@@ -79,12 +81,19 @@ def test_sections_that_are_wrong_behind_a_right_checksum_are_refused(whole):
 def test_a_program_that_only_the_library_knows_to_be_wrong_is_refused(whole):
     sections = container.read_sections(whole, "a compiled model")
     text = sections["program"]
-    spoilt = text.replace(
-        b'"Return":{"shape":{"tuple":[16,3]}', b'"Return":{"shape":{"tuple":[16,9]}'
-    )
+    spoilt = text.replace(b'["axis",1]', b'["axis",7]')
     assert spoilt != text
     container.write_sections(whole, "a compiled model", {**sections, "program": spoilt})
-    with pytest.raises(poptorch.Error, match="cannot run here"):
+    with pytest.raises(poptorch.Error, match="breaks a rule.* there is an axis 7"):
+        poptorch.load(whole)
+
+
+def test_a_program_that_cannot_be_prepared_is_refused(whole, monkeypatch):
+    def fail(*_args):
+        raise InternalError("no kernel takes this")
+
+    monkeypatch.setattr(saving, "fit_to_host", fail)
+    with pytest.raises(poptorch.Error, match=r"cannot run here \(.*no kernel takes this"):
         poptorch.load(whole)
 
 

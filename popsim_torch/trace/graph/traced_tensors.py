@@ -82,7 +82,9 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor of the host has elements in memory of its own or of a view's base."""
     return (
-        tensor.layout is torch.strided
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not is_fake(tensor)
         and not is_functorch_wrapped_tensor(tensor)
         and not is_wrapper(tensor)
         and tensor.numel() > 0
