@@ -30,6 +30,8 @@ from popsim_torch.loops.schedules import without_schedulers
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from popsim_torch.shared_scope import SharedScope
+from popsim_torch.trace.adaptations import eager_stance
 from popsim_torch.trace.host_reads import noticed_host_reads
 
 __all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
@@ -330,9 +332,9 @@ class Function:
         try:
             with (
                 # What torch.compile wraps runs as it is written, so that its calls are recorded.
-                torch.compiler.set_stance("force_eager"),
+                eager_stance,
                 noticed_host_reads(_is_recorded),
-                without_schedulers(_is_recorded),
+                _without_schedulers,
                 OutsideOfLoops(new.tensors, new.steps.append),
             ):
                 result = self._function(*args, **kwargs)
@@ -358,6 +360,9 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 def _is_recorded() -> bool:
     return recording.get() is not None
+
+
+_without_schedulers = SharedScope(lambda: without_schedulers(_is_recorded))
 
 
 # What a body can use was there before the call if names of the function lead there as well.

@@ -13,6 +13,7 @@ import torch
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.distributions import validates_arguments
 from popsim_torch.private_torch.modules import MASK_DETECTION, dynamo_config
+from popsim_torch.shared_scope import SharedScope
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
 from popsim_torch.trace.cumulative_norm import cumulative_norm
@@ -53,6 +54,9 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
     )
 
 
+eager_stance = SharedScope(lambda: torch.compiler.set_stance("force_eager"))
+"""What torch.compile wraps runs as it was written, in all threads."""
+
 # One for all: each new one stays in the thread's context for good.
 _nested_traces: Any = dynamo_config.patch(error_on_nested_fx_trace=False)
 
@@ -62,7 +66,7 @@ def _without_compiler() -> Iterator[None]:
     """Run what ``torch.compile`` wraps as it was written, and let that be traced."""
     with (
         warnings.catch_warnings(),
-        torch.compiler.set_stance("force_eager"),
+        eager_stance,
         _nested_traces,
     ):
         # The hooks are those of the recorder, which has use for every call.

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from popsim_torch import logs
 from popsim_torch.ops import op_listener
+from popsim_torch.shared_scope import SharedScope
 from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["noticed_host_reads", "warn_of_host_change", "warn_of_host_read"]
@@ -54,8 +56,14 @@ _READS: tuple[tuple[Any, str, Iterable[str]], ...] = (
 
 
 def _is_traced() -> bool:
-    # Another thread has no listener; what the host runs meanwhile has none either.
+    # What the host runs meanwhile has no listener.
     return op_listener.get() is not None
+
+
+_runs_once: ContextVar[Callable[[], bool]] = ContextVar(
+    "popsim_torch_runs_once", default=lambda: False
+)
+"""Whether what calls now, in this thread, runs only once."""
 
 
 @contextmanager
@@ -66,12 +74,25 @@ def noticed_host_reads(is_recorded: Callable[[], bool] = _is_traced) -> Iterator
         is_recorded: Whether such code calls.
     """
     _said.clear()
+    token = _runs_once.set(is_recorded)
+    try:
+        with _reads_replaced:
+            yield
+    finally:
+        _runs_once.reset(token)
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
     with ExitStack() as stack:
         for module, path, names in _READS:
             for name in names:
-                noticed = _noticed(getattr(module, name), path, name, is_recorded)
+                noticed = _noticed(getattr(module, name), path, name)
                 stack.enter_context(mock.patch.object(module, name, noticed))
         yield
+
+
+_reads_replaced = SharedScope(_replaced)
 
 
 def warn_of_host_read(name: str) -> None:
@@ -115,12 +136,10 @@ def warn_of_host_change(name: str, *, on_device: bool = False) -> None:
     )
 
 
-def _noticed(
-    function: Callable[..., Any], path: str, name: str, is_recorded: Callable[[], bool]
-) -> Callable[..., Any]:
+def _noticed(function: Callable[..., Any], path: str, name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_recorded() and _called_by_user():
+        if _runs_once.get()() and _called_by_user():
             warn_of_host_read(f"{path}.{name}" if path else name)
         return function(*args, **kwargs)
 

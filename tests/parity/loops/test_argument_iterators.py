@@ -60,7 +60,7 @@ def test_epochs_with_workers_train_as_in_eager_pytorch_and_leave_nothing():
         assert alive() is None
         assert set(multiprocessing.active_children()) <= before
     assert len(epoch._recordings) == len(epoch.programs) == 1
-    assert num_threads() == threads
+    assert num_threads() <= threads  # those of other tests may end
     reference = torch.optim.SGD(eager.parameters(), 0.1)
     for batch in itertools.chain.from_iterable(DataLoader(data, 4) for _ in range(5)):
         step(eager, reference, batch)
