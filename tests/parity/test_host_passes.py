@@ -69,7 +69,9 @@ def test_many_random_graphs_without_each_pass(recipe):
     check(recipe, ["all", *PASSES])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_models_without_each_pass(name, dtype):
     case = CASES[name]
