@@ -1,7 +1,7 @@
 // Calls code of the host: tensors go there, and tensors come back.
 //
-// The code gets copies, which it may keep, change and differentiate by. It could
-// not do that with the device's memory.
+// The code gets copies, which it may keep, change and differentiate by. It
+// could not do that with the device's memory.
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 
