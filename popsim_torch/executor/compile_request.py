@@ -33,7 +33,7 @@ from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
 from popsim_torch.trace import TraceResult
-from popsim_torch.trace.device_loop import DeviceLoopOptimizers
+from popsim_torch.trace.books.device_loop import DeviceLoopOptimizers
 from popsim_torch.trace.graph.enqueues import Enqueue
 
 __all__ = ["CompileRequest", "DeviceLoopRequest", "ModelRequest"]

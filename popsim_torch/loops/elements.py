@@ -13,7 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.infeed import taking
 from popsim_torch.ops import op_listener
-from popsim_torch.trace.device_loop import UnknownObject
+from popsim_torch.trace.books.device_loop import UnknownObject
 from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["Elements"]

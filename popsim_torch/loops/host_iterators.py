@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from popsim_torch.errors import Error
 from popsim_torch.feeds.infeed import lasting_queue_of, queue_of, taking
 from popsim_torch.private_torch.loaders import BaseDataLoaderIter
-from popsim_torch.trace.device_loop import UnknownObject
+from popsim_torch.trace.books.device_loop import UnknownObject
 from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["HostIterators", "is_same_position", "position_of"]

@@ -28,7 +28,7 @@ from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
-from popsim_torch.trace.device_loop import DeviceLoopBody
+from popsim_torch.trace.books.device_loop import DeviceLoopBody
 
 __all__ = ["DeviceLoopProgram", "check_count"]
 

@@ -30,7 +30,7 @@ from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
 from popsim_torch.private_torch.modes import without_function_modes
 from popsim_torch.profiling import Channel
-from popsim_torch.trace.device_loop import DeviceLoopBody, DeviceLoopOptimizers, UnknownObject
+from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopOptimizers, UnknownObject
 from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["LoopCall", "repeat", "while_loop"]

@@ -22,7 +22,7 @@ from popsim_torch.ops import op_listener
 from popsim_torch.options import Options, own_dtype
 from popsim_torch.options.model_settings import Owned, changes_of, settings_of
 from popsim_torch.options.pipelining import PipeliningOptions
-from popsim_torch.trace.device_loop import DeviceLoopTrace, UnknownObject
+from popsim_torch.trace.books.device_loop import DeviceLoopTrace, UnknownObject
 
 __all__ = ["DeviceLoopPlan", "DeviceLoopSettings", "OtherUse", "Use"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -15,28 +14,22 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.offers import Offers
-from popsim_torch.lowering.bodies import BodyBuilder, lower_control
-from popsim_torch.lowering.emit.builder import Builder, HalfPartials, Place, Value
+from popsim_torch.lowering.emit.builder import Builder, HalfPartials
 from popsim_torch.lowering.loss_scale import LossScaleLowering
+from popsim_torch.lowering.nodes import OWN_TARGETS, NodeLowering
 from popsim_torch.lowering.rules.aten import unsupported
 from popsim_torch.lowering.rules.creation import is_random
 from popsim_torch.lowering.rules.host import warn_of_calls_left_out
-from popsim_torch.lowering.rules.prints import lower_print
-from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.state import StateLowering
-from popsim_torch.lowering.steps import StepLowering, is_put_there
+from popsim_torch.lowering.steps import StepLowering
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.captures import GradientEnqueue
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.private_torch.operators import OpOverload, schema_of
-from popsim_torch.trace.graph.bodies import CONTROL, Control, control_of
+from popsim_torch.trace.graph.bodies import with_bodies
 from popsim_torch.trace.graph.functionalise import is_mutating
-from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.weight_steps import STEP
-
-_OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL, STEP)
 
 
 class _Lowering:
@@ -67,9 +60,10 @@ class _Lowering:
         )
         self._state = StateLowering(self._builder, self._program, named, self._needed)
         self._updates = UpdateLowering(self._builder, self._program, self._loss_scale)
-        self._steps: StepLowering | None = None
+        steps: StepLowering | None = None
         if plan is not None and named.traced.steps:
-            self._steps = StepLowering(self._builder, named, self._needed, plan, self._updates)
+            steps = StepLowering(self._builder, named, self._needed, plan, self._updates)
+        self._node_lowering = NodeLowering(named, self._program.offers, steps)
 
     def run(self) -> Program:
         self._check_supported()
@@ -94,9 +88,9 @@ class _Lowering:
         """Refuse what the device cannot run: all of it at once."""
         reasons: dict[str, str] = {}
         needed = (node for node in self._named.nodes if node in self._needed)
-        for node in self._named.with_bodies(needed):
+        for node in with_bodies(needed, self._named.traced.controls):
             target: Any = node.target
-            if node.op != "call_function" or target in _OWN_TARGETS:
+            if node.op != "call_function" or target in OWN_TARGETS:
                 continue
             reason, name = "is not an ATen operator.", str(target)
             if isinstance(target, OpOverload):
@@ -129,70 +123,10 @@ class _Lowering:
 
     def _add_node(self, node: torch.fx.Node) -> None:
         num_ops = len(self._program.graph.ops)
-        self._lower_named(self._builder, node)
+        self._node_lowering.lower(self._builder, node)
         for op in self._program.graph.ops[num_ops:]:
             self._program.sources |= dict.fromkeys(op.outputs, node.name)
         self._program.sources.pop(NO_TENSOR, None)
-
-    def _lower_named(self, builder: Builder, node: torch.fx.Node) -> None:
-        value = self._lower_node(builder, node)
-        builder.values[node] = value
-        name = self._named.names.get(node)
-        # What a gradient computes once more has its names where it is computed first.
-        if (
-            name is not None
-            and isinstance(value, Tensor)
-            and (builder.named or node.target is MARK)
-        ):
-            builder.graph.set_name(value, name)
-
-    def _lower_body(
-        self, builder: BodyBuilder, function: torch.fx.GraphModule
-    ) -> dict[str, Tensor]:
-        """Lower the nodes of a body; return those of its tensors that are asked for, by name."""
-        for node in function.graph.nodes:
-            if node.op == "call_function":
-                self._lower_named(builder, node)
-        return self._program.offers.of_body(builder.graph)
-
-    def _lower_control(
-        self, builder: Builder, node: torch.fx.Node, control: Control, place: Place
-    ) -> Value:
-        inputs: Any = node.args[0]
-        results, found = lower_control(
-            builder,
-            control,
-            [builder.tensor(source) for source in inputs],
-            place,
-            self._lower_body,
-        )
-        for name, tensor in found.items():
-            builder.graph.set_name(tensor, name)
-        return results
-
-    def _lower_node(self, builder: Builder, node: torch.fx.Node) -> Value:
-        if node.target is operator.getitem:
-            producer: Any = node.args[0]
-            values: Any = builder.values[producer]
-            value: Value = values[node.args[1]]
-            return value
-        place = builder.place_of(node, self._named.message_name(node))
-        if node.target is STEP:
-            assert self._steps is not None
-            return self._steps.lower(node, place)
-        if is_put_there(node):
-            return builder.values[node.args[1]]  # type: ignore[index]
-        control = control_of(node, self._named.traced.controls)
-        if control is not None:
-            return self._lower_control(builder, node, control, place)
-        if node.target is PRINT:
-            return lower_print(builder, self._named, node, place)
-        if node.target is CONSTANT:
-            index: Any = node.args[2]
-            return builder.constant(self._named.traced.constants[index])
-        if is_mutating(node):
-            return None
-        return RULES.rule_of(node).lower(builder, node, place)
 
     def _add_aliases(self) -> None:
         """Give tensors that the program has their further names, or offer these."""

@@ -19,8 +19,8 @@ from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.views import another_name
 from popsim_torch.lowering.update import UpdateLowering
 from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.trace.books.weight_steps import STEP
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.weight_steps import STEP
 
 _COPY = torch.ops.aten.copy.default
 _COPY_ = torch.ops.aten.copy_.default

@@ -18,9 +18,9 @@ import torch.fx
 
 from popsim_torch.annotations.slices import as_index, slice_of_run
 from popsim_torch.private_torch.operators import OpOverload, schema_of
+from popsim_torch.trace.books.known_values import changed_arguments, memories_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced, node_of
-from popsim_torch.trace.known_values import changed_arguments, memories_of
 from popsim_torch.typed_torch import new_library
 
 _SCHEMAS = (

@@ -30,6 +30,8 @@ from popsim_torch.private_torch.operators import (
 )
 from popsim_torch.private_torch.trees import tree_leaves, tree_map
 from popsim_torch.trace.back_end_choices import replacements
+from popsim_torch.trace.books.device_loop import DeviceLoopTrace
+from popsim_torch.trace.books.known_values import reads_device
 from popsim_torch.trace.call_arguments import (
     copied,
     draws_random_numbers,
@@ -39,7 +41,6 @@ from popsim_torch.trace.call_arguments import (
 )
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
-from popsim_torch.trace.device_loop import DeviceLoopTrace
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
@@ -55,7 +56,6 @@ from popsim_torch.trace.graph.traced_tensors import (
 from popsim_torch.trace.host_changes import HostChanges, call_on_host
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.host_reads import warn_of_host_read
-from popsim_torch.trace.known_values import reads_device
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.recurrent import recurrent_call
 from popsim_torch.trace.traceable import traceable_call

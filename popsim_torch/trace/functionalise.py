@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.bodies import controls_known
 from popsim_torch.trace.graph.functionalise import functionalise_graph
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.result import TraceResult
 
 
 def functionalise(traced: TraceResult) -> TraceResult:

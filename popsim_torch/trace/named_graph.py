@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import names as spelling
-from popsim_torch.trace.graph.bodies import control_of, controls_in
+from popsim_torch.trace.books.result import TraceResult
+from popsim_torch.trace.graph.bodies import controls_in, with_bodies
 from popsim_torch.trace.graph.functionalise import is_check, is_mutating
 from popsim_torch.trace.graph.markers import MARK, PRINT
 from popsim_torch.trace.graph.origin import draw_of, gradient_key_of
 from popsim_torch.trace.names import NameTable
-from popsim_torch.trace.result import TraceResult
 
 
 class NamedGraph:
@@ -118,16 +118,8 @@ class NamedGraph:
             is_random: Whether a node draws some.
         """
         numbers: dict[object, int] = {}
-        found = filter(is_random, self.with_bodies(self.nodes))
+        found = filter(is_random, with_bodies(self.nodes, self.traced.controls))
         return {node: numbers.setdefault(draw_of(node), len(numbers)) for node in found}
-
-    def with_bodies(self, nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
-        """Yield nodes, and behind each that runs bodies the nodes of these."""
-        for node in nodes:
-            yield node
-            control = control_of(node, self.traced.controls)
-            for body in () if control is None else control.bodies:
-                yield from self.with_bodies(body.graph.nodes)
 
     def needed(self, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
         """Return the nodes that results, lasting changes, checks and ``wanted`` depend on."""

@@ -10,14 +10,17 @@ from torch import nn
 
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import StageAssigner
-from popsim_torch.trace.body_scopes import BodyScopes
-from popsim_torch.trace.call_origins import CallOrigins
-from popsim_torch.trace.device_loop import DeviceLoopOptimizers, DeviceLoopTrace
-from popsim_torch.trace.gradients import Gradients
+from popsim_torch.trace.books.call_origins import CallOrigins
+from popsim_torch.trace.books.device_loop import DeviceLoopOptimizers, DeviceLoopTrace
+from popsim_torch.trace.books.gradients import Gradients
+from popsim_torch.trace.books.known_values import KnownValues
+from popsim_torch.trace.books.result import TraceResult
+from popsim_torch.trace.books.scopes import Scopes
+from popsim_torch.trace.books.stand_ins import StandIns
+from popsim_torch.trace.control.captures import BodyScopes
+from popsim_torch.trace.control.flow import ControlFlow
+from popsim_torch.trace.control.recording import BodyRecorder
 from popsim_torch.trace.host_changes import HostChanges
-from popsim_torch.trace.result import TraceResult
-from popsim_torch.trace.scopes import Scopes
-from popsim_torch.trace.stand_ins import StandIns
 from popsim_torch.trace.user_ops import UserOps
 
 # Answered from a tensor's metadata: no operation on the device.
@@ -63,18 +66,20 @@ class Recorder:
         self._stand_ins = StandIns(result)
         self.host_changes = HostChanges(self._stand_ins.lasts)
         self.gradients = Gradients(result, self._origins)
-        self._bodies = BodyScopes(result, self._origins, self.gradients, self._stand_ins)
-        self.user_ops = UserOps(
-            result, self._origins, self.gradients, self._bodies, self._stand_ins
+        body_scopes = BodyScopes(self._stand_ins, self._origins)
+        self.values = KnownValues(result, body_scopes.constant)
+        self.control_flow = ControlFlow(
+            BodyRecorder(result.controls, self._origins, self.gradients, self.values, body_scopes)
         )
-        self.control_flow = self._bodies.control_flow
-        self.values = self._bodies.values
+        self.user_ops = UserOps(
+            result, self._origins, self.gradients, self._stand_ins, body_scopes, self.control_flow
+        )
         self.following_modules = scopes.following_modules
 
-        self.known = self._bodies.known
+        self.known = body_scopes.known
         self.known_value = self.values.find
-        self.seen_outside = self._bodies.seen_outside
-        self.constant = self._bodies.constant
+        self.seen_outside = body_scopes.seen_outside
+        self.constant = body_scopes.constant
         self.gradients_wanted = self._stand_ins.gradients_wanted
         self.after_call = self.gradients.after_call
         self.mark_loss = self.gradients.mark_loss
@@ -102,7 +107,7 @@ class Recorder:
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin a trace in which parameters and buffers are these traced tensors, by name."""
-        self._bodies.start(state)
+        self.values.start(state)
         self._stand_ins.start(state)
         self.gradients.start(state)
 
@@ -112,7 +117,7 @@ class Recorder:
         Autograd's nodes hold hooks that hold the parts, where the garbage collector cannot see
         them: what is kept there would be kept for ever.
         """
-        for part in (self.gradients, self._stand_ins, self._bodies, self.user_ops):
+        for part in (self.gradients, self._stand_ins, self.values, self.user_ops):
             part.close()
         self.host_changes.clear()
         self._origins.loop = None

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 import torch.fx
 
+from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
-from popsim_torch.trace.result import TraceResult
 
 
 def trace_text(traced: TraceResult | NamedGraph) -> str:

@@ -34,9 +34,10 @@ from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.private_torch.tensors import pose_as_parameter
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
-from popsim_torch.trace.changed_in_place import explained
+from popsim_torch.trace.books.changed_in_place import explained
+from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopTrace
+from popsim_torch.trace.books.result import TraceRequest, TraceResult
 from popsim_torch.trace.cumulative_norm import lasting_counters
-from popsim_torch.trace.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.graph.bodies import all_bodies
@@ -54,7 +55,6 @@ from popsim_torch.trace.module_state import (
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.recorder import Recorder
-from popsim_torch.trace.result import TraceRequest, TraceResult
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -157,7 +157,7 @@ class _Tracer:
                 self._request.body, {name: state[name] for name in self._parameters}, flat[-1]
             )
         outputs = self._forward(state, inputs)
-        self._recorder.control_flow.bodies.check(outputs)
+        self._recorder.control_flow.check(outputs)
         if self._loop is not None:
             gradients = self._end_loop(self._loop)
         else:

@@ -15,11 +15,14 @@ from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.modes import DisableTorchFunction, EnableTorchFunction
 from popsim_torch.private_torch.proxies import last_node
-from popsim_torch.trace.body_scopes import BodyScopes
-from popsim_torch.trace.call_origins import CallOrigins
+from popsim_torch.trace.books.call_origins import CallOrigins
+from popsim_torch.trace.books.device_loop import DeviceLoopTrace
+from popsim_torch.trace.books.gradients import Gradients
+from popsim_torch.trace.books.result import PrintRequest, TraceResult
+from popsim_torch.trace.books.stand_ins import StandIns
+from popsim_torch.trace.control.captures import BodyScopes
+from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.custom import custom_results
-from popsim_torch.trace.device_loop import DeviceLoopTrace
-from popsim_torch.trace.gradients import Gradients
 from popsim_torch.trace.graph.enqueues import Sums, record_enqueue
 from popsim_torch.trace.graph.markers import PrintedTensor
 from popsim_torch.trace.graph.origin import note_hook, origin_kept
@@ -31,8 +34,6 @@ from popsim_torch.trace.graph.traced_tensors import (
 )
 from popsim_torch.trace.host_calls import HostCalls, on_host
 from popsim_torch.trace.overlaps import OverlapMark
-from popsim_torch.trace.result import PrintRequest, TraceResult
-from popsim_torch.trace.stand_ins import StandIns
 from popsim_torch.typed_torch import apply
 
 __all__ = ["UserOps"]
@@ -45,8 +46,9 @@ class UserOps:
         result: Filled with prints, elements of queues, checkpoints and calls of the host.
         origins: Tells where what is recorded comes from.
         gradients: Follows those of forward.
-        bodies: Tells what tensors are inside of bodies, and records loops and branches.
         stand_ins: What stands for tensors of the host.
+        scopes: What tensors are in the bodies of loops and branches.
+        control_flow: Records these.
 
     Attributes:
         overlaps: Inputs and outputs that are marked for overlap with computation.
@@ -59,14 +61,16 @@ class UserOps:
         result: TraceResult,
         origins: CallOrigins,
         gradients: Gradients,
-        bodies: BodyScopes,
         stand_ins: StandIns,
+        scopes: BodyScopes,
+        control_flow: ControlFlow,
     ) -> None:
         self._result = result
         self._origins = origins
         self._gradients = gradients
-        self._bodies = bodies
         self._stand_ins = stand_ins
+        self._scopes = scopes
+        self._control_flow = control_flow
         self._host_calls = HostCalls(result.host_calls)
         self._sums: Sums | None = None
         self._endings: list[Callable[[], None]] = []
@@ -133,7 +137,7 @@ class UserOps:
     ) -> torch.Tensor:
         """Return ``tensor``, printed at run time."""
         self._origins.begin("PrintTensor")
-        tensor = self._bodies.known(tensor)
+        tensor = self._scopes.known(tensor)
         key = self._gradients.new_key()
         self._result.prints[key] = PrintRequest(title, None, text_format)
         gradient_key = None
@@ -149,7 +153,7 @@ class UserOps:
     def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Put an element of a queue into the program."""
         self._origins.begin("Enqueue")
-        known = list(map(self._bodies.known, tensors))
+        known = list(map(self._scopes.known, tensors))
         with DisableTorchFunction():
             given = self._traced(known)
             source = self._origins.current.source
@@ -169,14 +173,14 @@ class UserOps:
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """Return a number that no other tensor of this trace has."""
-        return self._stand_ins.number_of(self._bodies.known(tensor))
+        return self._stand_ins.number_of(self._scopes.known(tensor))
 
     # Tensors that are computed, or kept
 
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""
         self._origins.begin("IdentityLoss")
-        tensor = self._bodies.known(tensor)
+        tensor = self._scopes.known(tensor)
         with DisableTorchFunction():
             reduced = (
                 tensor.view_as(tensor) if reduction == "none" else getattr(tensor, reduction)()
@@ -187,9 +191,7 @@ class UserOps:
 
     def custom_op(self, inputs: Sequence[torch.Tensor], call: CustomCall) -> list[torch.Tensor]:
         """Return the results of a custom operator."""
-        bodies = self._bodies
-        given = [bodies.known(one) if is_host_tensor(one) else one for one in inputs]
-        given = [bodies.constant(one) if is_host_tensor(one) else one for one in given]
+        given = [self._scopes.traced(one) if is_host_tensor(one) else one for one in inputs]
         self._origins.begin(call.name)
         with DisableTorchFunction():
             results = custom_results(call, given)
@@ -199,14 +201,14 @@ class UserOps:
 
     def checkpoint(self, tensor: torch.Tensor) -> None:
         """Take note of a value to keep for the backward pass; data of the host is kept anyway."""
-        tensor = self._bodies.known(tensor)
+        tensor = self._scopes.known(tensor)
         if isinstance(tensor, FakeTensor):
             self._result.checkpoints.append(node_of(tensor))
 
     def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
         """Return another tensor with the values of ``tensor``, and take note of both."""
         self._origins.begin()
-        tensor = self._bodies.known(tensor)
+        tensor = self._scopes.known(tensor)
         if not is_traced(tensor):
             self.overlaps.append(OverlapMark(None, None, mode, for_input))
             return tensor
@@ -222,7 +224,7 @@ class UserOps:
         self, count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Record a loop."""
-        return self._bodies.control_flow.for_loop("poptorch.for_loop()", count, body, inputs)
+        return self._control_flow.for_loop("poptorch.for_loop()", count, body, inputs)
 
     def cond(
         self,
@@ -231,7 +233,7 @@ class UserOps:
         if_false: tuple[Callable[..., Any], list[Any]],
     ) -> list[torch.Tensor]:
         """Record a branch."""
-        return self._bodies.control_flow.cond("poptorch.cond()", condition, if_true, if_false)
+        return self._control_flow.cond("poptorch.cond()", condition, if_true, if_false)
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
@@ -243,7 +245,7 @@ class UserOps:
         """Return the traced results of a call of the host."""
         self._origins.begin()
         with DisableTorchFunction():
-            tensors = self._traced(map(self._bodies.known, arguments.tensors))
+            tensors = self._traced(map(self._scopes.known, arguments.tensors))
             source = self._origins.current.source
             results = self._host_calls.record(cpu, arguments, tensors, source, self.on_host)
         for result in [results] if isinstance(results, torch.Tensor) else results:
@@ -252,5 +254,5 @@ class UserOps:
 
     def _traced(self, known: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return traced tensors, with constants for those of the host."""
-        constant = self._bodies.constant
+        constant = self._scopes.constant
         return [tensor if is_traced(tensor) else constant(tensor) for tensor in known]

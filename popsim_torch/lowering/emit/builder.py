@@ -265,3 +265,61 @@ class Builder:
     def image_or_contiguous(self, tensor: Tensor, place: Place) -> Tensor:
         """Return the tensor, copied unless it is contiguous or has its channels last."""
         return tensor if self.channels_last(tensor) is not None else self.contiguous(tensor, place)
+
+
+class BodyBuilder(Builder):
+    """Builds the body of an op. What is fixed lies outside, and is one of the body's inputs.
+
+    Args:
+        outer: Builds the graph that the op stands in.
+        nodes: The nodes that are lowered.
+        named: Whether its tensors have names, or only gradients.
+
+    Attributes:
+        named: As given.
+        outside: What the body is given besides what its function takes: tensors of ``outer``.
+        twin: The other body of a branch, if there is one: it is given the same.
+    """
+
+    def __init__(self, outer: Builder, nodes: Collection[torch.fx.Node], named: bool) -> None:
+        super().__init__(Graph(), set(nodes), outer.stream_of, outer.half_partials)
+        self._outer = outer
+        self.named = named
+        self.outside: list[Tensor] = []
+        self.twin: BodyBuilder | None = None
+
+    def given(self, dtype: torch.dtype, shape: Sequence[int], name: str = "") -> Tensor:
+        """Add an input."""
+        return self.graph.add_tensor(TensorKind.INPUT, dtype, shape, name=name)
+
+    def constant(self, value: torch.Tensor) -> Tensor:
+        """Add a tensor with fixed data to the graph outside, and return the input that it is."""
+        outside = self._outer.constant(value)
+        self.outside.append(outside)
+        if self.twin is not None:
+            self.twin.outside.append(outside)
+            self.twin.given(outside.dtype, outside.shape)
+        return self.given(outside.dtype, outside.shape)
+
+    def place_of(self, node: torch.fx.Node, name: str) -> Place:
+        """Return where a node's ops belong: all ops of a body run in one go."""
+        return Place(Phase.FORWARD, 0, name, origin_of(node))
+
+    def yields(self, tensors: Sequence[Tensor]) -> None:
+        """End the body, and name its results: each is given memory of its own."""
+        results: list[Tensor] = []
+        for tensor in tensors:
+            written = self.written_in(tensor) is not None
+            taken = any(tensor is other for other in results)
+            if tensor.kind != TensorKind.VALUE or not written or taken:
+                copy = self.value(tensor.dtype, tensor.shape)
+                self.op("copy", [tensor], [copy], place=_END)
+                tensor = copy
+            results.append(tensor)
+        self.op("yield", results, [], place=_END)
+
+    def _when(self, *_: object) -> tuple[Phase, int]:
+        return Phase.FORWARD, 0
+
+
+_END = Place(Phase.FORWARD, 0, "yield")

@@ -46,7 +46,7 @@ class BranchCall(Call):
 
     def run(self) -> list[torch.Tensor]:
         """Add the branch, with its gradient if that is wanted, and return its results."""
-        self._bodies.listener.begin_call("If")
+        self._bodies.origins.begin("If")
         tensors = [
             arguments[i]
             for body, arguments in zip(self._sides, self._arguments, strict=True)

@@ -80,13 +80,13 @@ class Call:
         with DisableTorchFunction():
             results: Any = apply(_Differentiable, forward, backward, *tensors)
         for result in results:
-            self._bodies.listener.after_call(result)
+            self._bodies.gradients.after_call(result)
         return list(results)
 
     def _write_state(self, nodes: Sequence[torch.fx.Node], values: Tensors) -> None:
         """Give parameters and buffers that a body has changed their new values."""
         for node, value in zip(nodes, values, strict=True):
-            state = self._bodies.listener.state_of(node)
+            state = self._bodies.scopes.state_of(node)
             if state is not None:
                 with torch.no_grad(), DisableTorchFunction():
                     state.copy_(value)
@@ -94,7 +94,7 @@ class Call:
     def _changed_state(self, bodies: Sequence[Body]) -> list[torch.fx.Node]:
         """Return the nodes of the parameters and buffers that bodies change."""
         nodes = dict.fromkeys(node for body in bodies for node in body.changed())
-        return [node for node in nodes if self._bodies.listener.state_of(node) is not None]
+        return [node for node in nodes if self._bodies.scopes.state_of(node) is not None]
 
 
 def zeros(value: torch.Tensor) -> torch.Tensor:

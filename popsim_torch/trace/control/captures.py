@@ -21,15 +21,18 @@ from popsim_torch.private_torch.proxies import (
     get_proxy_mode,
     track_tensor_tree,
 )
+from popsim_torch.trace.books.call_origins import CallOrigins
+from popsim_torch.trace.books.stand_ins import StandIns
 from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     is_functorch_wrapped_tensor,
+    is_host_tensor,
     is_traced,
     outside_transforms,
 )
 from popsim_torch.typed_torch import apply
 
-__all__ = ["Captures", "StandIn", "arguments_of_functions"]
+__all__ = ["BodyScopes", "Captures", "StandIn"]
 
 
 class _FromLeaf(torch.autograd.Function):
@@ -137,8 +140,70 @@ class Captures:
         return None if node is None or self._last < node else node
 
 
+class BodyScopes:
+    """What a tensor is inside of the bodies of loops and branches, one within the other.
+
+    Args:
+        stand_ins: What stands for tensors of the host outside of all bodies.
+        origins: Tells where what is recorded comes from.
+    """
+
+    def __init__(self, stand_ins: StandIns, origins: CallOrigins) -> None:
+        self._stand_ins = stand_ins
+        self._origins = origins
+        self._captures: Captures | None = None
+
+    @contextmanager
+    def capturing(self, last: torch.fx.Node, differentiates: bool) -> Iterator[Captures]:
+        """Let what stands for tensors from outside be used in this scope, if it has gradients."""
+        enclosing = self._captures
+        captures = Captures(last, enclosing)
+        if not differentiates:
+            yield captures
+            return
+        self._captures = captures
+        try:
+            with _arguments_of_functions(self._inside):
+                yield captures
+        finally:
+            self._captures = enclosing
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the traced tensor for a parameter or buffer of the model, else ``tensor``.
+
+        In a body it is what stands there for the tensor.
+        """
+        return self._inside(self._stand_ins.known(tensor))
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a traced tensor for the data that a host tensor has now."""
+        calling = self._origins.current
+        self._origins.begin("Constant")
+        try:
+            return self._inside(self._stand_ins.constant(tensor))
+        finally:
+            self._origins.return_to(calling)
+
+    def traced(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the traced tensor for one of the host, and any other one as it is."""
+        tensor = self.known(tensor)
+        return self.constant(tensor) if is_host_tensor(tensor) else tensor
+
+    def seen_outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the user's tensor that one of a body stands for; any other one as it is."""
+        return tensor if self._captures is None else self._captures.outside(tensor)
+
+    def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
+        """Return the parameter or buffer that a node stands for, if it does."""
+        state = self._stand_ins.state_of(node)
+        return None if state is None else self.known(state)
+
+    def _inside(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._captures is None else self._captures.inside(tensor)
+
+
 @contextmanager
-def arguments_of_functions(inside: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def _arguments_of_functions(inside: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Give each ``torch.autograd.Function`` of the user what stands for its arguments.
 
     Its ``apply`` is no function that a mode sees.

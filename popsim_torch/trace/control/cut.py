@@ -7,7 +7,7 @@ may do in a body. Then its nodes are taken out, and become functions of what the
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,21 +19,23 @@ from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.private_torch.proxies import get_proxy_mode
 from popsim_torch.private_torch.tensors import storage_key
-from popsim_torch.trace.control.repeats import copy_quietly
 from popsim_torch.trace.graph.bodies import (
     INPUT,
+    Branch,
     Control,
     control_of,
     controls_known,
     placeholders_of,
     results_of,
+    with_bodies,
 )
+from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.functionalise import functionalise_graph, is_check, is_mutating
-from popsim_torch.trace.graph.markers import CONSTANT
+from popsim_torch.trace.graph.markers import CONSTANT, PRINT
 from popsim_torch.trace.graph.origin import is_of_hook, number_draw, origin_of
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
-__all__ = ["Cut", "Recorded", "check_not_outside", "cut", "nodes_behind", "unchanged"]
+__all__ = ["Cut", "Recorded", "check_not_outside", "cut"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Cut:
             if repeats is None:
                 known[node] = graph.node_copy(node, known.__getitem__)
             else:
-                copy_quietly(graph, node, known, repeats)
+                _copy_quietly(graph, node, known, repeats)
         graph.output([known[node] for node in results])
         return make_graph_module({}, graph)
 
@@ -134,6 +136,57 @@ class Cut:
         return node in results or any(
             node in other.all_input_nodes for other in _needed([*results, *checks], {})
         )
+
+
+def _copy_quietly(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    known: dict[torch.fx.Node, torch.fx.Node],
+    controls: list[Control],
+) -> None:
+    """Copy a node that is computed once more, without what it shows: prints, elements of queues.
+
+    Args:
+        graph: Gets the copy. It is a gradient: prints of gradients are its own.
+        node: Of the function that it is the gradient of.
+        known: The copies of other nodes; gets this one.
+        controls: Those of the trace; gets loops and branches that print nothing.
+    """
+    if _enqueues(node):
+        return
+    if _prints(node):
+        source: Any = node.args[0]
+        known[node] = known[source]
+        return
+    known[node] = graph.node_copy(node, known.__getitem__)
+    control = control_of(node, controls)
+    inside = with_bodies([node], controls)
+    if control is not None and any(_prints(one) or _enqueues(one) for one in inside):
+        controls.append(_quiet(control, controls))
+        known[node].update_arg(1, len(controls) - 1)
+
+
+def _prints(node: torch.fx.Node) -> bool:
+    return node.target is PRINT and not origin_of(node).backward
+
+
+def _enqueues(node: torch.fx.Node) -> bool:
+    return node.target is ENQUEUE and not is_of_hook(node)
+
+
+def _quiet(control: Control, controls: list[Control]) -> Control:
+    if isinstance(control, Branch):
+        if_true, if_false = (_quiet_body(body, controls) for body in control.bodies)
+        return replace(control, if_true=if_true, if_false=if_false)
+    return replace(control, body=_quiet_body(control.body, controls))
+
+
+def _quiet_body(body: torch.fx.GraphModule, controls: list[Control]) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    known: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in body.graph.nodes:
+        _copy_quietly(graph, node, known, controls)
+    return make_graph_module({}, graph)
 
 
 def _is_of_gradient(node: torch.fx.Node, controls: Sequence[Control]) -> bool:
@@ -175,7 +228,7 @@ def cut(
     Raises:
         Error: It changes a tensor from outside in place that it reads by another view, too.
     """
-    inside = nodes_behind(recorded.last_before)
+    inside = _nodes_behind(recorded.last_before)
     gone = [node for node in inside if not _is_constant(node)]
     region = set(gone)
     captures = list(
@@ -207,7 +260,7 @@ def cut(
     return result, region
 
 
-def nodes_behind(last: torch.fx.Node) -> dict[torch.fx.Node, None]:
+def _nodes_behind(last: torch.fx.Node) -> dict[torch.fx.Node, None]:
     """Return the nodes of a graph behind one of them, in order."""
     nodes: dict[torch.fx.Node, None] = {}
     node = last.next
@@ -215,13 +268,6 @@ def nodes_behind(last: torch.fx.Node) -> dict[torch.fx.Node, None]:
         nodes[node] = None
         node = node.next
     return nodes
-
-
-def unchanged(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the node of a tensor before it was changed in place, if that is what a node does."""
-    while is_mutating(node) and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
-    return node
 
 
 def _undo_changes(gone: Collection[torch.fx.Node]) -> None:

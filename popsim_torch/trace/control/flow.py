@@ -13,7 +13,6 @@ from popsim_torch.trace.control.branches import BranchCall
 from popsim_torch.trace.control.loops import LoopCall
 from popsim_torch.trace.control.recording import (
     Body,
-    BodyListener,
     BodyRecorder,
     Tensors,
     as_list,
@@ -21,7 +20,6 @@ from popsim_torch.trace.control.recording import (
     tensors_of,
     value_of,
 )
-from popsim_torch.trace.graph.bodies import Control
 from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["ControlFlow"]
@@ -31,24 +29,28 @@ class ControlFlow:
     """Records loops and branches of one trace.
 
     Args:
-        listener: The tracer.
-        controls: Filled with what is repeated or chosen.
-
-    Attributes:
         bodies: Records the functions.
     """
 
-    def __init__(self, listener: BodyListener, controls: list[Control]) -> None:
-        self.bodies = BodyRecorder(listener, controls)
+    def __init__(self, bodies: BodyRecorder) -> None:
+        self._bodies = bodies
+
+    def check(self, outputs: Tensors) -> None:
+        """Check that nothing that was made in a body is used outside of it.
+
+        Raises:
+            Error: It is.
+        """
+        self._bodies.check(outputs)
 
     def for_loop(
         self, name: str, count: int, body: Callable[..., Any], inputs: Sequence[Any]
     ) -> list[torch.Tensor]:
         """Repeat a function: see ``poptorch.for_loop``."""
-        values = [self.bodies.traced(value) for value in inputs]
-        recorded = self.bodies.record(name, body, values, values)
+        values = [self._bodies.scopes.traced(value) for value in inputs]
+        recorded = self._bodies.record(name, body, values, values)
         _check_same(name, recorded.results, values)
-        return LoopCall(self.bodies, recorded, values, count).run()
+        return LoopCall(self._bodies, recorded, values, count).run()
 
     def while_loop(
         self,
@@ -59,18 +61,18 @@ class ControlFlow:
         count: int = 2**63 - 1,
     ) -> list[torch.Tensor]:
         """Repeat a function as long as another one of the same values is true."""
-        values = [self.bodies.traced(number(value)) for value in inputs]
-        goes_on = self.bodies.condition(name, condition(*values))
+        values = [self._bodies.scopes.traced(number(value)) for value in inputs]
+        goes_on = self._bodies.condition(name, condition(*values))
 
         def trip(_goes_on: torch.Tensor, *arguments: torch.Tensor) -> list[torch.Tensor]:
             results = tensors_of(name, list(map(number, as_list(body(*arguments)))))
-            results = [self.bodies.traced(result) for result in results]
-            return [self.bodies.condition(name, condition(*results)), *results]
+            results = [self._bodies.scopes.traced(result) for result in results]
+            return [self._bodies.condition(name, condition(*results)), *results]
 
         values = [goes_on, *values]
-        recorded = self.bodies.record(name, trip, values, values)
+        recorded = self._bodies.record(name, trip, values, values)
         _check_same(name, recorded.results, values)
-        call = LoopCall(self.bodies, recorded, values, count, conditional=True)
+        call = LoopCall(self._bodies, recorded, values, count, conditional=True)
         return call.run()[1:]
 
     def cond(
@@ -81,12 +83,12 @@ class ControlFlow:
         if_false: tuple[Callable[..., Any], Sequence[Any]],
     ) -> list[torch.Tensor]:
         """Call one of two functions: see ``poptorch.cond``."""
-        flag = self.bodies.condition(name, condition)
+        flag = self._bodies.condition(name, condition)
         bodies: list[Body] = []
         arguments: list[Tensors] = []
         for function, inputs in (if_true, if_false):
             given = [
-                self.bodies.traced(value) if isinstance(value, torch.Tensor) else value
+                self._bodies.scopes.traced(value) if isinstance(value, torch.Tensor) else value
                 for value in inputs
             ]
             places = [i for i, value in enumerate(given) if isinstance(value, torch.Tensor)]
@@ -104,11 +106,11 @@ class ControlFlow:
 
             tensors = [given[place] for place in places]
             like = [value_of(node) for node in bodies[0].results] if bodies else []
-            bodies.append(self.bodies.record(name, call, tensors, like, carries=False))
+            bodies.append(self._bodies.record(name, call, tensors, like, carries=False))
             arguments.append(tensors)
         expected = [value_of(node) for node in bodies[0].results]
         _check_same(name, bodies[1].results, expected, "the second body", "the first body's")
-        return BranchCall(self.bodies, flag, (bodies[0], bodies[1]), arguments).run()
+        return BranchCall(self._bodies, flag, (bodies[0], bodies[1]), arguments).run()
 
 
 def _check_same(

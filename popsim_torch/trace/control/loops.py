@@ -62,7 +62,7 @@ class LoopCall(Call):
 
     def run(self) -> list[torch.Tensor]:
         """Add the loop, with its gradient if that is wanted, and return its results."""
-        self._bodies.listener.begin_call("Loop")
+        self._bodies.origins.begin("Loop")
         tensors = [self._values[i] for i in self._body.inputs]
         tensors += self._sources.values()
         differentiates = any(tensor.requires_grad for tensor in tensors)

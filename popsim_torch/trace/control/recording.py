@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.fx
@@ -26,7 +25,10 @@ from popsim_torch.private_torch.proxies import (
     last_node,
     track_tensor_tree,
 )
-from popsim_torch.trace.control.captures import Captures, StandIn, arguments_of_functions
+from popsim_torch.trace.books.call_origins import CallOrigins
+from popsim_torch.trace.books.gradients import Gradients
+from popsim_torch.trace.books.known_values import KnownValues
+from popsim_torch.trace.control.captures import BodyScopes, StandIn
 from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
 from popsim_torch.trace.graph.bodies import CONTROL, Control, empty_results
 from popsim_torch.trace.graph.device_types import seen_dtype
@@ -35,13 +37,11 @@ from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
     host_computation,
     in_transform,
-    is_host_tensor,
     node_of,
 )
 
 __all__ = [
     "Body",
-    "BodyListener",
     "BodyRecorder",
     "Tensors",
     "add_copy",
@@ -54,34 +54,6 @@ __all__ = [
 _COPY = torch.ops.aten.lift_fresh_copy.default
 
 Tensors = Sequence[torch.Tensor]
-
-
-class BodyListener(Protocol):
-    """What the tracer does around a function that is repeated or chosen."""
-
-    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a traced tensor for the data of a host tensor."""
-
-    def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
-
-    def inside_of_body(self) -> AbstractContextManager[None]:
-        """Take note of no losses and gradients in this scope: they are not the model's."""
-
-    def gradient_of_body(self) -> AbstractContextManager[None]:
-        """Take note that the nodes made in this scope belong to the gradient of a body."""
-
-    def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
-        """Forget nodes that were taken out of the graph; ``last`` stood in front of them."""
-
-    def begin_call(self, op_type: str) -> None:
-        """Take note that the nodes made next are the user's call of an op of this type."""
-
-    def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the parameter or buffer that a node stands for, if it does."""
-
-    def after_call(self, result: torch.Tensor) -> None:
-        """Take note of a differentiable result."""
 
 
 @dataclass(frozen=True)
@@ -136,48 +108,34 @@ class BodyRecorder:
     """Records the functions of one trace, and adds the nodes that call them.
 
     Args:
-        listener: The tracer.
         controls: Filled with what is repeated or chosen.
+        origins: Tells where what is recorded comes from.
+        gradients: Follows those of forward.
+        values: What is known of values while forward runs.
+        scopes: What tensors are in bodies.
 
     Attributes:
-        listener: As given.
         controls: As given.
+        origins: As given.
+        gradients: As given.
+        scopes: As given.
     """
 
-    def __init__(self, listener: BodyListener, controls: list[Control]) -> None:
-        self.listener = listener
+    def __init__(
+        self,
+        controls: list[Control],
+        origins: CallOrigins,
+        gradients: Gradients,
+        values: KnownValues,
+        scopes: BodyScopes,
+    ) -> None:
         self.controls = controls
+        self.origins = origins
+        self.gradients = gradients
+        self.scopes = scopes
+        self._values = values
         self._draws = itertools.count()
         self._gone: set[torch.fx.Node] = set()
-        self._captures: Captures | None = None
-
-    def inside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a traced tensor in the body that is being recorded."""
-        return tensor if self._captures is None else self._captures.inside(tensor)
-
-    def outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the user's tensor that one of the body stands for; any other one as it is."""
-        return tensor if self._captures is None else self._captures.outside(tensor)
-
-    @contextmanager
-    def _capturing(self, last: torch.fx.Node, differentiates: bool) -> Iterator[Captures]:
-        """Let what stands for tensors from outside be used in this scope, if it has gradients."""
-        enclosing = self._captures
-        captures = Captures(last, enclosing)
-        if not differentiates:
-            yield captures
-            return
-        self._captures = captures
-        try:
-            with arguments_of_functions(self.inside):
-                yield captures
-        finally:
-            self._captures = enclosing
-
-    def traced(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the traced tensor for one of the host, and any other one as it is."""
-        value = self.listener.known(value)
-        return self.listener.constant(value) if is_host_tensor(value) else value
 
     def condition(self, name: str, value: Any) -> torch.Tensor:
         """Return the traced tensor of a truth value.
@@ -198,7 +156,7 @@ class BodyRecorder:
                 f"{name}{user_line(' at ')}: the condition must be a bool tensor with one element, "
                 f"got {shown}. Compare or reduce: (x > 0).any()."
             )
-        return self.traced(value)
+        return self.scopes.traced(value)
 
     def record(
         self,
@@ -233,17 +191,20 @@ class BodyRecorder:
             )
         last = last_node(graph)
         differentiates = torch.is_grad_enabled()
-        with self.listener.inside_of_body(), self._capturing(last, differentiates) as captures:
+        with (
+            self.gradients.inside_of_body(),
+            self.scopes.capturing(last, differentiates) as captures,
+        ):
             given = [_own(value, differentiates, carries) for value in values]
             own = [stand_in.node for stand_in in given]
             called = function(*(stand_in.tensor for stand_in in given))
-            results = [self.traced(result) for result in tensors_of(name, called)]
+            results = [self.scopes.traced(result) for result in tensors_of(name, called)]
             results = _as_wide(results, like)
             nodes: list[torch.fx.Node | None] = [node_of(result) for result in results]
             inputs = [i for i, stand_in in enumerate(given) if stand_in.leaf.requires_grad]
             sources = captures.differentiable()
             wanted = [given[i].leaf for i in inputs] + [source.leaf for _, source in sources]
-            with self.listener.gradient_of_body():
+            with self.gradients.gradient_of_body():
                 seeds, gradients = _differentiate(results, wanted) if differentiates else ((), ())
         places: list[int | None] = []
         for seed in seeds:
@@ -253,7 +214,7 @@ class BodyRecorder:
         nodes += [None if gradient is None else node_of(gradient) for gradient in gradients]
         body, gone = cut(graph, Recorded(last, own, nodes), self._draws, self.controls)
         self._gone |= gone
-        self.listener.forget(gone, last)
+        self._values.forget(gone, last)
         read = [(source.node, tensor) for tensor, source in sources]
         return Body(body, len(results), places, inputs, read)
 

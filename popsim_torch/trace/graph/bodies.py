@@ -7,7 +7,7 @@ No body mutates anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from popsim_torch.trace.graph.device import DEVICE
-from popsim_torch.trace.graph.markers import NAMESPACE, PRINT
+from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.typed_torch import new_library
 
 __all__ = ["CONTROL", "INPUT", "Branch", "Control", "Loop", "control_of", "controls_known"]
@@ -121,14 +121,15 @@ def control_of(node: torch.fx.Node, controls: Sequence[Control]) -> Control | No
     return control
 
 
-def prints_in_bodies(node: torch.fx.Node, controls: Sequence[Control]) -> bool:
-    """Whether a node repeats or chooses from something that prints."""
-    control = control_of(node, controls)
-    return control is not None and any(
-        inner.target is PRINT or prints_in_bodies(inner, controls)
-        for body in control.bodies
-        for inner in body.graph.nodes
-    )
+def with_bodies(
+    nodes: Iterable[torch.fx.Node], controls: Sequence[Control]
+) -> Iterator[torch.fx.Node]:
+    """Yield nodes, and behind each that runs bodies the nodes of these."""
+    for node in nodes:
+        yield node
+        control = control_of(node, controls)
+        for body in () if control is None else control.bodies:
+            yield from with_bodies(body.graph.nodes, controls)
 
 
 def all_bodies(controls: Sequence[Control]) -> Iterator[torch.fx.GraphModule]:
@@ -141,12 +142,10 @@ def controls_in(
     graph: torch.fx.Graph, controls: Sequence[Control]
 ) -> Iterator[tuple[torch.fx.Node, Control]]:
     """Yield the nodes of a graph, and of the bodies in it, that run a control."""
-    for node in graph.nodes:
+    for node in with_bodies(graph.nodes, controls):
         control = control_of(node, controls)
         if control is not None:
             yield node, control
-            for body in control.bodies:
-                yield from controls_in(body.graph, controls)
 
 
 _known: ContextVar[Sequence[Control]] = ContextVar("controls", default=())

@@ -25,7 +25,7 @@ from popsim_torch.private_torch.functorch import (
     unwrap_functional_tensor,
 )
 from popsim_torch.private_torch.operators import OpOverload, schema_of
-from popsim_torch.trace.graph.bodies import Control, control_of
+from popsim_torch.trace.graph.bodies import Control, with_bodies
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import is_kept, origin_of
@@ -54,17 +54,7 @@ def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
     """
     if node.op == "call_function" and (node.target in _CHECKS or is_kept(node)):
         return True
-    control = control_of(node, controls)
-    return control is not None and _enqueues(control, controls)
-
-
-def _enqueues(control: Control, controls: Sequence[Control]) -> bool:
-    for body in control.bodies:
-        for node in body.graph.nodes:
-            inner = control_of(node, controls)
-            if node.target is ENQUEUE or (inner is not None and _enqueues(inner, controls)):
-                return True
-    return False
+    return any(inner.target is ENQUEUE for inner in with_bodies([node], controls))
 
 
 def is_mutating(node: torch.fx.Node) -> bool:
@@ -74,6 +64,13 @@ def is_mutating(node: torch.fx.Node) -> bool:
         and isinstance(node.target, OpOverload)
         and schema_of(node.target).is_mutable
     )
+
+
+def unchanged(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node of a tensor before it was changed in place, if that is what a node does."""
+    while is_mutating(node) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
 
 
 class _Replay(torch.fx.Interpreter):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.trace.control import recording
+from popsim_torch.trace.control import captures as bodies
 from popsim_torch.trace.control.captures import Captures
 from tests.options import make_options
 
@@ -40,7 +40,7 @@ def test_one_tensor_stands_for_one_from_outside():
 
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mock.patch.object(recording, "Captures", Noted):
+    with mock.patch.object(bodies, "Captures", Noted):
         poptorch.trainingModel(model, make_options(), optimizer).compile(torch.ones(2, 4))
     assert any(captures._found for captures in made)
     for captures in made:

@@ -25,12 +25,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
+from popsim_torch.trace.books.leaves import leaves_of
+from popsim_torch.trace.books.left_gradients import LeftGradients
+from popsim_torch.trace.books.optimizer_groups import parameters_of, values_of
+from popsim_torch.trace.books.weight_steps import (
+    StepInTrip,
+    WeightStep,
+    leave_to_the_end,
+    record_step,
+)
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import find_node, is_traced
-from popsim_torch.trace.leaves import leaves_of
-from popsim_torch.trace.left_gradients import LeftGradients
-from popsim_torch.trace.optimizer_groups import parameters_of, values_of
-from popsim_torch.trace.weight_steps import StepInTrip, WeightStep, leave_to_the_end, record_step
 
 __all__ = ["DeviceLoopBody", "DeviceLoopOptimizers", "DeviceLoopTrace", "UnknownObject"]
 

@@ -8,10 +8,10 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.trace.constants import Constants
-from popsim_torch.trace.control.cut import unchanged
+from popsim_torch.trace.books.constants import Constants
+from popsim_torch.trace.books.result import TraceResult
+from popsim_torch.trace.graph.functionalise import unchanged
 from popsim_torch.trace.graph.traced_tensors import is_host_tensor, is_traced, node_of, unwrapped
-from popsim_torch.trace.result import TraceResult
 
 __all__ = ["StandIns"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,9 +25,11 @@ from popsim_torch.private_torch.operators import OpOverload, opname, schema_of
 from popsim_torch.private_torch.proxies import get_proxy_mode
 from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_iter, tree_map_only
+from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
+    current_graph,
     find_node,
     host_computation,
     is_batched,
@@ -61,7 +63,7 @@ class KnownValues(TorchDispatchMode):
     """The mode that answers operators which need values, while ``forward`` runs.
 
     Args:
-        data: Data of the ``popsim::constant`` nodes, by index.
+        result: The trace; has the data of constants.
         constant: Returns a traced tensor for the data of a host tensor.
 
     Attributes:
@@ -69,10 +71,10 @@ class KnownValues(TorchDispatchMode):
     """
 
     def __init__(
-        self, data: list[torch.Tensor], constant: Callable[[torch.Tensor], torch.Tensor]
+        self, result: TraceResult, constant: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         super().__init__()
-        self._data = data
+        self._result = result
         self._constant = constant
         self.graph: torch.fx.Graph | None = None
         # Placeholders of constants, with name and tensor of the host; what was read, and where.
@@ -85,17 +87,15 @@ class KnownValues(TorchDispatchMode):
         # Nodes that change memory in place, by the memory.
         self._writers: defaultdict[int, list[torch.fx.Node]] = defaultdict(list)
 
-    def start(
-        self, graph: torch.fx.Graph | None, state: dict[torch.fx.Node, tuple[str, torch.Tensor]]
-    ) -> None:
-        """Begin with a graph.
-
-        Args:
-            graph: The graph that is recorded.
-            state: Name and tensor of the host for each placeholder of a constant.
-        """
-        self.graph = graph
-        self._state = state
+    def start(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin a trace in which parameters and buffers are these traced tensors, by name."""
+        host = {**self._result.parameters, **self._result.buffers}
+        self.graph = current_graph()
+        self._state = {
+            node_of(state[name]): (name, tensor)
+            for name, tensor in host.items()
+            if self._result.is_constant(name)
+        }
 
     def read_constants(self) -> set[str]:
         """Return the names of parameters and buffers that forward took values from.
@@ -157,9 +157,9 @@ class KnownValues(TorchDispatchMode):
             raise reads_device(tensor)
         return value
 
-    def clear(self) -> None:
-        """Forget the graph and the data."""
-        self._data = []
+    def close(self) -> None:
+        """Forget the trace."""
+        del self._result
         self._state = {}
         self._read = {}
         self._forget_values()
@@ -272,7 +272,7 @@ class KnownValues(TorchDispatchMode):
     def _compute(self, node: torch.fx.Node, root: torch.nn.Module) -> Any:
         if node.target is CONSTANT:
             index: Any = node.args[2]
-            return self._data[index].clone()
+            return self._result.constants[index].clone()
         if node.op == "placeholder":
             return self._state[node][1].detach().clone()
         if node.op == "get_attr":

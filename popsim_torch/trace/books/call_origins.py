@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from popsim_torch.ir import Origin
 from popsim_torch.stages import StageAssigner
-from popsim_torch.trace.device_loop import DeviceLoopTrace
+from popsim_torch.trace.books.device_loop import DeviceLoopTrace
+from popsim_torch.trace.books.regions import Regions
+from popsim_torch.trace.books.scopes import Scopes
 from popsim_torch.trace.graph.origin import set_origin, user_line
-from popsim_torch.trace.regions import Regions
-from popsim_torch.trace.scopes import Scopes
 
 __all__ = ["CallOrigins"]
 

@@ -13,10 +13,10 @@ from popsim_torch.arguments import OutputSpec
 from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
-from popsim_torch.trace.device_loop import DeviceLoopOptimizers
+from popsim_torch.trace.books.device_loop import DeviceLoopOptimizers
+from popsim_torch.trace.books.weight_steps import StepInTrip
 from popsim_torch.trace.graph.bodies import Control
 from popsim_torch.trace.graph.enqueues import Enqueue
-from popsim_torch.trace.weight_steps import StepInTrip
 
 
 @dataclass(frozen=True)

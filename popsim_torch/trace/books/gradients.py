@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from popsim_torch.private_torch.modes import DisableTorchFunction
-from popsim_torch.trace.call_origins import CallOrigins
-from popsim_torch.trace.changed_in_place import explained
-from popsim_torch.trace.gradient_uses import watch_uses
-from popsim_torch.trace.graph.bodies import prints_in_bodies
+from popsim_torch.trace.books.call_origins import CallOrigins
+from popsim_torch.trace.books.changed_in_place import explained
+from popsim_torch.trace.books.gradient_uses import watch_uses
+from popsim_torch.trace.books.result import TraceResult
+from popsim_torch.trace.graph.bodies import with_bodies
 from popsim_torch.trace.graph.markers import PRINT, mark
 from popsim_torch.trace.graph.origin import note_gradient, note_kept, set_origin, user_line
 from popsim_torch.trace.graph.traced_tensors import (
@@ -23,7 +24,6 @@ from popsim_torch.trace.graph.traced_tensors import (
     node_of,
     unwrapped,
 )
-from popsim_torch.trace.result import TraceResult
 
 __all__ = ["Gradients"]
 
@@ -183,7 +183,7 @@ class Gradients:
         todo, seen = [node], {node}
         while todo:
             node = todo.pop()
-            if node.target is PRINT or prints_in_bodies(node, controls):
+            if any(inner.target is PRINT for inner in with_bodies([node], controls)):
                 note_kept(node)
             new = [one for one in node.all_input_nodes if one not in seen]
             seen.update(new)
