@@ -53,9 +53,13 @@ def test_the_smallest_count(schedule, forward, backward, update, n, use):
     first = 2 * n - 1 if schedule == PipelineSchedule.Default else steps.get(schedule, 1)
     step = 1 if n == 1 else steps.get(schedule, 1)
     counts = range(1 if n == 1 else first, 2000, step)
-    enough = [g for g in counts if pipeline_use(n, g, schedule, **times) >= use]
-    if enough:
-        assert smallest_gradient_accumulation(n, schedule, use=use, **times) == enough[0]
+
+    def is_enough(g):
+        return pipeline_use(n, g, schedule, **times) >= use
+
+    if is_enough(counts[-1]):
+        enough = next(filter(is_enough, counts))
+        assert smallest_gradient_accumulation(n, schedule, use=use, **times) == enough
     else:
         with pytest.raises(UsageValueError, match=r"is used .*% at most"):
             smallest_gradient_accumulation(n, schedule, use=use, **times)
