@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import sys
 import threading
 import time
@@ -248,7 +249,14 @@ def compile_model(request: CompileRequest) -> CompiledModel:
     without_source = use_lazy_graph_module(True)
     # An autocast around the call would concern host tensors, and what torch does while it traces.
     no_autocast = DisableAutocast()
-    with _one_at_a_time, around_compilation(), without_source, no_autocast, progress as moved:
+    with (
+        _one_at_a_time,
+        around_compilation(),
+        without_source,
+        no_autocast,
+        _without_collections(),
+        progress as moved,
+    ):
         limit_repeats(request.options.max_repeat_logs)
         kind = "training" if request.may_train else "inference"
         log = CompileLog(Dump.from_environment(f"{type(request.module).__name__}_{kind}"))
@@ -265,6 +273,18 @@ def compile_model(request: CompileRequest) -> CompiledModel:
 
 _NOTED = (trace_module, state_program, fit_program)
 """Steps that take note of what they consist of themselves."""
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage in this scope: nearly all that is made stays, and is looked at in vain."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _state_program(

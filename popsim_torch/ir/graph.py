@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 import torch
 
@@ -197,6 +198,11 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+# What `dataclasses.replace` would look up for each object anew.
+_tensor_fields = attrgetter(*(one.name for one in fields(Tensor)))
+_op_fields = attrgetter(*(one.name for one in fields(Op)))
+
+
 class Graph:
     """A program: tensors, ops in execution order within their phase, and the tensors' names.
 
@@ -299,17 +305,12 @@ class Graph:
     def copy(self) -> Graph:
         """Return a graph that can be changed without changing this one; it shares data."""
         twin = Graph()
-        twin.tensors = [replace(tensor) for tensor in self.tensors]
-        twin.ops = [
-            replace(
-                op,
-                inputs=list(op.inputs),
-                outputs=list(op.outputs),
-                attributes=dict(op.attributes),
-                bodies=[body.copy() for body in op.bodies],
-            )
-            for op in self.ops
-        ]
+        twin.tensors = [Tensor(*_tensor_fields(tensor)) for tensor in self.tensors]
+        twin.ops = [Op(*_op_fields(op)) for op in self.ops]
+        for op in twin.ops:
+            op.inputs, op.outputs = list(op.inputs), list(op.outputs)
+            op.attributes = dict(op.attributes)
+            op.bodies = [body.copy() for body in op.bodies]
         twin.names = dict(self.names)
         return twin
 

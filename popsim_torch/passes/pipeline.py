@@ -28,7 +28,7 @@ from popsim_torch.passes.returns import ReturnRequest, add_returns
 from popsim_torch.passes.stage_tensors import add_stage_tensors
 from popsim_torch.passes.stochastic_rounding import round_at_random
 from popsim_torch.passes.synthetic_data import SyntheticData, make_inputs
-from popsim_torch.passes.verify import verify
+from popsim_torch.passes.verify import verify, verify_names
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,12 @@ def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[st
         verify(program.graph, in_flight=in_flight)
     for run_pass in PROGRAM_PASSES:
         run_pass(program, request)
-        if each or run_pass is PROGRAM_PASSES[-1]:
-            # The types of results are looked at before the program runs, too.
-            _verify(run_pass, program, in_flight=in_flight, types=each)
+        if each:
+            _verify(run_pass, program, in_flight=in_flight)
         yield run_pass.__name__
+    if not each:
+        # All else is looked at as the program is prepared to run.
+        verify_names(program.graph)
 
 
 def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
@@ -145,16 +147,17 @@ def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
     for run_pass in HOST_PASSES:
         for graph in graphs(program.graph):
             run_pass(graph)
-            forget_uncomputed(graph)
+            if each or run_pass is HOST_PASSES[-1]:
+                forget_uncomputed(graph)
         if each:
             _verify(run_pass, program, in_flight=pipelined)
         yield run_pass.__name__
 
 
-def _verify(run_pass: Callable[..., object], program: Program, **rules: bool) -> None:
+def _verify(run_pass: Callable[..., object], program: Program, *, in_flight: bool) -> None:
     """Verify a program behind a pass, which the message names."""
     try:
-        verify(program.graph, **rules)
+        verify(program.graph, in_flight=in_flight)
     except InternalError as error:
         raise InternalError(f"behind the pass {run_pass.__name__}: {error.message}") from error
 

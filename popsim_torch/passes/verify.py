@@ -31,7 +31,7 @@ def verify(graph: Graph, *, in_flight: bool = False, types: bool = True) -> None
     _check_ids(graph, 0)
     with _native.translated_errors():
         to_native(graph).verify(in_flight, types)
-    _check_names(graph)
+    verify_names(graph)
 
 
 def _check_ids(graph: Graph, depth: int) -> None:
@@ -45,8 +45,12 @@ def _check_ids(graph: Graph, depth: int) -> None:
             _check_ids(body, depth + 1)
 
 
-def _check_names(graph: Graph) -> None:
-    """Check the names of a graph that keeps all other rules, and of its bodies."""
+def verify_names(graph: Graph) -> None:
+    """Check the names of a graph that keeps all other rules, and of its bodies.
+
+    Raises:
+        InternalError: Naming the first name that breaks a rule.
+    """
     table = op_table()
     written = {
         root.id
@@ -62,4 +66,4 @@ def _check_names(graph: Graph) -> None:
             raise InternalError(f"verify: nothing writes the tensor that is named '{name}'")
     for op in graph.ops:
         for body in op.bodies:
-            _check_names(body)
+            verify_names(body)

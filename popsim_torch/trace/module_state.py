@@ -79,6 +79,10 @@ def _copied(value: Any) -> Any:
 
 
 def _holds_fake(value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return False
+    if isinstance(value, (dict, list, tuple)) and not value:
+        return False  # most attributes of a module are empty
     return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
 
 

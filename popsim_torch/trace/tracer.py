@@ -25,7 +25,6 @@ from popsim_torch.private_torch.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from popsim_torch.private_torch.graph_modules import make_graph_module
@@ -59,9 +58,9 @@ from popsim_torch.trace.recorder import Recorder
 _logger = logging.getLogger("poptorch::python")
 
 
-def _fake(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    with mode:
-        return torch.empty(tuple(shape), dtype=held_dtype(dtype), device=DEVICE)
+def _fake(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of the mode that is entered."""
+    return torch.empty(tuple(shape), dtype=held_dtype(dtype), device=DEVICE)
 
 
 class _Tracer:
@@ -92,11 +91,12 @@ class _Tracer:
         )
 
     def run(self) -> TraceResult:
-        flat = [self._fake_of(tensor) for tensor in self._parameters.values()]
-        flat += [self._fake_of(tensor) for tensor in self._buffers.values()]
-        flat += [_fake(self._mode, shape, dtype) for shape, dtype in self._request.inputs]
-        if self._request.training:
-            flat.append(_fake(self._mode, (), torch.float32))
+        with self._mode:
+            flat = [self._fake_of(tensor) for tensor in self._parameters.values()]
+            flat += [self._fake_of(tensor) for tensor in self._buffers.values()]
+            flat += [_fake(shape, dtype) for shape, dtype in self._request.inputs]
+            if self._request.training:
+                flat.append(_fake((), torch.float32))
         try:
             with self._mode, recording(), _quiet(), _translated_errors():
                 self._result.graph_module = record_graph(self._joint)(*flat)
@@ -139,7 +139,7 @@ class _Tracer:
         self._result.overlaps = any(mark.mode != OverlapMode.NoOverlap for mark in marks)
 
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = _fake(self._mode, tensor.shape, tensor.dtype)
+        fake = _fake(tensor.shape, tensor.dtype)
         if isinstance(tensor, nn.Parameter):
             pose_as_parameter(fake)
             if self._request.training and fake.dtype.is_floating_point:

@@ -25,7 +25,7 @@ from popsim_torch.private_torch.functorch import (
     unwrap_functional_tensor,
 )
 from popsim_torch.private_torch.operators import OpOverload, schema_of
-from popsim_torch.trace.graph.bodies import Control, with_bodies
+from popsim_torch.trace.graph.bodies import CONTROL, Control, with_bodies
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import is_kept, origin_of
@@ -54,7 +54,9 @@ def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
     """
     if node.op == "call_function" and (node.target in _CHECKS or is_kept(node)):
         return True
-    return any(inner.target is ENQUEUE for inner in with_bodies([node], controls))
+    return node.target is CONTROL and any(
+        inner.target is ENQUEUE for inner in with_bodies([node], controls)
+    )
 
 
 def is_mutating(node: torch.fx.Node) -> bool:
