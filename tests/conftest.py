@@ -1,5 +1,6 @@
 """Fixtures for every test. Nothing here is slow to import."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 os.environ["POPSIM_VERIFY_PASSES"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass by the tests themselves: there are many, and they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.custom_ops import library
+from tests.forks import run_forked
 
 HERE = Path(__file__).parent
 
 
-def run(program, *arguments, cwd):
-    """Return what a program writes to stdout and to stderr."""
+def run(program, *arguments, cwd, started=False):
+    """Return what a program writes to stdout and to stderr; a process may be started for it."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("POPTORCH_", "POPART_"))
     }
@@ -22,20 +23,25 @@ def run(program, *arguments, cwd):
     environment["PYTHONPATH"] = os.pathsep.join(
         part for part in (environment.get("PYTHONPATH", ""), root) if part
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "popsim_torch", "run", str(HERE / program), *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = ["-m", "popsim_torch", "run", str(HERE / program), *map(str, arguments)]
+    if started:
+        result = subprocess.run(
+            [sys.executable, *command],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    else:
+        result = run_forked(command, cwd=cwd, env=environment, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout, result.stderr
 
 
 def test_digits_with_checkpoints_and_a_scheduler(tmp_path):
-    out, _ = run("mnist_checkpoints.py", "--checkpoint", tmp_path / "c.pt", cwd=tmp_path)
+    arguments = ("--checkpoint", tmp_path / "c.pt")
+    out, _ = run("mnist_checkpoints.py", *arguments, cwd=tmp_path, started=True)
     losses = [float(value) for value in re.findall(r"epoch \d loss (\S+)", out)]
     assert len(losses) == 3 and losses[-1] < 0.5 * losses[0]
     assert float(re.search(r"accuracy (\S+)", out)[1]) > 80
@@ -60,7 +66,7 @@ def test_pipelines(tmp_path):
 def test_compiled_in_one_process_and_run_in_another(tmp_path):
     out, _ = run("precompile.py", "export", tmp_path, cwd=tmp_path)
     assert "attached False" in out
-    out, _ = run("precompile.py", "run", tmp_path, cwd=tmp_path)
+    out, _ = run("precompile.py", "run", tmp_path, cwd=tmp_path, started=True)
     lines = dict(line.split(" ", 1) for line in out.splitlines())
     assert lines["loaded"] == lines["direct"] == lines["executable"]
     assert lines["inference"] == "ok"
@@ -76,7 +82,7 @@ def test_half_precision(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_data_loading(tmp_path):
-    out, _ = run("data_loading_benchmark.py", cwd=tmp_path)
+    out, _ = run("data_loading_benchmark.py", cwd=tmp_path, started=True)
     counts = re.findall(r"(\w+): (\d+) samples", out)
     assert counts == [(kind, "800") for kind in ("Sync", "Async", "AsyncRebatched", "synthetic")]
 

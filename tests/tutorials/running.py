@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common import digits
+from tests.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "tutorials"
@@ -45,11 +46,5 @@ def run_alone(
 ) -> subprocess.CompletedProcess:
     """Run a script in a process and a folder of its own; every warning is an error."""
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)])
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(script), *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "HOME": str(folder)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = os.environ | {"PYTHONPATH": path, "HOME": str(folder)} | variables
+    return run_forked([str(script), *arguments], cwd=folder, env=env, strict=True)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from common import digits, torchvision_compat
+from tests.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "tutorials" / "observing_tensors"
@@ -37,9 +38,14 @@ def run_script(home, tmp_path):
         "MPLCONFIGDIR": matplotlib.get_cachedir(),  # the list of fonts is slow to make
     }
 
-    def run(script: str | Path, *arguments: str) -> subprocess.CompletedProcess:
+    def run(
+        script: str | Path, *arguments: str, started: bool = False
+    ) -> subprocess.CompletedProcess:
+        command = [str(TUTORIALS / script), *arguments]
+        if not started:
+            return run_forked(command, cwd=tmp_path, env=environment, strict=True)
         return subprocess.run(
-            [sys.executable, "-W", "error", str(TUTORIALS / script), *arguments],
+            [sys.executable, "-W", "error", *command],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -73,7 +79,7 @@ def assert_is_histogram(path: Path) -> None:
 
 @pytest.mark.tutorial
 def test_gradient_histogram_with_drawn_digits(run_script, tmp_path):
-    result = run_script("gradient_histogram.py")
+    result = run_script("gradient_histogram.py", started=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("drawn digits") == 1
     names = result.stdout.split()
@@ -169,7 +175,7 @@ def test_readme_example(run_script, tmp_path):
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     script = tmp_path / "example.py"
     script.write_text(example, encoding="utf-8")
-    result = run_script(script)
+    result = run_script(script, started=True)
     assert result.returncode == 0, result.stderr
     assert "'Gradient___weight'" in result.stdout
     assert result.stdout.endswith("torch.Size([8, 10])\n")
