@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A checkout has the kernels of its own processor; `make POPSIM_TARGETS=all build` builds all.
+export POPSIM_TARGETS ?= own
 
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.popsim_torch
@@ -56,21 +58,33 @@ $(STAMPS)/%.installed: $(STAMPS)/%.txt $(STAMPS)/pinned.txt
 	@touch $@
 
 # --- The extension -----------------------------------------------------------
-# Built in place, so that ninja compiles only what changed; a path file makes
-# the checkout importable from $(VENV). Folders are prerequisites too: their
+# Built in place, so that ninja compiles only what changed. Folders are prerequisites too: their
 # time changes when a file is removed.
 
 SOURCES := $(shell find csrc 2>/dev/null) setup.py pyproject.toml
+EXTENSION := $(STAMPS)/extension-$(POPSIM_TARGETS)
 ifeq ($(wildcard popsim_torch/_C*.so),)
-.PHONY: $(STAMPS)/extension
+.PHONY: $(EXTENSION)
 endif
 
-$(STAMPS)/extension: $(SOURCES) | $(STAMPS)/build.installed $(STAMPS)/run.installed
-	$(PY) setup.py --quiet egg_info build_ext --inplace
-	@$(PY) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("purelib"), "popsim_torch.pth"), "w").write(os.getcwd() + "\n")'
+# The checkout becomes importable, and gets its command.
+define INSTALL_CHECKOUT
+import os, sys, sysconfig
+with open(os.path.join(sysconfig.get_path("purelib"), "popsim_torch.pth"), "w") as file:
+    file.write(os.getcwd() + "\n")
+command = os.path.join(sysconfig.get_path("scripts"), "popsim")
+with open(command, "w") as file:
+    file.write(f"#!{sys.executable}\nimport sys\nfrom popsim_torch.__main__ import main\nsys.exit(main())\n")
+os.chmod(command, 0o755)
+endef
+export INSTALL_CHECKOUT
+
+$(EXTENSION): $(SOURCES) | $(STAMPS)/build.installed $(STAMPS)/run.installed
+	@$(PY) setup.py --quiet egg_info build_ext --inplace
+	@$(PY) -c "$$INSTALL_CHECKOUT"
 	@touch $@
 
-build: $(STAMPS)/extension ## compile the extension and make the package importable
+build: $(EXTENSION) ## compile the extension and make the package importable
 
 # --- Use it ------------------------------------------------------------------
 
@@ -103,7 +117,8 @@ test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tes
 	$(PARALLEL) -m "not slow"
 
 # Under each target that this processor has, the libraries beside the kernels held to it as well.
-test-targets: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests for each kind of processor
+test-targets: $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests for each kind of processor
+	@$(MAKE) --no-print-directory POPSIM_TARGETS=all build
 	for target in $$($(PY) -c 'from popsim_torch import build_info; print(*build_info().usable_targets)'); do \
 	  echo "POPSIM_CPU=$$target"; POPSIM_CPU=$$target $(PY) -m pytest -m "not slow" || exit 1; \
 	done
@@ -125,7 +140,8 @@ test-portable: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## ru
 
 # What depends most on the kernels, as processors with AVX2 alone run it.
 AVX2_TESTS := tests/ops tests/parity tests/unit/lowering tests/unit/test_processor.py
-test-avx2: build $(STAMPS)/dev.installed
+test-avx2: $(STAMPS)/dev.installed
+	@$(MAKE) --no-print-directory POPSIM_TARGETS=all build
 	POPSIM_CPU=avx2 $(PARALLEL) -q -m "not slow" $(AVX2_TESTS)
 
 golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read the difference
@@ -177,7 +193,7 @@ docs: build $(STAMPS)/docs.installed ## build the pages in build/docs and run th
 PACKAGES := build/packages
 wheel: $(STAMPS)/build.installed $(STAMPS)/run.installed $(STAMPS)/package.installed ## write packages to dist and try them in an environment of their own
 	rm -rf $(PACKAGES) dist
-	$(PY) -m build --no-isolation --outdir $(PACKAGES) .
+	POPSIM_TARGETS=all $(PY) -m build --no-isolation --outdir $(PACKAGES) .
 	mkdir dist && cp $(PACKAGES)/*.tar.gz dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist \
 	  --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libdnnl*' --exclude 'libgomp*' \
@@ -189,4 +205,4 @@ wheel: $(STAMPS)/build.installed $(STAMPS)/run.installed $(STAMPS)/package.insta
 clean: ## remove build products; the environment stays
 	rm -rf build dist *.egg-info popsim_torch/_C*.so popsim_torch/built_for.txt
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f $(STAMPS)/extension
+	rm -f $(STAMPS)/extension-*

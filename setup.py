@@ -8,11 +8,11 @@ Other machines have one target, ``baseline``, and do without what they do not ha
 oneDNN, OpenMP.
 
 Environment:
-    POPSIM_TARGETS: the targets to build kernels for, separated by commas (default: all of the
-        machine), for a build that is done sooner. ``baseline`` is that of other machines.
+    POPSIM_TARGETS: the targets to build kernels for, separated by commas; ``all`` (the default), or
+        ``own``: the highest one of this processor. ``baseline`` is that of other machines.
     POPSIM_WITHOUT_ONEDNN: set to 1 to build with ATen's kernels for dense math.
     POPSIM_WITHOUT_OPENMP: set to 1 to build for one thread.
-    V: set to 1 to see the compiler's command lines, instead of the files that are compiled.
+    V: set to 1 to see the compiler's command lines, instead of how many files are compiled.
     POPSIM_SANITIZE: set to ``address`` for a slow build that stops where memory is misused.
 """
 
@@ -59,7 +59,14 @@ TARGETS = {
     BASELINE: vector_flags("DEFAULT"),
     "sse4": vector_flags("DEFAULT", "x86-64-v2"),
     "avx2": vector_flags("AVX2", "x86-64-v3"),
-    "avx512": vector_flags("AVX512", "x86-64-v4"),
+    # GCC 12 finds uninitialised values in its own AVX-512 headers. The others look at all files.
+    "avx512": [*vector_flags("AVX512", "x86-64-v4"), "-Wno-uninitialized"],
+}
+# What a compiler defines for a processor that has all of a target.
+MACROS = {
+    "avx512": {f"__AVX512{part}__" for part in ("F", "BW", "CD", "DQ", "VL")},
+    "avx2": {f"__{part}__" for part in ("AVX2", "BMI", "BMI2", "F16C", "FMA", "LZCNT", "MOVBE")},
+    "sse4": set[str](),
 }
 
 # The rooms that compute, and what of them is compiled once all the same: it calls no kernel.
@@ -89,7 +96,8 @@ UNITS = ("csrc/dense/tile/units.cpp", ["-mamx-tile", "-mamx-bf16", "-mavx512bf16
 # The file beside the extension that popsim_torch/_native.py reads.
 BUILT_FOR = "built_for.txt"
 
-# What most kernels include, read once for each target.
+# What most kernels include, read once for each target. Other files gain nothing from such a header:
+# what takes time in those of torch and pybind11 is done in each file again.
 PRECOMPILED = """
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -112,32 +120,49 @@ def is_set(variable: str) -> bool:
     return os.environ.get(variable) == "1"
 
 
-def short_line(line: str) -> str:
-    """Return what to show of a line of ninja: the file instead of the command that compiles it."""
+def short_line(line: str, in_place: bool) -> str:
+    """Return what to show of a line of ninja: the file instead of the command that compiles it.
+
+    Args:
+        line: The line.
+        in_place: Each file is shown in the place of the one before; else none is.
+    """
     command = re.match(r"(\[\d+/\d+\]) .* -c (\S+) -o ", line)
+    start = "\r\033[K" if in_place else ""
     if command is None:
-        return line
+        return "" if line == "ninja: no work to do.\n" else start + line
     target = re.search(r"-DPOPSIM_KERNELS=popsim_kernels_(\w+)", line)
     suffix = f" ({target[1]})" if target else ""
-    return f"{command[1]} {os.path.relpath(command[2], ROOT)}{suffix}\n"
+    shown = f"{command[1]} {os.path.relpath(command[2], ROOT)}{suffix}"
+    return start + shown if in_place else ""
 
 
 @contextmanager
-def short_output() -> Iterator[None]:
-    """Shorten what is written to stdout meanwhile, by child processes, too."""
+def short_output(title: str) -> Iterator[None]:
+    """Shorten what is written to stdout meanwhile, by child processes, too.
+
+    Args:
+        title: Shown once, when the first file is compiled.
+    """
     if is_set("V"):
         yield
         return
     sys.stdout.flush()
     stdout = os.dup(1)
+    in_place = os.isatty(stdout)
     reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.close(writing)
 
     def forward() -> None:
+        compiles = False
         with open(reading, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                os.write(stdout, short_line(line).encode())
+                if line.startswith("[") and not compiles:
+                    compiles = True
+                    os.write(stdout, f"{title}\n".encode())
+                os.write(stdout, short_line(line, in_place).encode())
+        os.write(stdout, b"\r\033[K" if in_place and compiles else b"")
 
     thread = threading.Thread(target=forward)
     thread.start()
@@ -174,9 +199,20 @@ def find_onednn() -> tuple[Path, Path] | None:
     return header.parents[2], library
 
 
+def own_target() -> str:
+    """Return the highest target of this processor, as the compiler sees it."""
+    if not HAS_TARGETS:
+        return BASELINE
+    compiler = [os.environ.get("CXX", "c++"), "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    defined = set(re.findall(r"#define (\w+)", subprocess.check_output(compiler, text=True)))
+    return next(name for name, macros in MACROS.items() if macros <= defined)
+
+
 def chosen_targets() -> list[str]:
     """Return the targets to build kernels for, from the lowest to the highest."""
-    names = [name for name in os.environ.get("POPSIM_TARGETS", "").split(",") if name]
+    asked = os.environ.get("POPSIM_TARGETS", "all")
+    names = [own_target()] if asked == "own" else [name for name in asked.split(",") if name]
+    names = [] if asked == "all" else names
     known = list(TARGETS) if HAS_TARGETS else [BASELINE]
     unknown = set(names) - set(known)
     if unknown:
@@ -232,9 +268,6 @@ def extension() -> CppExtension:
     if targets != [BASELINE]:
         # Statics of inline functions belong to the objects of their target.
         compile_args.append("-fno-gnu-unique")
-    names = "".join(f"{name}," for name in targets)
-    each = " ".join(f"X({name})" for name in targets)
-    compile_args += [f'-DPOPSIM_TARGETS="{names}"', f"-DPOPSIM_FOR_EACH_TARGET(X)={each}"]
     include_dirs = [str(ROOT / "csrc"), str(ROOT / "popsim_torch" / "include")]
     sanitizer = os.environ.get("POPSIM_SANITIZE")
     if sanitizer:
@@ -292,9 +325,26 @@ def list_ops(root: Path) -> str:
     return "\n".join([*lines, ""])
 
 
-def write_listed_ops() -> None:
-    """Write the list of ops, if it is another one than before."""
-    header, text = ROOT / LISTED_OPS, list_ops(ROOT)
+# The targets of the last build.
+BUILT_TARGETS = "csrc/processor/built_targets.h"
+
+
+def list_targets(targets: list[str]) -> str:
+    """Return a header that lists the targets that there are kernels for."""
+    names = "".join(f"{name}," for name in targets)
+    each = " ".join(f"X({name})" for name in targets)
+    return (
+        "// The targets that this build has kernels for, written by setup.py.\n"
+        "#pragma once\n"
+        "// clang-format off\n"
+        f'#define POPSIM_TARGETS "{names}"\n'
+        f"#define POPSIM_FOR_EACH_TARGET(X) {each}\n"
+    )
+
+
+def write_header(name: str, text: str) -> None:
+    """Write a header of this checkout, if it is another one than before."""
+    header = ROOT / name
     if not header.exists() or header.read_text(encoding="utf-8") != text:
         header.write_text(text, encoding="utf-8")
 
@@ -304,8 +354,13 @@ class Build(BuildExtension):
 
     def build_extensions(self) -> None:
         """Compile, and show the files' names."""
-        write_listed_ops()
-        with short_output():
+        write_header(LISTED_OPS, list_ops(ROOT))
+        write_header(BUILT_TARGETS, list_targets(chosen_targets()))
+        targets = ", ".join(chosen_targets())
+        title = (
+            f"Compiling the C++ library, with kernels for {targets}. The first time takes minutes."
+        )
+        with short_output(title):
             super().build_extensions()
 
     def build_extension(self, ext: CppExtension) -> None:

@@ -194,7 +194,8 @@ def _obey_environment() -> None:
         known = "" if wanted in built_targets() else ", which this build does not know"
         raise Error(
             f"POPSIM_CPU={wanted}{known}: the targets that this processor and build have are "
-            f"{', '.join(usable)}. Unset POPSIM_CPU to use {usable[-1]}."
+            f"{', '.join(usable)}. Unset POPSIM_CPU to use {usable[-1]}, or build for all targets: "
+            "`POPSIM_TARGETS=all make build` in a checkout."
         )
     choose_target(wanted)
     if wanted not in _LIBRARIES:

@@ -7,6 +7,7 @@
 #include "ops/kernels.h"
 #include "ops/listed.h"
 #include "ops/op_def.h"
+#include "processor/built_targets.h"
 #include "processor/target.h"
 
 // Those that this build has (setup.py).

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/check.h"
+#include "processor/built_targets.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -51,6 +52,9 @@ bool is_usable(Target target) {
 bool is_usable(Target target) { return target == Target::kBaseline; }
 #endif
 
+// Names, each with a comma after it.
+constexpr std::string_view kBuilt = POPSIM_TARGETS;
+
 std::atomic<bool> kept = false;
 
 std::atomic<Target>& in_use() {
@@ -65,10 +69,8 @@ std::string_view name_of(Target target) {
 }
 
 const std::vector<Target>& built_targets() {
-  // POPSIM_TARGETS are their names, each with a comma behind it.
   static const std::vector<Target> targets = [] {
     std::vector<Target> built;
-    constexpr std::string_view kBuilt = POPSIM_TARGETS;
     for (size_t i = 0; i < kNames.size(); ++i) {
       // The matrix units' kernels are those of AVX-512 and a few more.
       const std::string_view group =
@@ -87,8 +89,9 @@ const std::vector<Target>& usable_targets() {
     std::vector<Target> usable;
     std::ranges::copy_if(built_targets(), std::back_inserter(usable),
                          is_usable);
-    check_internal(!usable.empty(),
-                   "this build has no kernels that this processor can run");
+    check_user(!usable.empty(), "popsim_torch: this build has kernels for ",
+               kBuilt, " none of which this processor can run. Build it here ",
+               "(`make build`), or for all (`POPSIM_TARGETS=all make build`).");
     return usable;
   }();
   return targets;

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import popsim_torch as poptorch
-from popsim_torch import _native
+from popsim_torch import _native, build_info
 
 SETUP = Path(__file__).parents[2] / "setup.py"
 
@@ -72,24 +72,51 @@ def setup_functions(monkeypatch):
 COMMAND = f"[3/74] c++ -MMD -I/include -c {SETUP.parent}/csrc/base/x.cpp -o /tmp/x.o -std=c++20"
 
 
+FIRST = "\r\033[K"
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        (f"{COMMAND}\n", "[3/74] csrc/base/x.cpp\n"),
-        (f"{COMMAND} -DPOPSIM_KERNELS=popsim_kernels_avx2\n", "[3/74] csrc/base/x.cpp (avx2)\n"),
+        (f"{COMMAND}\n", "[3/74] csrc/base/x.cpp"),
+        (f"{COMMAND} -DPOPSIM_KERNELS=popsim_kernels_avx2\n", "[3/74] csrc/base/x.cpp (avx2)"),
         ("csrc/base/x.cpp:3: error: expected\n", "csrc/base/x.cpp:3: error: expected\n"),
         ("FAILED: /tmp/x.o\n", "FAILED: /tmp/x.o\n"),
     ],
 )
-def test_the_build_shows_files_instead_of_commands(line, shown, setup_functions):
-    assert setup_functions["short_line"](line) == shown
+def test_a_terminal_shows_one_file_in_the_place_of_the_other(line, shown, setup_functions):
+    assert setup_functions["short_line"](line, True) == FIRST + shown
+    is_file = shown.startswith("[")
+    assert setup_functions["short_line"](line, False) == ("" if is_file else shown)
+    assert setup_functions["short_line"]("ninja: no work to do.\n", True) == ""
 
 
 @pytest.mark.parametrize("verbose", ["", "1"])
-def test_what_child_processes_write_is_shortened_too(verbose, setup_functions, monkeypatch, capfd):
+def test_what_child_processes_write_is_one_line(verbose, setup_functions, monkeypatch, capfd):
     monkeypatch.setenv("V", verbose)
-    with setup_functions["short_output"]():
-        subprocess.run(["echo", COMMAND], check=True)
+    with setup_functions["short_output"]("Compiling"):
+        subprocess.run(["echo", f"{COMMAND}\n{COMMAND}\nFAILED"], check=True)
     os.write(1, b"behind\n")
-    expected = COMMAND if verbose else "[3/74] csrc/base/x.cpp"
-    assert capfd.readouterr().out == f"{expected}\nbehind\n"
+    expected = f"{COMMAND}\n{COMMAND}" if verbose else "Compiling"
+    assert capfd.readouterr().out == f"{expected}\nFAILED\nbehind\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the targets are those of x86-64 on Linux")
+@pytest.mark.parametrize("asked", ["own", "all", ""])
+def test_a_build_is_for_this_processor_or_for_all(asked, setup_functions, monkeypatch):
+    monkeypatch.setenv("POPSIM_TARGETS", asked)
+    chosen = setup_functions["chosen_targets"]()
+    if not setup_functions["HAS_TARGETS"]:
+        assert chosen == ["baseline"]
+    elif asked == "own":
+        # The matrix units' kernels are among those of AVX-512.
+        highest = max(build_info().usable_targets, key=["sse4", "avx2", "avx512", "amx"].index)
+        assert chosen == [highest.replace("amx", "avx512")]
+    else:
+        assert chosen == ["sse4", "avx2", "avx512"]
+
+
+def test_the_targets_of_a_build_stand_in_a_header(setup_functions):
+    header = setup_functions["list_targets"](["sse4", "avx2"])
+    assert '#define POPSIM_TARGETS "sse4,avx2,"' in header
+    assert "#define POPSIM_FOR_EACH_TARGET(X) X(sse4) X(avx2)" in header

@@ -100,9 +100,9 @@ def test_a_target_that_the_processor_lacks_is_refused():
 
 
 def test_pytorch_that_has_chosen_already_is_pointed_out():
-    if len(_C.usable_targets()) < 2:
-        pytest.skip("there is no lower target")
-    lowest = _C.usable_targets()[0]
+    lowest, highest = _C.usable_targets()[0], _C.usable_targets()[-1]
+    if ATEN.get(lowest) == ATEN.get(highest, "AVX512"):  # (the matrix units have none)
+        pytest.skip("there is no lower target of PyTorch's")
     code = "import torch; torch.ones(3).exp(); import popsim_torch"
     result = run_python(code, lowest)
     assert result.returncode == 0
