@@ -80,7 +80,7 @@ endef
 export INSTALL_CHECKOUT
 
 $(EXTENSION): $(SOURCES) | $(STAMPS)/build.installed $(STAMPS)/run.installed
-	@$(PY) setup.py --quiet egg_info build_ext --inplace
+	@$(PY) setup.py --quiet build_ext --inplace egg_info
 	@$(PY) -c "$$INSTALL_CHECKOUT"
 	@touch $@
 
