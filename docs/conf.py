@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
+    "public",
     "rewrites",
     "surface",
 ]
@@ -29,6 +30,13 @@ html_theme = "furo"
 html_title = f"popsim_torch {release}"
 
 autodoc_member_order = "bysource"
+# Every class shows all its members; those of these bases are Python's or PyTorch's to describe.
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "AbstractContextManager, Adam, AdamW, DataLoader, Enum, Exception, "
+    "IntEnum, Module, Protocol, RMSprop, SGD",
+    "special-members": "__call__, __getitem__, __iter__, __len__, __next__",
+}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_inherit_docstrings = False

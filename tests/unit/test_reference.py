@@ -1,0 +1,78 @@
+"""The reference has an entry for every public name (docs/public.py says which those are)."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import popsim_torch as poptorch
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _load_public():
+    spec = importlib.util.spec_from_file_location("docs_public", DOCS / "public.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PUBLIC = _load_public()
+
+
+def test_every_class_and_function_is_on_a_page():
+    assert set(PUBLIC.objects()) - PUBLIC.listed() == set()
+
+
+def test_no_page_chooses_among_the_members_of_a_class():
+    chosen = [
+        f"{page.name}: {line}"
+        for page in PUBLIC.API.glob("*.md")
+        for line in page.read_text().splitlines()
+        if line.strip().startswith((":members:", ":exclude-members:", ":no-index:"))
+    ]
+    assert chosen == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PoplarExecutor.getTensorNames",
+        "PoplarExecutor.__call__",
+        "OutfeedQueue.dequeue",
+        "OutputMode.EveryN",
+        "Options.deviceIterations",
+        "Options.device_iterations",
+        "Options.Training",
+        "options._TrainingOptions.gradientAccumulation",
+        "optim.SGD.accum_type",
+        "optim.Adam.state_dict",
+        "EpochRecord.samples",
+        "RecoverableError.message",
+    ],
+)
+def test_inherited_and_stored_members_are_public(name):
+    assert f"popsim_torch.{name}" in set(PUBLIC.names())
+
+
+def test_every_name_that_a_class_of_ours_has_is_public():
+    members = set(PUBLIC.members(poptorch.PoplarExecutor))
+    shown = {name for name in dir(poptorch.PoplarExecutor) if not name.startswith("_")}
+    assert shown <= members
+
+
+def test_members_of_torch_and_of_python_are_not_listed_again():
+    assert "named_parameters" not in set(PUBLIC.members(poptorch.Outfeed))
+    assert "to_bytes" not in set(PUBLIC.members(poptorch.OutputMode))
+
+
+@pytest.mark.slow  # Sphinx takes 10 s for these pages; `make docs` makes the same check.
+def test_the_index_of_the_site_has_every_public_name(tmp_path):
+    pytest.importorskip("sphinx")
+    build = [sys.executable, "-m", "sphinx", "-q", "-b", "dummy", "-D", "master_doc=api/models"]
+    build += ["-D", "exclude_patterns=*.md", str(DOCS), str(tmp_path)]
+    found = subprocess.run(build, capture_output=True, text=True, check=False)
+    missing = [line for line in found.stderr.splitlines() if "has no entry for" in line]
+    assert (found.returncode, missing) == (0, [])
