@@ -1,25 +1,12 @@
 """The reference has an entry for every public name (docs/public.py says which those are)."""
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import popsim_torch as poptorch
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def _load_public():
-    spec = importlib.util.spec_from_file_location("docs_public", DOCS / "public.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PUBLIC = _load_public()
+from tests.unit.public_names import DOCS, PUBLIC
 
 
 def test_every_class_and_function_is_on_a_page():
