@@ -1,6 +1,7 @@
 """How Sphinx builds these pages: ``make docs``."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,12 +16,14 @@ version = release = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
     "public",
     "rewrites",
     "surface",
 ]
+if find_spec("sphinx_copybutton"):  # (an environment that is older than this requirement)
+    extensions.append("sphinx_copybutton")
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # code, not what it prints
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 source_suffix = {".md": "markdown"}
@@ -42,11 +45,3 @@ autodoc_typehints_description_target = "documented"
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_use_rtype = False
-
-# What every example starts with.
-doctest_global_setup = """
-import torch
-import popsim_torch as poptorch
-
-torch.manual_seed(0)
-"""

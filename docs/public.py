@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import inspect
 import re
@@ -85,6 +86,7 @@ def listed() -> set[str]:
 
 def setup(app: Any) -> dict[str, bool]:
     """Warn of public names that the index lacks, and leave out what Python and torch bring."""
+    from sphinx import addnodes
     from sphinx.util import logging
 
     logger = logging.getLogger(__name__)
@@ -101,6 +103,13 @@ def setup(app: Any) -> dict[str, bool]:
         is_pythons = is_pythons or inspect.isgetsetdescriptor(obj)
         return True if is_torchs or is_pythons else None
 
+    def unlink_builtins(_: Any, page: Any) -> None:
+        """Keep ``type[Any]`` in a signature from becoming a link to ``Error.type``."""
+        for reference in list(page.findall(addnodes.pending_xref)):
+            if hasattr(builtins, reference["reftarget"]):
+                reference.replace_self(reference.children)
+
     app.connect("env-check-consistency", check)
+    app.connect("doctree-read", unlink_builtins)
     app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True}
