@@ -1,4 +1,4 @@
-"""What docs/public.py says of the public names."""
+"""What docs/public.py and docs/links.py say of the public names."""
 
 import importlib.util
 from pathlib import Path
@@ -6,11 +6,12 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def _load():
-    spec = importlib.util.spec_from_file_location("docs_public", DOCS / "public.py")
+def _load(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-PUBLIC = _load()
+PUBLIC = _load("public")
+LINKS = _load("links")

@@ -1,12 +1,13 @@
 """The reference has an entry for every public name (docs/public.py says which those are)."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 import popsim_torch as poptorch
-from tests.unit.public_names import DOCS, PUBLIC
+from tests.unit.public_names import DOCS, LINKS, PUBLIC
 
 
 def test_every_class_and_function_is_on_a_page():
@@ -53,6 +54,55 @@ def test_every_name_that_a_class_of_ours_has_is_public():
 def test_members_of_torch_and_of_python_are_not_listed_again():
     assert "named_parameters" not in set(PUBLIC.members(poptorch.Outfeed))
     assert "to_bytes" not in set(PUBLIC.members(poptorch.OutputMode))
+
+
+LINKED = LINKS.Names(PUBLIC.names())
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("poptorch.OutputMode.All", "OutputMode.All"),
+        ("DataLoaderMode.Async", "DataLoaderMode.Async"),
+        ("poptorch.fit", "fit"),
+        ("repeat(n, body, inputs, infeed)", "repeat"),
+        ("executor.profile(x, y)", "PoplarExecutor.profile"),
+        ('model.getAnchoredTensor("every")', "PoplarExecutor.getAnchoredTensor"),
+        ("deviceIterations", "Options.deviceIterations"),
+        ("poptorch.print(model)", "print"),
+    ],
+)
+def test_code_in_a_guide_leads_to_the_reference(code, name):
+    assert LINKED.path(code, in_guide=True) == f"popsim_torch.{name}"
+
+
+@pytest.mark.parametrize(
+    "code", ["print(x)", "torch.optim.SGD", "nn.Sequential", "state_dict", "x.register_hook(f)"]
+)
+def test_code_of_python_and_torch_is_no_link(code):
+    assert LINKED.path(code, in_guide=True) is None
+
+
+@pytest.mark.parametrize("code", ["function", "repeat(3)", "pipeline"])
+def test_a_word_in_a_docstring_is_an_argument(code):
+    assert LINKED.path(code, in_guide=False) is None
+
+
+def test_every_guide_leads_to_the_reference():
+    index = (DOCS / "index.md").read_text()
+    guides = [name for name in index.split() if (DOCS / f"{name}.md").is_file()]
+    without = [
+        guide
+        for guide in guides
+        if "/" not in guide
+        and guide not in ("glossary", "names")
+        and not any(
+            LINKED.path(code, in_guide=True)
+            for code in re.findall(r"`([^`\n]+)`", (DOCS / f"{guide}.md").read_text())
+        )
+    ]
+    assert "anchors" in guides
+    assert without == []
 
 
 @pytest.mark.slow  # Sphinx takes 10 s for these pages; `make docs` makes the same check.
