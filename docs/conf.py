@@ -21,6 +21,7 @@ extensions = [
     "public",
     "rewrites",
     "surface",
+    "tutorial_pages",
 ]
 if find_spec("sphinx_copybutton"):  # (an environment that is older than this requirement)
     extensions.append("sphinx_copybutton")

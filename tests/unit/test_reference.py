@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import popsim_torch as poptorch
-from tests.unit.public_names import DOCS, LINKS, PUBLIC
+from tests.unit.docs_extensions import DOCS, LINKS, PUBLIC
 
 
 def test_every_class_and_function_is_on_a_page():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import popsim_torch
-from tests.unit.public_names import PUBLIC
+from tests.unit.docs_extensions import PUBLIC
 
 try:
     import tomllib

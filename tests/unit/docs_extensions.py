@@ -1,4 +1,4 @@
-"""What docs/public.py and docs/links.py say of the public names."""
+"""The Sphinx extensions of the pages: public names, links to them, pages of tutorials."""
 
 import importlib.util
 from pathlib import Path
@@ -15,3 +15,4 @@ def _load(name):
 
 PUBLIC = _load("public")
 LINKS = _load("links")
+TUTORIALS = _load("tutorial_pages")
