@@ -47,3 +47,18 @@ autodoc_typehints_description_target = "documented"
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_use_rtype = False
+
+
+def _break_after_colon(_app, what, _name, _obj, _options, lines):
+    """Keep napoleon from reading "Not chosen: ..." of an attribute as a type and a text.
+
+    It does so only if the text is on the line of the colon. Types stand in the annotations.
+    """
+    if what in ("attribute", "property", "data") and lines and ": " in lines[0]:
+        head, _, text = lines[0].partition(": ")
+        lines[:1] = [f"{head}:", text]
+
+
+def setup(app):
+    """Connect what the settings above cannot say."""
+    app.connect("autodoc-process-docstring", _break_after_colon, priority=400)  # napoleon has 500

@@ -67,7 +67,7 @@ def setup(app: Any) -> dict[str, bool]:
         index = app.env.get_domain("py").objects
         for code in list(page.findall(nodes.literal)):
             in_text = isinstance(code.parent, (nodes.paragraph, nodes.term, nodes.strong))
-            path = names.path(code.astext(), in_guide="/" not in docname)
+            path = names.path(code.astext(), in_guide=not docname.startswith("api/"))
             if not in_text or "xref" in code["classes"] or path not in index:
                 continue
             entry = index[path]

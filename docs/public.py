@@ -98,10 +98,9 @@ def setup(app: Any) -> dict[str, bool]:
                 logger.warning("the reference has no entry for %s", name)
 
     def skip(_: Any, _kind: str, _name: str, obj: Any, _skipped: bool, _opts: Any) -> bool | None:
-        is_torchs = str(getattr(obj, "__module__", "")).startswith("torch.")
-        is_pythons = inspect.isbuiltin(obj) or inspect.ismethoddescriptor(obj)
-        is_pythons = is_pythons or inspect.isgetsetdescriptor(obj)
-        return True if is_torchs or is_pythons else None
+        is_routine = inspect.isroutine(obj) or inspect.isgetsetdescriptor(obj)
+        is_ours = str(getattr(obj, "__module__", "")).startswith(popsim_torch.__name__)
+        return True if is_routine and not is_ours else None
 
     def unlink_builtins(_: Any, page: Any) -> None:
         """Keep ``type[Any]`` in a signature from becoming a link to ``Error.type``."""

@@ -1,6 +1,7 @@
 """The reference has an entry for every public name (docs/public.py says which those are)."""
 
 import re
+import runpy
 import subprocess
 import sys
 
@@ -103,6 +104,14 @@ def test_every_guide_leads_to_the_reference():
     ]
     assert "anchors" in guides
     assert without == []
+
+
+def test_a_colon_in_the_text_of_an_attribute_does_not_make_a_type_of_it():
+    lines = ["Not chosen: training models use ``Final``.", ""]
+    runpy.run_path(str(DOCS / "conf.py"))["_break_after_colon"](
+        None, "attribute", "OutputMode.Default", None, None, lines
+    )
+    assert lines == ["Not chosen:", "training models use ``Final``.", ""]
 
 
 @pytest.mark.slow  # Sphinx takes 10 s for these pages; `make docs` makes the same check.
