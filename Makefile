@@ -182,9 +182,8 @@ types: $(STAMPS)/run.installed $(STAMPS)/dev.installed ## check the annotations
 
 # --- Pages -------------------------------------------------------------------
 
-docs: build $(STAMPS)/docs.installed ## build the pages in build/docs and run their examples
+docs: build $(STAMPS)/docs.installed ## build the pages in build/docs
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
-	$(PY) -m sphinx -q -W --keep-going -b doctest docs build/doctest
 
 # --- Packages ----------------------------------------------------------------
 # The wheel is built from the source package, and leaves to others what they bring: torch its

@@ -53,17 +53,17 @@ class Error(Exception):
         source: File and line of the code that found it, ``file:line``, or an empty string.
 
     Attributes:
-        message: As given, unless it was too long.
-        type: The ``error_type`` given.
-        location: As given.
-        source: As given.
         args: The text that ``str`` returns, alone.
     """
 
     message: str
+    """As given, unless it was too long."""
     type: str
+    """The ``error_type`` given."""
     location: str
+    """As given."""
     source: str
+    """As given."""
 
     def __init__(
         self,

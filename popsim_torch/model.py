@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ParamSpec, TypeVar, overload
+
 import torch
 from torch import nn
 
@@ -9,12 +11,16 @@ from popsim_torch import optim
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, UsageRuntimeError
 from popsim_torch.executor import host_weights
+from popsim_torch.executor.base import HasForward
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
 from popsim_torch.options.model_settings import add_settings
 
 __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _DEFAULT_LEARNING_RATE = 0.01
 
@@ -49,11 +55,23 @@ def _checked_options(
     return own
 
 
+@overload
 def trainingModel(
-    model: nn.Module | PoplarExecutor,
+    model: PoplarExecutor[P, R],
     options: Options | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-) -> PoplarExecutor:
+) -> PoplarExecutor[P, R]: ...
+@overload
+def trainingModel(
+    model: HasForward[P, R],
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor[P, R]: ...
+def trainingModel(
+    model: Any,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Any:
     """Wrap a model for training on the device.
 
     Calling the result runs forward, backward and the optimizer's update
@@ -89,9 +107,15 @@ def trainingModel(
     return PoplarExecutor(module, own, optimizer)
 
 
+@overload
 def inferenceModel(
-    model: nn.Module | PoplarExecutor, options: Options | None = None
-) -> PoplarExecutor:
+    model: PoplarExecutor[P, R], options: Options | None = None
+) -> PoplarExecutor[P, R]: ...
+@overload
+def inferenceModel(
+    model: HasForward[P, R], options: Options | None = None
+) -> PoplarExecutor[P, R]: ...
+def inferenceModel(model: Any, options: Options | None = None) -> Any:
     """Wrap a model for inference on the device.
 
     Args:

@@ -37,13 +37,21 @@ class PrintFormat:
     """How ``ipu_print_tensor`` shows a tensor; the fields are its arguments of the same names."""
 
     summarise_threshold: int = 1000
+    """Tensors of more elements show only their edges (count); 0: none do."""
     edge_items: int = 3
+    """Elements kept at both ends of a dimension (count)."""
     max_line_width: int = 80
+    """Where a row is broken (characters); 0: never."""
     digits: int = 4
+    """Significant digits of the largest element; 0: as many as the value needs."""
     float_format: str = "auto"
+    """``auto``, ``fixed``, ``scientific`` or ``none``."""
     separator: str = ","
+    """Separates elements."""
     open_bracket: str = "("
+    """Opens a dimension."""
     close_bracket: str = ")"
+    """Closes a dimension."""
 
 
 class OpListener(Protocol):

@@ -18,13 +18,21 @@ class TestErrorType(NamedIntEnum):
     """The errors that :func:`_throwTestError` can raise."""
 
     Poptorch = 0
+    """A failure of the framework."""
     Popart = 1
+    """A failure of the compiler."""
     PopartInternal = 2
+    """A failure of the compiler's own."""
     Poplibs = 3
+    """A failure of the codelets."""
     PoplarUnrecoverable = 4
+    """A failure of the device that no reset cures."""
     PoplarUnknown = 5
+    """A failure of the device of unknown kind."""
     PoplarRecoverableFullReset = 6
+    """A failure of the device that a reset cures."""
     PoplarLinkError = 7
+    """A failure of the linker."""
 
 
 TestErrorType.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import nn
+from typing_extensions import ParamSpec, TypeVar
 
 from popsim_torch import optim, profiling
 from popsim_torch.executor.base import HasModel
@@ -33,13 +34,16 @@ from popsim_torch.stages import module_repr
 
 __all__ = ["PoplarExecutor"]
 
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
 _SHOWN = ("copyWeightsToHost", "copyWeightsToDevice", "setOptimizer", "compile", "destroy")
 
 
-class PoplarExecutor(HasModel):
+class PoplarExecutor(HasModel, Generic[P, R]):
     """A model on the device. Made by ``trainingModel`` and ``inferenceModel``.
 
-    Attributes that it does not have are those of the user's model.
+    Attributes that it does not have are those of the user's model. To type checkers it is
+    ``PoplarExecutor[P, R]``: what the model's forward takes and what it returns.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class PoplarExecutor(HasModel):
 
     # Copies
 
-    def __copy__(self) -> PoplarExecutor:
+    def __copy__(self) -> PoplarExecutor[P, R]:
         """Return the executor itself: a device has one, and lives as long as anyone holds it."""
         return self
 
@@ -219,7 +223,7 @@ class PoplarExecutor(HasModel):
 
     # Calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the model on a combined batch; compile and attach it first where that is needed.
 
         Args:
@@ -239,7 +243,8 @@ class PoplarExecutor(HasModel):
                 to be read before the next call.
         """
         compiled, inputs = self._prepare_call(args, kwargs)
-        return self._run(compiled, inputs)
+        result: R = self._run(compiled, inputs)
+        return result
 
     # Looking inside
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 import torch
 from torch import nn
+from typing_extensions import ParamSpec, TypeVar
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
@@ -34,7 +35,15 @@ from popsim_torch.shared_scope import SharedScope
 from popsim_torch.trace.adaptations import eager_stance
 from popsim_torch.trace.host_reads import noticed_host_reads
 
-__all__ = ["Function", "RecordedLoop", "Recording", "function", "recording"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Function", "RecordedLoop", "Recording", "recording"]
+
+P = ParamSpec("P", default=...)  # what a user's function takes
+Q = ParamSpec("Q")  # the same without ``self``
+R = TypeVar("R", default=Any)  # what it returns
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -180,7 +189,7 @@ recording: ContextVar[Recording | None] = ContextVar("popsim_torch_recording", d
 """The function that is being recorded in this thread, if any."""
 
 
-_living: weakref.WeakSet[Function] = weakref.WeakSet()
+_living: weakref.WeakSet[Function[..., Any]] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
@@ -192,7 +201,7 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-class Function:
+class Function(Generic[P, R]):
     """A function whose loops run on the device.
 
     The first call runs the Python code, records its loops, and runs them. Later calls with
@@ -200,12 +209,14 @@ class Function:
     loops alone; others record anew. So do calls with modules in another mode (``train()``,
     ``eval()``), with other layers or parameters, or other parameters that require gradients.
 
+    To type checkers it is ``Function[P, R]``: what the user's function takes and what it returns.
+
     Args:
         python_function: The user's.
         options: Of all its loops; the counts of iterations are the loops' own.
     """
 
-    def __init__(self, python_function: Callable[..., Any], options: Options | None = None) -> None:
+    def __init__(self, python_function: Callable[P, R], options: Options | None = None) -> None:
         if not callable(python_function):
             raise Error(
                 f"poptorch.function: needs a function, got {type(python_function).__name__}."
@@ -226,9 +237,16 @@ class Function:
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Function[Concatenate[T, Q], R], instance: T, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind a function that was defined in a class."""
-        return self if instance is None else functools.partial(self, instance)
+        call: Callable[..., Any] = self
+        return self if instance is None else functools.partial(call, instance)
 
     @property
     def programs(self) -> list[DeviceLoopProgram]:
@@ -259,7 +277,7 @@ class Function:
         finally:
             self._lock.release()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
 
         Args:
@@ -282,7 +300,8 @@ class Function:
                 "once at a time: wait for it, or make a function of its own for each thread."
             )
         try:
-            return self._run(args, kwargs)
+            result: R = self._run(args, kwargs)
+            return result
         finally:
             lock.release()
 
@@ -367,29 +386,3 @@ _without_schedulers = SharedScope(lambda: without_schedulers(_is_recorded))
 
 # What a body can use was there before the call if names of the function lead there as well.
 _STEPS_TO_BODY = 4
-
-
-@overload
-def function(
-    python_function: Callable[..., Any], /, *, options: Options | None = None
-) -> Function: ...
-@overload
-def function(*, options: Options | None = None) -> Callable[[Callable[..., Any]], Function]: ...
-def function(
-    python_function: Callable[..., Any] | None = None, /, *, options: Options | None = None
-) -> Any:
-    """Let the loops of a function run on the device.
-
-    The decorated function is run once, to record its loops (``repeat``, ``while_loop``) and the
-    torch functions that it calls outside of them. These are computed on the host, in each call.
-
-    Args:
-        python_function: What to decorate.
-        options: Of the loops' programs: anchors, precision, stages and the like.
-
-    Returns:
-        A :class:`Function`, or a decorator that makes one.
-    """
-    if python_function is None:
-        return functools.partial(Function, options=options)
-    return Function(python_function, options)

@@ -22,6 +22,7 @@ class Glob:
     """
 
     pattern: str
+    """What a key has to match."""
 
 
 Filter: TypeAlias = str | Glob | re.Pattern[str]

@@ -193,6 +193,7 @@ class MaybeOutfeedQueue:
         return self.queue.dequeue(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield the elements of the queue, as the queue itself does."""
         return iter(self.queue)
 
     def __aiter__(self) -> AsyncIterator[Any]:

@@ -104,6 +104,9 @@ class VariableAttributes:
 class AccumulationType:
     """An element type of a state: float16 or float32."""
 
+    def __init__(self, description: str) -> None:
+        self.__doc__ = f"{description}: float16 or float32."
+
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
 
@@ -133,15 +136,12 @@ def accumulation_type(name: str, value: torch.dtype | None) -> torch.dtype:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What all poptorch optimizers have in common; a mix-in before a torch optimizer.
-
-    Attributes:
-        variable_attrs: Which hyper-parameters can change after compilation.
-        loss_scaling: Multiplies the loss before the backward pass; the update divides by it.
-    """
+    """What all poptorch optimizers have in common; a mix-in before a torch optimizer."""
 
     variable_attrs: VariableAttributes
+    """Which hyper-parameters can change after compilation."""
     loss_scaling: float
+    """Multiplies the loss before the backward pass; the update divides by it."""
 
     _device: DeviceLink | None = None
     # What state_dict() returns while no device is linked. None: never compiled.

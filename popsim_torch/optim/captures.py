@@ -82,13 +82,10 @@ class GradientEnqueue:
 
 
 class ObservedOptimizer(torch.optim.Optimizer):
-    """An optimizer around another one, which does the updates.
-
-    Attributes:
-        wrapped: The other one.
-    """
+    """An optimizer around another one, which does the updates."""
 
     wrapped: torch.optim.Optimizer
+    """The optimizer that does the updates."""
 
     def capture(self) -> GradientCapture:
         """Return which gradients go where."""

@@ -92,8 +92,8 @@ class SGD(Optimizer, torch.optim.SGD):
         Error: ``max_grad_norm`` is NaN or negative.
     """
 
-    accum_type = AccumulationType()
-    velocity_accum_type = AccumulationType()
+    accum_type = AccumulationType("The type that gradients are accumulated in")
+    velocity_accum_type = AccumulationType("The type of the velocities (momentum)")
 
     def __init__(
         self,
@@ -145,9 +145,9 @@ class _MomentOptimizer(Optimizer):
         second_order_momentum_accum_type: Element type of the averages of its square.
     """
 
-    accum_type = AccumulationType()
-    first_order_momentum_accum_type = AccumulationType()
-    second_order_momentum_accum_type = AccumulationType()
+    accum_type = AccumulationType("The type that gradients are accumulated in")
+    first_order_momentum_accum_type = AccumulationType("The type of the first moments")
+    second_order_momentum_accum_type = AccumulationType("The type of the second moments")
 
     def _set_types(
         self, accum: torch.dtype | None, first: torch.dtype | None, second: torch.dtype | None

@@ -72,6 +72,18 @@ class Setting(Generic[T]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        self.__doc__ = self._describe()
+
+    def _describe(self) -> str:
+        """Return the docstring that the reference shows of the value."""
+        source = f"The value that ``{self.setter}`` sets" if self.setter else "A stored value"
+        if not self.has_default:
+            return f"{source}; it does not exist before."
+        if self.enum is None:
+            return f"{source}; ``{self.default!r}`` by default."
+        default: Any = self.default
+        kind, member = self.enum.__name__, self.enum(default).name
+        return f"{source}, a :class:`~popsim_torch.{kind}`; ``{member}`` by default."
 
     @overload
     def __get__(self, group: None, owner: type) -> Setting[T]: ...

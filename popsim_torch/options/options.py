@@ -76,10 +76,15 @@ class Options(OutputOptions, HostOptions):
     random_seed = Setting.absent(int, "randomSeed")
 
     Training: _TrainingOptions
+    """Gradient accumulation, its mean, and automatic loss scaling."""
     Precision: _PrecisionOptions
+    """Floating-point exceptions, stochastic rounding, and the type of partial sums."""
     Jit: _JitOptions
+    """Deprecated; a warning, as in PopTorch."""
     TensorLocations: _TensorLocationOptions
+    """Where a real machine keeps tensors; no effect here."""
     Distributed: _DistributedOptions
+    """Which part of the data each of several processes loads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -74,14 +74,9 @@ class Stage:
 
 
 class ExecutionStrategy:
-    """The base of all strategies; a strategy says which blocks form which stage.
+    """The base of all strategies; a strategy says which blocks form which stage."""
 
-    Attributes:
-        is_pipelined: Whether the stages run at the same time, each on another micro-batch; else
-            they run one after another.
-    """
-
-    is_pipelined: ClassVar[bool] = False
+    _overlaps_stages: ClassVar[bool] = False
     _execution_mode: ClassVar[int]
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -95,6 +90,14 @@ class ExecutionStrategy:
                         f"{type(self).__name__}: block '{block_id}' is in the stages {other} and "
                         f"{stage_id}. A block belongs to one stage: remove it from the other."
                     )
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether the stages run at the same time, each on another micro-batch.
+
+        Otherwise they run one after another.
+        """
+        return self._overlaps_stages
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -200,7 +203,7 @@ class PipelinedExecution(ExecutionStrategy):
         on the IPUs 0, 1 and 1 if the blocks name no others.
     """
 
-    is_pipelined = True
+    _overlaps_stages = True
     _execution_mode = 0
 
     def __init__(self, *args: AutoStage | Stage | str | Sequence[str]) -> None:
@@ -277,7 +280,7 @@ class ShardedExecution(PipelinedExecution):
         UsageAssertionError: As for :class:`PipelinedExecution`.
     """
 
-    is_pipelined = False
+    _overlaps_stages = False
     _execution_mode = 1
 
 

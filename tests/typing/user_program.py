@@ -1,0 +1,217 @@
+"""A program as users write it: with every public class, checked by ``mypy --strict``, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import popsim_torch as poptorch
+
+Tensor = torch.Tensor
+
+
+class Net(nn.Module):
+    """Returns logits and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = poptorch.BeginBlock(nn.Linear(4, 8), ipu_id=0)
+        with poptorch.PipelineStage(1):
+            self.back = nn.Linear(8, 3)
+        self.host = poptorch.CPU(nn.Tanh(), "tanh")
+        self.seen = poptorch.OutfeedQueue(poptorch.OutfeedMode.LAST)
+        self.outfeed = poptorch.Outfeed(self.seen, "hidden")
+
+    def forward(self, x: Tensor, labels: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        with poptorch.NameScope("front"), poptorch.Attribute(__outline={"layer": "front"}):
+            hidden = self.outfeed(self.host(self.front(x)))
+        with poptorch.Block("back", ipu_id=1), poptorch.MultiConv() as convolutions:
+            convolutions.planType(poptorch.MultiConvPlanType.Serial)
+            logits = self.back(hidden) * scale
+        poptorch.set_overlap_for_input(x, poptorch.OverlapMode.NoOverlap)
+        product = poptorch.serializedMatMul(
+            logits, logits.t(), poptorch.MatMulSerializationMode.Disabled
+        )
+        loss = nn.functional.cross_entropy(logits, labels) + poptorch.identity_loss(product, "sum")
+        return poptorch.ipu_print_tensor(logits, "logits"), loss
+
+
+def options() -> poptorch.Options:
+    """Return options, set by chained calls."""
+    chosen = poptorch.Options().deviceIterations(4).randomSeed(1)
+    chosen.outputMode(poptorch.OutputMode.EveryN, 2).connectionType(poptorch.ConnectionType.Always)
+    chosen.anchorTensor("grad", "Gradient___back.weight", poptorch.OutputMode.All)
+    chosen.syncPattern(poptorch.SyncPattern.Full).logDir(".")
+    chosen.Training.gradientAccumulation(2).setMeanAccumulationAndReplicationReductionStrategy(
+        poptorch.MeanReductionStrategy.Running
+    )
+    chosen.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
+    chosen.Precision.enableStochasticRounding(True).halfFloatCasting(
+        poptorch.HalfFloatCastingBehavior.Default
+    )
+    chosen.TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipStorage())
+    chosen.inputReplicaGrouping(1, poptorch.CommGroupType.NoGrouping)
+    iterations: int = chosen.device_iterations
+    return chosen.clone() if iterations else chosen
+
+
+def strategies() -> list[
+    poptorch.PipelinedExecution | poptorch.SerialPhasedExecution | poptorch.ParallelPhasedExecution
+]:
+    """Return every strategy."""
+    serial = poptorch.SerialPhasedExecution(poptorch.Phase(poptorch.Stage("front").ipu(0)))
+    serial.setTensorsLiveness(poptorch.Liveness.AlwaysLive)
+    return [
+        poptorch.PipelinedExecution(poptorch.AutoStage.SameAsIpu),
+        poptorch.ShardedExecution(poptorch.Stage("front"), poptorch.Stage("back")),
+        serial,
+        poptorch.ParallelPhasedExecution([poptorch.Stage("a"), poptorch.Stage("b")]),
+    ]
+
+
+def optimizers(model: nn.Module) -> list[poptorch.optim.Optimizer]:
+    """Return every optimizer."""
+    weights = list(model.parameters())
+    sgd = poptorch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    variable: poptorch.optim.VariableAttributes = sgd.variable_attrs
+    link: poptorch.optim.DeviceLink | None = None
+    variable.markAsConstant("momentum")
+    adams = [poptorch.optim.Adam(weights, lr=1e-3), poptorch.optim.AdamW(weights, lr=1e-3)]
+    assert link is None
+    return [sgd, *adams, poptorch.optim.RMSprop(weights), poptorch.optim.LAMB(weights)]
+
+
+def train() -> float:
+    """Train and look inside."""
+    model = Net()
+    data = TensorDataset(torch.rand(8, 4), torch.randint(3, (8,)))
+    loader = poptorch.DataLoader(
+        options(), data, batch_size=2, mode=poptorch.DataLoaderMode.AsyncRebatched
+    )
+    more = poptorch.AsynchronousDataAccessor(loader, sharing_strategy=poptorch.SharingStrategy.Fork)
+    training = poptorch.trainingModel(model, options(), optimizers(model)[0])
+    total = 0.0
+    for x, labels in more:
+        logits, loss = training(x, labels, scale=2.0)
+        total += float(loss.mean()) + float(logits.sum())
+    names: list[str] = training.getTensorNames()
+    anchored: Tensor = training.getAnchoredTensor("grad")
+    training.setOptimizer(optimizers(model)[1])
+    inference: poptorch.PoplarExecutor[..., tuple[Tensor, Tensor]]
+    inference = poptorch.inferenceModel(training)
+    total += float(inference(x, labels)[1]) + float(anchored.sum()) + len(names)
+    training.save("model.poptorch")
+    loaded: poptorch.PoplarExecutor = poptorch.load("model.poptorch")
+    return total + len(loaded.getTensorNames())
+
+
+@poptorch.function
+def epoch(count: int, weight: Tensor) -> Tensor:
+    """Double a tensor some times on the device."""
+    result = poptorch.repeat(count, lambda x: x * 2, [weight])
+    assert isinstance(result, Tensor)
+    return result
+
+
+class Trainer:
+    """Has a device loop as a method."""
+
+    @poptorch.function(options=poptorch.Options())
+    def run(self, x: Tensor) -> Tensor:
+        """Add one some times."""
+        result = poptorch.while_loop(lambda y: y < 5, lambda y: y + 1, x)
+        assert isinstance(result, Tensor)
+        return result
+
+
+def loops() -> Tensor:
+    """Call functions of the device, and read a queue that one feeds."""
+    doubled: Tensor = epoch(3, torch.ones(1))
+    added: Tensor = Trainer().run(doubled)
+    held: poptorch.Function[[int, Tensor], Tensor] = epoch
+    bare: poptorch.Function = epoch
+    bare.stop()
+    held.destroy()
+    infeed = poptorch.InfeedQueue([added], repeat=True)
+    infeed.close()
+    for element in poptorch.OutfeedQueue().follow(timeout=1.0):
+        print(element)
+    return added
+
+
+def observe(model: Net) -> poptorch.History:
+    """Watch gradients of an epoch, and return its numbers."""
+    queue = poptorch.MaybeOutfeedQueue(filters=["back", poptorch.Glob("*_grad")])
+    layer = poptorch.MaybeOutfeed(queue, name="logits")
+    optimizer = poptorch.OutfeedOptimizer(
+        optimizers(model)[0], queue, poptorch.OutfeedOptimizerMode.AFTER_COMPUTE, model
+    )
+    callback = poptorch.OutfeedCallback(
+        queue, sinks=[poptorch.SummaryFile("run.csv"), poptorch.SummaryBoard(None)]
+    )
+    data = [(torch.rand(2, 4), torch.randint(3, (2,)))]
+    history = poptorch.fit(model, data, callbacks=[callback], optimizer=optimizer)
+    record: poptorch.EpochRecord = history.epochs[0]
+    summary: poptorch.TensorSummary = poptorch.summarise(layer(torch.ones(3)))
+    print(record.samples_per_second, summary.mean, history["loss"][0])
+    return history
+
+
+def pipelines(model: Net) -> list[poptorch.PipelineStageRecord]:
+    """Ask for a pipeline as TensorFlow for IPUs has them."""
+    poptorch.set_pipelining_options(
+        model,
+        gradient_accumulation_steps_per_replica=8,
+        gradient_accumulation_reduction_method=poptorch.GradientAccumulationReductionMethod.MEAN,
+        pipeline_schedule=poptorch.PipelineSchedule.Grouped,
+        recomputation_mode=poptorch.RecomputationMode.Auto,
+    )
+    kept = poptorch.PipeliningOptions({}, poptorch.PipelineSchedule.Interleaved)
+    kept.apply(poptorch.Options())
+    return poptorch.get_pipeline_stage_assignment(model)
+
+
+class Pair:
+    """Two tensors."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left, self.right = left, right
+
+
+class PairParser(poptorch.ICustomArgParser):
+    """Takes pairs apart."""
+
+    def yieldTensors(self, struct: Pair) -> Iterator[Tensor]:
+        """Yield both."""
+        yield struct.left
+        yield struct.right
+
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Pair:
+        """Return a pair."""
+        return Pair(next(tensor_iterator), next(tensor_iterator))
+
+
+def errors() -> str:
+    """Catch what may go wrong, and say what computes."""
+    poptorch.registerCustomArgParser(Pair, PairParser())
+    info: poptorch.BuildInfo = poptorch.build_info()
+    channel = poptorch.profiling.Channel("program")
+    text_format = poptorch.ops.PrintFormat(digits=2)
+    kind = poptorch.poptorch_core.TestErrorType.Poplibs
+    retrieval = poptorch.VariableRetrievalMode.OnePerGroup
+    try:
+        with channel.tracepoint("train"):
+            train()
+    except poptorch.RecoverableError as error:
+        return error.recovery_action
+    except poptorch.UnrecoverableError as error:
+        return error.message
+    except poptorch.ConfigFileError as error:
+        return str(error)
+    except poptorch.Error as error:
+        return error.type
+    return f"{info.target} {text_format.digits} {kind} {retrieval}"

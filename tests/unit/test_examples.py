@@ -1,0 +1,68 @@
+"""The Python examples of README and of the pages run as they are printed, and print what they say.
+
+Those of a page have a process of their own: operators that they register are seen nowhere else.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.forks import run_forked
+from tests.unit import examples
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(page.relative_to(ROOT)): page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    if examples.examples(page)
+}
+
+
+def run(page, folder):
+    """Run the examples of a page in a folder; return exit code and errors."""
+    env = {**os.environ, "MPLBACKEND": "Agg"}
+    program = [examples.__file__, str(page)]
+    if '__name__ == "__main__"' in page.read_text():  # only a main process may start others
+        command = [sys.executable, "-W", "error", *program]
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
+    else:
+        done = run_forked(program, cwd=folder, env=env, strict=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run_as_printed(page, tmp_path):
+    code, errors = run(PAGES[page], tmp_path)
+    assert code == 0, errors
+
+
+def written(folder, *blocks):
+    """Return a page with blocks of Python, and with what the last one prints."""
+    page = folder / "page.md"
+    page.write_text("".join(f"```python\n{block}```\n\n" for block in blocks) + "```text\n3\n```\n")
+    return page
+
+
+def test_a_block_may_continue_those_above(tmp_path):
+    page = written(tmp_path, "x = 3\n", f"{examples.CONTINUES}print(x)\n")
+    assert run(page, tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("block", ["print(x)\n", f"{examples.CONTINUES}print(x + 1)\n"])
+def test_a_hidden_import_and_another_output_fail(block, tmp_path):
+    assert run(written(tmp_path, "x = 3\n", block), tmp_path)[0] != 0
+
+
+def test_no_page_has_examples_with_prompts():
+    prompted = [
+        str(page.relative_to(ROOT))
+        for page in (ROOT / "docs").glob("**/*.md")
+        if re.search(r"^>>> |\{doctest\}|\{testcode\}", page.read_text(), re.MULTILINE)
+    ]
+    assert prompted == []
