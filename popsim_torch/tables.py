@@ -77,6 +77,17 @@ def cut_front(text: str, width: int) -> str:
     return text if len(text) <= width else _CUT + text[len(text) - width + len(_CUT) :]
 
 
+class Described:
+    """Shows itself in a notebook as a small table of the figures that matter."""
+
+    def _figures(self) -> dict[str, object]:
+        """Return what matters, by name."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__.lstrip("_"), self._figures())
+
+
 def html_table(title: str, rows: Mapping[str, object]) -> str:
     """Return a small table for a notebook: a title, and a line for each name and value."""
     lines = "".join(

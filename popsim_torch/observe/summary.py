@@ -160,10 +160,10 @@ def step_norms(values: Any) -> torch.Tensor:
     Raises:
         UsageTypeError: The elements are not real numbers.
     """
-    tensor = torch.atleast_1d(_real(values))
+    tensor = _real(values)
     norms = [
         torch.linalg.vector_norm(step[step.isfinite()], dtype=torch.float64)
-        for step in (one.to(torch.float64) for one in tensor)
+        for step in (tensor if tensor.dim() else tensor.reshape(1)).to(torch.float64)
     ]
     return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
 
