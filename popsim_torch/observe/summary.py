@@ -30,8 +30,8 @@ __all__ = [
 # Stays in the caches when it is widened to float64.
 _CHUNK = 1 << 16
 _QUANTILES = (0.01, 0.5, 0.99)
-# Six decimals show less than three digits of what is smaller.
-_SMALL = 1e-4
+# Six decimals show nothing of what is smaller.
+_SMALL = 5e-7
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def summary_table(tensors: Mapping[str, Any], title: str = "", *, width: int | N
 
     The columns are index, name, mean, standard deviation (of the population), minimum, maximum,
     whether there is any NaN, and whether there is any infinity. Numbers have six decimals; those
-    that are too small for that, below 1e-4, have three significant digits.
+    that would read 0.000000 and are not zero have three significant digits.
 
     Args:
         tensors: Tensors by name, or a nest of them; all elements of one count together.
@@ -353,7 +353,7 @@ _short: Callable[[float], str] = "{:.6g}".format
 
 
 def _fixed(number: float) -> str:
-    """Return a number with six decimals, or with three digits where those would not show them."""
+    """Return a number with six decimals, or with three digits where those would all be zero."""
     return f"{number:.3g}" if 0 < abs(number) < _SMALL else f"{number:.6f}"
 
 

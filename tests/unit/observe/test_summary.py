@@ -249,3 +249,8 @@ def test_a_terminal_gets_lines_of_its_width(monkeypatch):
     assert max(map(len, summary_table(TENSORS).splitlines())) <= 70
     monkeypatch.setenv("COLUMNS", "200")
     assert summary_table(TENSORS) == whole
+
+
+def test_numbers_that_six_decimals_show_have_them():
+    _, row = summary_table({"x": torch.tensor([2.0**-18, 2.0**-18])}).splitlines()
+    assert row.split()[2:4] == ["0.000004", "0.000000"]
