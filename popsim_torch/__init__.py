@@ -69,6 +69,7 @@ from popsim_torch.observe import (
     extended_table,
     gradient_names,
     process_filters,
+    step_norms,
     step_title,
     summarise,
     summary_table,
@@ -110,13 +111,13 @@ from popsim_torch.stages import (
     get_pipeline_stage_assignment,
     module_repr,
     pipeline_use,
-    print,
     print_pipeline_stage_assignment_summary,
     removeBlocks,
     reset_pipeline_stage_assignment,
     set_pipeline_stage_assignment,
     smallest_gradient_accumulation,
 )
+from popsim_torch.stages import print as print
 from popsim_torch.training import EpochRecord, History, evaluate, fit, predict
 from popsim_torch.version import __version__
 
@@ -224,7 +225,6 @@ __all__ = [
     "pipeline_use",
     "poptorch_core",
     "predict",
-    "print",
     "print_pipeline_stage_assignment_summary",
     "process_filters",
     "profiling",
@@ -245,6 +245,7 @@ __all__ = [
     "set_pipeline_stage_assignment",
     "set_pipelining_options",
     "smallest_gradient_accumulation",
+    "step_norms",
     "step_title",
     "summarise",
     "summary_table",

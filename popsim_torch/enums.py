@@ -6,7 +6,12 @@ Nothing here has behaviour but how it prints. Options keep enum values as plain 
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
 from enum import Enum, IntEnum
+from itertools import pairwise
 
 __all__ = [
     "AutoStage",
@@ -27,6 +32,34 @@ __all__ = [
     "SyncPattern",
     "VariableRetrievalMode",
 ]
+
+
+def explain_members(module: str) -> None:
+    """Give the members of a module's enums docstrings, which ``help`` shows.
+
+    The texts are those that stand below the members in the source; without it nothing is added.
+
+    Args:
+        module: Its name.
+    """
+    try:
+        body = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (OSError, TypeError):
+        return
+    for node in body:
+        kind = getattr(sys.modules[module], getattr(node, "name", ""), None)
+        if isinstance(node, ast.ClassDef) and isinstance(kind, type) and issubclass(kind, Enum):
+            for name, text in _member_texts(node):
+                kind[name].__doc__ = text
+
+
+def _member_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield each member of an enum that has a text below it, and the text in one line."""
+    for one, below in pairwise(node.body):
+        if not isinstance(one, ast.Assign) or not isinstance(one.targets[0], ast.Name):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield one.targets[0].id, " ".join(str(below.value.value).split())
 
 
 class NamedIntEnum(IntEnum):
@@ -238,3 +271,6 @@ class OutfeedOptimizerMode(Enum):
     """Those of one micro-batch, as soon as they are computed: an element for each micro-batch."""
     BEFORE_APPLY = "before_apply"
     """Those accumulated over all micro-batches of an update, right before it: one for each."""
+
+
+explain_members(__name__)

@@ -15,12 +15,13 @@ from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.queues import Queues
 from popsim_torch.ir import Program, RunSettings
 from popsim_torch.optim.plan import OptimizerPlan
+from popsim_torch.tables import Described
 
 __all__ = ["CompiledModel"]
 
 
 @dataclass(frozen=True)
-class CompiledModel:
+class CompiledModel(Described):
     """A program on the device, and how user calls map to it.
 
     Attributes:
@@ -54,3 +55,17 @@ class CompiledModel:
     host_code: HostCode | None = None
     queues: Queues | None = None
     optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
+
+    def __repr__(self) -> str:
+        figures = self._figures()
+        return f"CompiledModel({', '.join(f'{name} {value}' for name, value in figures.items())})"
+
+    def _figures(self) -> dict[str, object]:
+        return {
+            "ops": len(self.program.graph.ops),
+            "ops as they run": len(self.host_program.graph.ops),
+            "IPUs": self.run.num_ipus,
+            "device iterations": self.run.loop.device_iterations,
+            "micro-batches per weight update": self.run.loop.gradient_accumulation,
+            "seconds to compile": round(self.duration.total_seconds(), 3),
+        }

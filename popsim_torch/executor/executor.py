@@ -31,6 +31,7 @@ from popsim_torch.options.model_settings import SettingsThen
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
 from popsim_torch.private_torch.module_parts import own_parameters
 from popsim_torch.stages import module_repr
+from popsim_torch.tables import html_table
 
 __all__ = ["PoplarExecutor"]
 
@@ -181,8 +182,39 @@ class PoplarExecutor(HasModel, Generic[P, R]):
             )
             raise
 
+    def __dir__(self) -> list[str]:
+        # What can be asked for, so that completion reaches the layers of the model.
+        return sorted({*super().__dir__(), *dir(self.__dict__.get("_user_model"))})
+
     def __repr__(self) -> str:
-        return module_repr(self._user_model)
+        if "_inspection" not in self.__dict__:
+            return super().__repr__()
+        facts = ", ".join(f"{name} {value}" for name, value in self._figures().items())
+        return f"{self._made_by}: {facts}\n{module_repr(self._user_model)}"
+
+    @property
+    def _made_by(self) -> str:
+        return "trainingModel" if self.training_mode else "inferenceModel"
+
+    def _figures(self) -> dict[str, object]:
+        """Return what matters, by name."""
+        kind = type(self._user_model)
+        figures: dict[str, object] = {
+            "model": getattr(kind, "_popsim_class", kind).__name__,
+            "state": "compiled" if self.isCompiled() else "not compiled",
+            "parameters": sum(one.numel() for one in self._user_model.parameters()),
+        }
+        if self._use.optimizer is not None:
+            figures["optimizer"] = type(self._use.optimizer).__name__
+        if self.isCompiled():
+            compiled = self.compiled
+            figures["ops"] = len(compiled.program.graph.ops)
+            figures["IPUs"] = compiled.run.num_ipus
+            figures["tensor names"] = len(compiled.program.tensor_names())
+        return figures
+
+    def _repr_html_(self) -> str:
+        return html_table(self._made_by, self._figures())
 
     def __del__(self) -> None:
         # The device goes away; its training progress must not. The garbage collector may come at

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import torch
 
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.ir import Op, Phase
+from popsim_torch.tables import Described, terminal_width
 
 _MAX_ROWS = 30
+_PHASES = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,15 @@ class OpTime:
     """What one op of the program took.
 
     Attributes:
-        name: The tensor or update that it computes.
+        name: The tensor or update that it computes; ``backward of <name of the forward op>`` where
+            that has no name.
         kind: The device's op.
         phase: ``forward``, ``backward`` or ``update``.
         stage: Pipeline stage.
-        scope: Path of the modules that it belongs to.
+        scope: Path of the modules that it belongs to, as calls lead to it: ``encoder/fc``.
+        layer: The module, as ``named_modules`` calls it: ``encoder.fc``. Updates and accumulations
+            belong to the module of their parameter; empty for what belongs to the whole model,
+            or to several modules.
         source: ``file:line`` of the user's code, empty when unknown.
         executions: How often it ran in one call (count).
         seconds: Of all executions in one call: the median over the calls.
@@ -36,10 +44,28 @@ class OpTime:
     source: str
     executions: int
     seconds: float
+    layer: str = ""
 
 
-class Profile(Sequence[OpTime]):
-    """The ops that ran, in the program's order; ``print`` shows those that took longest."""
+@dataclass
+class ModuleTime:
+    """What a module took in one call, the modules inside of it included, in seconds."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All phases."""
+        return self.forward + self.backward + self.update
+
+
+class Profile(Sequence[OpTime], Described):
+    """The ops that ran, in the program's order.
+
+    ``print`` shows those that took longest, and below them the sums by phase and by module.
+    """
 
     def __init__(self, ops: Sequence[OpTime]) -> None:
         self._ops = tuple(ops)
@@ -62,21 +88,82 @@ class Profile(Sequence[OpTime]):
     def __iter__(self) -> Iterator[OpTime]:
         return iter(self._ops)
 
+    def by_phase(self) -> dict[str, float]:
+        """Return the seconds of each phase in one call, by name."""
+        sums = dict.fromkeys(_PHASES, 0.0)
+        for op in self._ops:
+            sums[op.phase] = sums.get(op.phase, 0.0) + op.seconds
+        return sums
+
+    def by_module(self) -> dict[str, ModuleTime]:
+        """Return what each module took in one call, by its name.
+
+        A module counts what the modules inside of it take; the name ``""`` is the whole model.
+        """
+        sums: dict[str, ModuleTime] = {}
+        for op in self._ops:
+            parts = op.layer.split(".") if op.layer else []
+            for depth in range(len(parts) + 1):
+                time = sums.setdefault(".".join(parts[:depth]), ModuleTime())
+                if op.phase in _PHASES:
+                    setattr(time, op.phase, getattr(time, op.phase) + op.seconds)
+        return sums
+
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{name} {1e6 * time:.1f}" for name, time in self.by_phase().items())
+        return f"Profile({len(self)} ops, {1e6 * self.seconds:.1f} us in one call: {phases})"
+
+    def _figures(self) -> dict[str, object]:
+        modules = {name or "(all)": time.total for name, time in self.by_module().items()}
+        rows = [*self.by_phase().items(), *modules.items()]
+        return {name: f"{1e6 * seconds:.1f} us" for name, seconds in rows}
+
     def __str__(self) -> str:
-        total = self.seconds or 1.0
+        return "\n".join([*self._op_lines(), "", *self._module_lines()])
+
+    def _op_lines(self) -> Iterator[str]:
+        total, width = self.seconds or 1.0, terminal_width()
         slowest = sorted(self._ops, key=lambda op: -op.seconds)
-        lines = [f"{'us':>10} {'share':>6} {'runs':>5}  op"]
+        yield f"{'us':>10} {'share':>6} {'runs':>5}  op"
         for op in slowest[:_MAX_ROWS]:
-            where = f"  {op.source}" if op.source else ""
-            lines.append(
+            layer = f", {op.layer}" if op.layer else ""
+            line = (
                 f"{op.seconds * 1e6:10.1f} {op.seconds / total:6.1%} {op.executions:5}  "
-                f"{op.kind} '{op.name}' ({op.phase} {op.stage}){where}"
+                f"{op.kind} '{op.name}' ({op.phase} {op.stage}{layer})"
             )
-        if len(slowest) > _MAX_ROWS:
-            rest = slowest[_MAX_ROWS:]
+            source = op.source.removeprefix(f"{os.getcwd()}{os.sep}")
+            if source and (width is None or len(line) + len(source) + 2 <= width):
+                line += f"  {source}"
+            yield line[:width]
+        rest = slowest[_MAX_ROWS:]
+        if rest:
             seconds = sum(op.seconds for op in rest)
-            lines.append(f"{seconds * 1e6:10.1f} {seconds / total:6.1%}        {len(rest)} others")
-        return "\n".join(lines)
+            yield f"{seconds * 1e6:10.1f} {seconds / total:6.1%}        {len(rest)} others"
+        yield f"{self.seconds * 1e6:10.1f} {1:6.1%}        all {len(self)} ops"
+
+    def _module_lines(self) -> Iterator[str]:
+        """Yield the sums by phase and module: modules in a tree, in the order in which they ran."""
+        total, width = self.seconds or 1.0, terminal_width()
+        yield "".join(f"{name:>10} " for name in ("us", *_PHASES)) + f"{'share':>6}  module"
+        modules = self.by_module()
+        for name in _as_tree(modules):
+            time = modules[name]
+            figures = (time.total, time.forward, time.backward, time.update)
+            path = name.split(".") if name else ["(all)"]
+            label = "  " * len(path[1:]) + path[-1]
+            text = "".join(f"{1e6 * seconds:10.1f} " for seconds in figures)
+            yield f"{text}{time.total / total:6.1%}  {label}"[:width]
+
+
+def _as_tree(names: Iterable[str]) -> list[str]:
+    """Return modules in the order given, each followed by those inside of it."""
+    place = {name: number for number, name in enumerate(names)}
+
+    def path(name: str) -> list[int]:
+        parts = name.split(".")
+        return [place[".".join(parts[: depth + 1])] for depth in range(len(parts))]
+
+    return sorted(place, key=path)
 
 
 def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -> Profile:
@@ -87,11 +174,11 @@ def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -
         inputs: As the program takes them.
         repeats: How many calls; each is a call like any other.
     """
-    ops = compiled.host_program.graph.ops
+    ops, labels = compiled.host_program.graph.ops, _Labels(compiled)
     return Profile(
         [
             OpTime(
-                name=ops[time.op].name,
+                name=labels.name(ops[time.op]),
                 kind=ops[time.op].kind,
                 phase=ops[time.op].phase.name.lower(),
                 stage=ops[time.op].stage,
@@ -99,7 +186,46 @@ def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -
                 source=ops[time.op].origin.source,
                 executions=time.executions,
                 seconds=time.seconds,
+                layer=labels.layer(ops[time.op]),
             )
             for time in compiled.executable.profile(inputs, repeats, compiled.host_code)
         ]
     )
+
+
+class _Labels:
+    """How the ops of a compiled model are called in a profile.
+
+    Args:
+        compiled: The model.
+    """
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        program = compiled.host_program
+        self._graph = program.graph
+        self._forward: dict[int, str] = {}
+        for op in (*compiled.program.graph.ops, *self._graph.ops):
+            if op.phase == Phase.FORWARD and op.origin.call and op.name:
+                self._forward.setdefault(op.origin.call, op.name)
+        kept = {**program.parameters, **program.buffers, **program.states}
+        # A state is called after its parameter: Accum___fc.weight.
+        self._owners = {tensor: name.rpartition("___")[2] for name, tensor in kept.items()}
+
+    def name(self, op: Op) -> str:
+        """Return the name of what an op computes, or of the forward op whose backward it is."""
+        if op.phase != Phase.BACKWARD or not op.origin.scope or op.name in self._graph.names:
+            return op.name
+        return f"backward of {self._forward.get(op.origin.call, op.origin.scope)}"
+
+    def layer(self, op: Op) -> str:
+        """Return the module that an op belongs to; empty for none and for several."""
+        if op.origin.scope:
+            return op.origin.scope.replace("/", ".")
+        if op.origin.call:
+            return ""
+        bases = (self._graph.tensors[one].base for one in op.inputs + op.outputs if one >= 0)
+        tensors = {*op.inputs, *op.outputs, *bases}
+        layers = {
+            self._owners[tensor].rpartition(".")[0] for tensor in tensors if tensor in self._owners
+        }
+        return layers.pop() if len(layers) == 1 else ""

@@ -19,6 +19,7 @@ from popsim_torch.feeds.checks import OneProcess, check_integer, check_placement
 from popsim_torch.feeds.datasets import Source
 from popsim_torch.feeds.producer import ElementKind, Producer, failure_text, make_stopper
 from popsim_torch.feeds.structure import Component, Structure
+from popsim_torch.tables import Described
 
 __all__ = ["InfeedQueue", "lasting_queue_of", "queue_of", "taking"]
 
@@ -28,7 +29,7 @@ taking: ContextVar[Callable[[InfeedQueue], Any] | None] = ContextVar("taking", d
 """What ``next(queue)`` does: set while the body of a loop is traced."""
 
 
-class InfeedQueue(AbstractContextManager["InfeedQueue"]):
+class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
     """Brings the elements of a dataset into a running program, one for each trip of its loop.
 
     A thread goes through the dataset, ahead of the program, and keeps elements ready in the types
@@ -189,6 +190,13 @@ class InfeedQueue(AbstractContextManager["InfeedQueue"]):
             seconds_run = self._seconds_run + running
         starved = min(1.0, found["seconds_waited"] / seconds_run) if seconds_run > 0 else 0.0
         return {**found, "seconds_run": seconds_run, "starved_fraction": starved}
+
+    def _figures(self) -> dict[str, object]:
+        return {
+            "prefetch_depth": self._prefetch_depth,
+            **self.statistics(),
+            "closed": self._closed,
+        }
 
     def __repr__(self) -> str:
         found = self.statistics()

@@ -17,6 +17,7 @@ from popsim_torch.feeds.checks import check_integer, check_placement, check_seco
 from popsim_torch.feeds.reading import OutfeedMode, QueueReader
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
 from popsim_torch.ops import op_listener
+from popsim_torch.tables import Described
 
 __all__ = ["OutfeedMode", "OutfeedQueue"]
 
@@ -28,7 +29,7 @@ _COUNTERS = (
 )
 
 
-class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
+class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"]):
     """Brings tensors from a running program to the host.
 
     The program never waits for Python: it writes elements to memory of the queue, and readers take
@@ -223,6 +224,9 @@ class OutfeedQueue(QueueReader, AbstractContextManager["OutfeedQueue"]):
         if self._native is None:
             return dict.fromkeys(_COUNTERS, 0)
         return self._native.statistics()
+
+    def _figures(self) -> dict[str, object]:
+        return {"mode": self._mode.name, **self.statistics(), "closed": self._closed}
 
     def __repr__(self) -> str:
         found = self.statistics()

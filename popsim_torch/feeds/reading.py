@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from popsim_torch._native import Outfeed
-from popsim_torch.enums import NamedIntEnum
+from popsim_torch.enums import NamedIntEnum, explain_members
 from popsim_torch.errors import Error, UsageTimeoutError
 from popsim_torch.feeds.checks import OneProcess
 from popsim_torch.feeds.runs import Runs
@@ -375,3 +375,6 @@ def _deadline(timeout: float | None) -> float | None:
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+explain_members(__name__)

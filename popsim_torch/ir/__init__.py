@@ -22,7 +22,7 @@ from popsim_torch.ir.program import (
     is_pipelined,
 )
 from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable
-from popsim_torch.ir.text import program_text, to_text
+from popsim_torch.ir.text import ProgramText, program_text, to_text
 from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Origin",
     "Phase",
     "Program",
+    "ProgramText",
     "Role",
     "RunSettings",
     "Tensor",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from popsim_torch.enums import PipelineSchedule
-from popsim_torch.ir.graph import Graph, Op
+from popsim_torch.ir.graph import Graph, Op, Phase
 from popsim_torch.ir.offers import Offers
+from popsim_torch.tables import Described
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ class Anchor:
     period: int
 
 
+_PHASES = tuple(phase.name.lower() for phase in Phase)
+
+
 @dataclass
-class Program:
+class Program(Described):
     """A lowered model.
 
     Attributes:
@@ -99,6 +104,26 @@ class Program:
     checkpoints: set[int] = field(default_factory=set)
     anchors: dict[str, Anchor] = field(default_factory=dict)
     offers: Offers = field(default_factory=Offers)
+
+    def __repr__(self) -> str:
+        figures = self._figures()
+        phases = ", ".join(f"{figures[name]} {name}" for name in _PHASES if figures[name])
+        return (
+            f"Program({figures['ops']} ops: {phases or 'none'}; {figures['names']} tensor names, "
+            f"{figures['parameters']} parameters)"
+        )
+
+    def _figures(self) -> dict[str, object]:
+        phases = Counter(op.phase.name.lower() for op in self.graph.ops)
+        return {
+            "ops": len(self.graph.ops),
+            **{name: phases[name] for name in _PHASES},
+            "tensors": len(self.graph.tensors),
+            "names": len(self.tensor_names()),
+            "parameters": len(self.parameters),
+            "outputs": len(self.outputs),
+            "anchors": ", ".join(self.anchors),
+        }
 
     @property
     def returns(self) -> list[Op]:

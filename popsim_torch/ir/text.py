@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Iterator
 
@@ -34,7 +35,17 @@ def to_text(graph: Graph, *, origins: bool = False) -> str:
     return "\n".join(_op_lines(graph, shown, origins))
 
 
-def program_text(program: Program, *, origins: bool = True) -> str:
+class ProgramText(str):
+    """The text of a program, which shows in whole lines where Python prints results."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self)}</pre>"
+
+
+def program_text(program: Program, *, origins: bool = True) -> ProgramText:
     """Return a whole program as text: what it is given, its ops, and what comes back.
 
     Args:
@@ -45,7 +56,7 @@ def program_text(program: Program, *, origins: bool = True) -> str:
     lines = [*_given_lines(program.graph, shown), ""]
     lines += _op_lines(program.graph, shown, origins)
     lines += ["", *_return_lines(program, shown)]
-    return "\n".join(lines).strip("\n") + "\n"
+    return ProgramText("\n".join(lines).strip("\n") + "\n")
 
 
 class _Shown:

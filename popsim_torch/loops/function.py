@@ -32,6 +32,7 @@ from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from popsim_torch.shared_scope import SharedScope
+from popsim_torch.tables import Described
 from popsim_torch.trace.adaptations import eager_stance
 from popsim_torch.trace.host_reads import noticed_host_reads
 
@@ -201,7 +202,7 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-class Function(Generic[P, R]):
+class Function(Described, Generic[P, R]):
     """A function whose loops run on the device.
 
     The first call runs the Python code, records its loops, and runs them. Later calls with
@@ -233,6 +234,23 @@ class Function(Generic[P, R]):
         self._renew_lock()
         _living.add(self)
         self._being_recorded: Recording | None = None
+
+    def __repr__(self) -> str:
+        figures = self._figures()
+        loops, ops = figures["loops"], figures["ops"]
+        state = f"{loops} device loops of {ops} ops" if self._recordings else "not recorded yet"
+        return f"Function({figures['function']}: {state})"
+
+    def _figures(self) -> dict[str, object]:
+        programs = [recorded.programs for *_, recorded in self._recordings]
+        compiled = [program.compiled for own in programs for program in own]
+        return {
+            "function": self._name,
+            "recordings": len(self._recordings),
+            "loops": len(compiled),
+            "ops": sum(len(one.program.graph.ops) for one in compiled),
+            "options": ", ".join(f"{k}={v}" for k, v in self._options._figures().items()),
+        }
 
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tqdm import tqdm
 
@@ -13,7 +13,13 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 @contextlib.contextmanager
 def progress_bar(
-    num_trips: Callable[[], int], trips: int, title: str, *, unit: str = "trip", leave: bool = True
+    num_trips: Callable[[], int],
+    trips: int,
+    title: str,
+    *,
+    unit: str = "trip",
+    leave: bool = True,
+    figures: Callable[[], Mapping[str, str]] | None = None,
 ) -> Iterator[None]:
     """Draw a bar of a run, for a scope.
 
@@ -23,6 +29,7 @@ def progress_bar(
         title: What stands in front of the bar.
         unit: What a trip is called.
         leave: Leave the bar there at its end.
+        figures: Returns what stands after the bar, by name; called by a thread.
     """
     if not trips:
         yield
@@ -30,9 +37,14 @@ def progress_bar(
     first, over = num_trips(), threading.Event()
     bar = tqdm(total=trips, desc=title, unit=unit, leave=leave)
 
+    def draw() -> None:
+        if figures is not None:
+            bar.set_postfix(figures(), refresh=False)
+        bar.update(num_trips() - first - bar.n)
+
     def look() -> None:
         while not over.wait(_SECONDS_BETWEEN_LOOKS):
-            bar.update(num_trips() - first - bar.n)
+            draw()
 
     thread = threading.Thread(target=look, name="popsim_torch progress", daemon=True)
     thread.start()
@@ -41,6 +53,6 @@ def progress_bar(
     finally:
         over.set()
         thread.join()
-        bar.update(num_trips() - first - bar.n)
+        draw()
         bar.refresh()
         bar.close()

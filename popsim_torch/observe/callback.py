@@ -14,6 +14,7 @@ from popsim_torch.observe.sinks import Sink
 from popsim_torch.observe.summary import (
     epoch_title,
     extended_table,
+    finite_lines,
     named_leaves,
     summary_table,
 )
@@ -27,7 +28,8 @@ class OutfeedCallback:
     Args:
         queue: The queue to read.
         name: Headline of what is printed.
-        extended: Print the table of ``extended_table``, with counts, norms and quantiles.
+        extended: Print the table of ``extended_table``, with counts, quantiles and the
+            norms of single steps. Without it, a line below tells of NaN and infinities.
         print_function: Takes each text instead of ``print``.
         sinks: Take the tensors besides: a :class:`SummaryFile`, a :class:`SummaryBoard`, or what
             has such a ``write(name, epoch, tensors)``.
@@ -52,7 +54,7 @@ class OutfeedCallback:
             )
         self.queue = queue
         self.name = name
-        self._table = extended_table if extended else summary_table
+        self._extended = extended
         self._print = print_function
         self._sinks = tuple(sinks)
         for sink in self._sinks:
@@ -97,7 +99,13 @@ class OutfeedCallback:
         Args:
             tensors: Tensors by name.
         """
-        self._print(self._table(tensors))
+        if self._extended:
+            keeps_all = self.queue.mode == OutfeedMode.ALL
+            self._print(extended_table(tensors, steps=keeps_all))
+            return
+        self._print(summary_table(tensors))
+        for line in finite_lines(tensors):
+            self._print(line)
 
 
 def _by_name(element: Any) -> dict[str, torch.Tensor]:

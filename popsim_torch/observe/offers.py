@@ -17,6 +17,7 @@ from popsim_torch.feeds.structure import as_tensor, flatten
 from popsim_torch.private_torch.fake import FakeTensor, FakeTensorMode
 from popsim_torch.private_torch.modes import DisableTorchFunction, TorchDispatchMode
 from popsim_torch.private_torch.trees import tree_map_only
+from popsim_torch.tables import table, terminal_width
 
 __all__ = ["Offer", "call_on_shapes", "offers_text"]
 
@@ -103,8 +104,8 @@ def offers_text(offers: Sequence[Offer]) -> str:
         shapes = " ".join(map(str, offer.shapes))
         types = " ".join(map(dtype_name, offer.dtypes))
         rows.append((offer.key, shapes, types, str(offer.bytes), "yes" if offer.taken else "no"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    widths = [max(map(len, column)) + 1 for column in zip(*rows, strict=True)]
+    lines = table(rows[0], rows[1:], widths, width=terminal_width()).splitlines()
     taken = [offer for offer in offers if offer.taken]
     total = sum(offer.bytes for offer in taken)
     lines.append(f"{len(taken)} of {len(offers)} keys are observed, {total} bytes per step.")

@@ -18,11 +18,12 @@ from popsim_torch.observe.filters import Filter, Filters, near_keys
 from popsim_torch.observe.offers import Offer, call_on_shapes, offers_text
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.trees import tree_map
+from popsim_torch.tables import Described
 
 __all__ = ["MaybeOutfeedQueue"]
 
 
-class MaybeOutfeedQueue:
+class MaybeOutfeedQueue(Described):
     """A queue that is fed a dictionary of those tensors of a model whose keys pass some filters.
 
     Inside of ``forward``, or of what a device loop repeats::
@@ -240,6 +241,9 @@ class MaybeOutfeedQueue:
         text = offers_text(list(offers.values()))
         print(text)
         return text
+
+    def _figures(self) -> dict[str, object]:
+        return {"filters": self.filters, **self.queue._figures()}
 
     def __repr__(self) -> str:
         return f"MaybeOutfeedQueue(filters={self.filters}, {self.queue!r})"

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import UsageTypeError, UsageValueError
+from popsim_torch.tables import table, terminal_width
 
 __all__ = [
     "TensorSummary",
     "epoch_title",
     "extended_table",
+    "finite_lines",
     "named_leaves",
+    "step_norms",
     "step_title",
     "summarise",
     "summary_table",
@@ -27,6 +30,8 @@ __all__ = [
 # Stays in the caches when it is widened to float64.
 _CHUNK = 1 << 16
 _QUANTILES = (0.01, 0.5, 0.99)
+# Six decimals show nothing of what is smaller.
+_SMALL = 5e-7
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class TensorSummary:
             type (count).
         quantiles: Value by share, such as 0.5 for the median, of the elements that are not NaN,
             between neighbours linearly; empty unless asked for.
+        finite: The statistics of the elements that are finite; None if all are.
     """
 
     count: int
@@ -60,6 +66,7 @@ class TensorSummary:
     zeros: int
     subnormals: int
     quantiles: Mapping[float, float]
+    finite: TensorSummary | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
     digits. Quantiles take a sort of their own.
 
     Args:
-        values: Tensor of any shape and any real type, also of integers and truth values, or what
+        values: Tensor of any shape and any real type, also of integers and booleans, or what
             ``torch.as_tensor`` takes.
         quantiles: Shares from 0 to 1 whose quantiles are wanted.
 
@@ -104,7 +111,11 @@ def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
         UsageTypeError: The elements are not real numbers.
         UsageValueError: A share is not from 0 to 1.
     """
-    flat = _real(values).reshape(-1)
+    return _summary_of(_real(values).reshape(-1), quantiles)
+
+
+def _summary_of(flat: torch.Tensor, quantiles: Sequence[float]) -> TensorSummary:
+    """Return the statistics of a tensor of one axis; ``summarise`` says what they are."""
     tiny = torch.finfo(flat.dtype).tiny if flat.dtype.is_floating_point else 0.0
     moments = _Moments()
     nans = infs = zeros = subnormals = 0
@@ -133,7 +144,28 @@ def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
         zeros,
         subnormals,
         _quantiles(flat, quantiles),
+        _summary_of(flat[flat.isfinite()], quantiles) if nans or infs else None,
     )
+
+
+def step_norms(values: Any) -> torch.Tensor:
+    """Return the norm of each step of what a queue returned: of each entry of its first axis.
+
+    Args:
+        values: Shape ``(steps, ...)``, any real type; a single number counts as one step.
+
+    Returns:
+        Shape ``(steps,)``, float64. Elements that are NaN or infinite are left out.
+
+    Raises:
+        UsageTypeError: The elements are not real numbers.
+    """
+    tensor = _real(values)
+    norms = [
+        torch.linalg.vector_norm(step[step.isfinite()], dtype=torch.float64)
+        for step in (tensor if tensor.dim() else tensor.reshape(1)).to(torch.float64)
+    ]
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
 
 
 def _real(values: Any) -> torch.Tensor:
@@ -205,15 +237,18 @@ def epoch_title(epoch: int) -> str:
     return f"Epoch {epoch} - Summary Stats"
 
 
-def summary_table(tensors: Mapping[str, Any], title: str = "") -> str:
+def summary_table(tensors: Mapping[str, Any], title: str = "", *, width: int | None = None) -> str:
     """Return the statistics of some tensors, a line each.
 
     The columns are index, name, mean, standard deviation (of the population), minimum, maximum,
-    whether there is any NaN, and whether there is any infinity.
+    whether there is any NaN, and whether there is any infinity. Numbers have six decimals; those
+    that would read 0.000000 and are not zero have three significant digits.
 
     Args:
         tensors: Tensors by name, or a nest of them; all elements of one count together.
         title: Line in front, such as ``epoch_title(1)``; empty for none.
+        width: Of the lines at most (characters); columns that do not fit go below. None for that
+            of the terminal; there is no limit where the output is a file.
 
     Returns:
         Lines without a newline at the end; columns are padded with spaces, the last one too.
@@ -221,23 +256,50 @@ def summary_table(tensors: Mapping[str, Any], title: str = "") -> str:
     rows = [
         (
             name,
-            *(f"{one:.6f}" for one in (found.mean, found.std, found.minimum, found.maximum)),
+            *map(_fixed, (found.mean, found.std, found.minimum, found.maximum)),
             *(str(bool(number)) for number in (found.nans, found.infs)),
         )
         for name, found in ((name, summarise(one)) for name, one in named_leaves(tensors))
     ]
     header = ("Name", "Mean", "Std", "Minimum", "Maximum", "NaNs", "infs")
-    return _table(header, rows, (12, 12, 12, 12, 7, 7), title)
+    return _table(header, rows, (12, 12, 12, 12, 7, 7), title, width)
+
+
+def finite_lines(tensors: Mapping[str, Any]) -> list[str]:
+    """Return a line for each tensor with NaN or infinities: how many, and how the others are.
+
+    Args:
+        tensors: Tensors by name, or a nest of them.
+    """
+    lines = []
+    for name, tensor in named_leaves(tensors):
+        found = summarise(tensor)
+        if found.finite is None:
+            continue
+        rest = found.finite
+        line = f"{name}: {found.nans} NaN and {found.infs} infinite of {found.count}"
+        if rest.count:
+            line += (
+                f"; the others: mean {rest.mean:.3g}, std {rest.std:.3g}, "
+                f"from {rest.minimum:.3g} to {rest.maximum:.3g}"
+            )
+        lines.append(line + ".")
+    return lines
 
 
 def extended_table(
-    tensors: Mapping[str, Any], title: str = "", weights: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Any],
+    title: str = "",
+    weights: Mapping[str, Any] | None = None,
+    *,
+    steps: bool = False,
+    width: int | None = None,
 ) -> str:
     """Return more statistics of some tensors than ``summary_table``, a line each.
 
-    Numbers have six significant digits, so small ones keep theirs, and NaN and infinities are
-    counted. Zeros and subnormals (below the smallest normal number of the tensor's type) tell of
-    underflow; 1%, 50% and 99% are quantiles.
+    Numbers have six significant digits, so small ones keep theirs. NaN and infinities are counted,
+    and the other columns are of the elements that are finite. Zeros and subnormals (below the
+    smallest normal number of the tensor's type) tell of underflow; 1%, 50% and 99% are quantiles.
 
     Args:
         tensors: Tensors by name, or a nest of them; all elements of one count together.
@@ -246,23 +308,35 @@ def extended_table(
             weights: norm of the tensor over norm of the weight. A tensor with an axis in front has
             one norm for each of its entries, and their root mean square counts. Of updates it is
             the update/weight ratio; of gradients that is this times the learning rate, in SGD.
+        steps: The first axis of each tensor counts steps, as in what a queue returns: instead of
+            the norm of all steps together, ``NormFirst``, ``NormLast`` and ``NormMax`` are norms
+            of single steps.
+        width: As for ``summary_table``.
     """
-    header = ["Name", "Mean", "Std", "Minimum", "Maximum", "Norm", "1%", "50%", "99%"]
+    header = ["Name", "Mean", "Std", "Minimum", "Maximum"]
+    header += [*(["NormFirst", "NormLast", "NormMax"] if steps else ["Norm"]), "1%", "50%", "99%"]
     header += ["NaNs", "infs", "Zeros", "Subnormals"]
     rows = []
     for name, tensor in named_leaves(tensors):
         found = summarise(tensor, _QUANTILES)
-        numbers = [found.mean, found.std, found.minimum, found.maximum, found.norm]
+        shown = found.finite or found
+        numbers = [shown.mean, shown.std, shown.minimum, shown.maximum]
+        numbers += _norms_of_steps(tensor) if steps else [shown.norm]
         counts = [found.nans, found.infs, found.zeros, found.subnormals]
-        row = [name, *map(_short, [*numbers, *found.quantiles.values()]), *map(str, counts)]
+        row = [name, *map(_short, [*numbers, *shown.quantiles.values()]), *map(str, counts)]
         if weights is not None:
             row.append(_ratio(found, weights.get(name.removesuffix("_grad"))))
         rows.append(row)
-    widths = [13] * 8 + [9] * 3 + [11]
+    widths = [13] * (10 if steps else 8) + [9] * 3 + [11]
     if weights is not None:
         header.append("Ratio")
         widths.append(13)
-    return _table(header, rows, widths, title)
+    return _table(header, rows, widths, title, width)
+
+
+def _norms_of_steps(tensor: Any) -> list[float]:
+    norms = step_norms(tensor)
+    return [norms[0].item(), norms[-1].item(), norms.max().item()] if len(norms) else [math.nan] * 3
 
 
 def _ratio(found: TensorSummary, weight: Any) -> str:
@@ -278,16 +352,25 @@ def _ratio(found: TensorSummary, weight: Any) -> str:
 _short: Callable[[float], str] = "{:.6g}".format
 
 
+def _fixed(number: float) -> str:
+    """Return a number with six decimals, or with three digits where those would all be zero."""
+    return f"{number:.3g}" if 0 < abs(number) < _SMALL else f"{number:.6f}"
+
+
 def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], title: str
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    title: str,
+    width: int | None,
 ) -> str:
     """Return lines of columns: an index, a name with 5 more characters than the longest, others."""
-    width = max((len(row[0]) for row in rows), default=0) + 5
-    all_widths = (5, width, *widths)
-    lines = [("Index", *header)]
-    lines += [(str(index), *row) for index, row in enumerate(rows)]
-    text = [
-        " ".join(f"{cell:<{size}}" for cell, size in zip(line, all_widths, strict=True))
-        for line in lines
-    ]
-    return "\n".join([title, *text] if title else text)
+    name = max((len(row[0]) for row in rows), default=0) + 5
+    text = table(
+        ("Index", *header),
+        [(str(index), *row) for index, row in enumerate(rows)],
+        (5, name, *widths),
+        fixed=2,
+        width=terminal_width() if width is None else width,
+    )
+    return f"{title}\n{text}" if title else text

@@ -18,6 +18,7 @@ from popsim_torch.errors import (
     UsageValueError,
     closest_names,
 )
+from popsim_torch.tables import Described
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -119,7 +120,7 @@ class Setting(Generic[T]):
         return self.kind(value) if counts else value
 
 
-class FreezableOptions:
+class FreezableOptions(Described):
     """An options object or one of its groups: changeable until it is frozen."""
 
     _path: ClassVar[str] = "Options"
@@ -322,6 +323,16 @@ class OptionsGroup(FreezableOptions):
     def _items(self) -> list[str]:
         """Return ``name=value`` for every stored value, sorted so that equal groups print alike."""
         return [f"{name}={shown(value)}" for name, value in sorted(self._keys().items())]
+
+    def _figures(self) -> dict[str, object]:
+        """Return the values that are not the defaults, as text, in the order of names."""
+        settings = self._settings()
+        found: dict[str, object] = {}
+        for name, value in sorted(self._keys().items()):
+            setting = settings.get(name)
+            if setting is None or not setting.has_default or value != setting.default:
+                found[name] = shown(value)
+        return found
 
     def _unknown(self, name: str) -> str:
         """Return the message for a name under which nothing is stored."""

@@ -360,3 +360,13 @@ class Options(OutputOptions, HostOptions):
     def __repr__(self) -> str:
         lines = [*self._items(), *(repr(part) for part in self._parts().values())]
         return "Options(" + ",\n        ".join(lines) + ")"
+
+    def _figures(self) -> dict[str, object]:
+        """Return what is not the default, also of the groups, as text by path."""
+        found = super()._figures()
+        strategy = self._settings()["execution_strategy"].default
+        if repr(self.execution_strategy) != repr(strategy):
+            found["execution_strategy"] = repr(self.execution_strategy)
+        for name, part in self._parts().items():
+            found |= {f"{name}.{key}": value for key, value in part._figures().items()}
+        return found

@@ -162,3 +162,12 @@ class _PopartOptions(FreezableOptions):
     def __repr__(self) -> str:
         items = sorted(self._options.items(), key=lambda item: str(item[0]))
         return f"_Popart({', '.join(f'{key}={shown(value)}' for key, value in items)})"
+
+    def _figures(self) -> dict[str, object]:
+        """Return the settings that are not the defaults, as text, in the order of names."""
+        items = sorted(self._options.items(), key=lambda item: str(item[0]))
+        return {
+            str(key): shown(value)
+            for key, value in items
+            if key not in _INITIAL or value != _INITIAL[key]
+        }

@@ -23,6 +23,7 @@ from torch import nn
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
 from popsim_torch.private_torch.module_parts import forward_pre_hooks, own_modules
 from popsim_torch.stages.strategies import ExecutionStrategy
+from popsim_torch.tables import Described
 
 __all__ = [
     "BeginBlock",
@@ -135,7 +136,7 @@ def _checked_ids(
     return (str(user_id) if user_id else None), ipu_id
 
 
-class Block:
+class Block(Described):
     """Assign the operations inside a ``with`` statement to one block.
 
     When the statement ends no block is active, not even one around it; an operation outside every
@@ -162,6 +163,13 @@ class Block:
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
         self._user_id, self._ipu_id = _checked_ids("Block", user_id, ipu_id)
+
+    def __repr__(self) -> str:
+        return f"Block({', '.join(f'{name}={x!r}' for name, x in self._figures().items())})"
+
+    def _figures(self) -> dict[str, object]:
+        given = {"user_id": self._user_id, "ipu_id": self._ipu_id}
+        return {name: value for name, value in given.items() if value is not None}
 
     def __enter__(self) -> None:
         _begin(self._user_id, self._ipu_id)

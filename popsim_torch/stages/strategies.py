@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from popsim_torch.enums import AutoStage
 from popsim_torch.errors import Error, UsageAssertionError, closest_names
+from popsim_torch.tables import Described
 
 
 def names_of(items: Sequence[object]) -> str:
@@ -21,7 +22,7 @@ def names_of(items: Sequence[object]) -> str:
     return ", ".join(repr(item) for item in items)
 
 
-class Stage:
+class Stage(Described):
     """One or more blocks that run together on one IPU.
 
     Args:
@@ -72,8 +73,11 @@ class Stage:
         ipu = "" if self._ipu_id is None else f".ipu({self._ipu_id})"
         return f"Stage({names_of(self._blocks)}){ipu}"
 
+    def _figures(self) -> dict[str, object]:
+        return {"blocks": ", ".join(self._blocks), "IPU": self._ipu_id}
 
-class ExecutionStrategy:
+
+class ExecutionStrategy(Described):
     """The base of all strategies; a strategy says which blocks form which stage."""
 
     _overlaps_stages: ClassVar[bool] = False
@@ -181,6 +185,9 @@ class ExecutionStrategy:
         ``execution_mode`` is 0 for a pipeline, 1 for sharding and 2 for phases.
         """
         return {"execution_mode": self._execution_mode}
+
+    def _figures(self) -> dict[str, object]:
+        return {f"stage {number}": repr(stage) for number, stage in enumerate(self._stages)}
 
     def computed_options(self) -> dict[str, object]:
         """Return the settings of the back end that follow from the strategy, for the log."""

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from popsim_torch.errors import UsageTimeoutError, UsageValueError
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 from popsim_torch.loops import Function
 from popsim_torch.loops.repeat import LoopCall
 from popsim_torch.options import Options
+from popsim_torch.private_torch.trees import tree_leaves, tree_map
 from popsim_torch.stages import WrongNumberOfMicroBatches
 from popsim_torch.training.anchors import FittedAnchors
 
@@ -48,6 +51,10 @@ class Execution:
         self._infeed = infeed = InfeedQueue(stream)
         self._outfeed = outfeed = OutfeedQueue()
         self._caller, self._steps, self._accumulation = caller, steps, accumulation
+        # What was read of the current run, in parts; other threads look at the newest step.
+        self._parts: list[Any] = []
+        self._newest: Any = None
+        self._reading, self._is_live = threading.Lock(), False
 
         def step(*args: Any, **kwargs: Any) -> None:
             outfeed.enqueue(body(args, kwargs))
@@ -77,8 +84,29 @@ class Execution:
 
     def run(self) -> Any:
         """Run once; return what the body gave, with an axis in front for the steps."""
+        self._parts = []
         self._call()
-        return self._outfeed.dequeue()
+        with self._reading:
+            self._take()
+            parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else tree_map(lambda *own: torch.cat(own), *parts)
+
+    def newest(self) -> Any:
+        """Return what the newest step gave, None before the first one; from any thread."""
+        with self._reading:
+            if not self._is_live and self._outfeed.enqueued:
+                self._take()
+            return self._newest
+
+    def _take(self) -> None:
+        """Read the steps that are there, as a part of the run."""
+        part = self._outfeed.dequeue()
+        counts = [len(tensor) for tensor in tree_leaves(part)]
+        # A run on synthetic data has no steps, and gives an empty part.
+        if not self._parts or any(counts):
+            self._parts.append(part)
+        if any(counts):
+            self._newest = tree_map(lambda tensor: tensor[-1], part)
 
     def run_live(self, each: Callable[[Any], None]) -> list[Any]:
         """Run once, and hand over what each step gave as soon as it is there, in another thread.
@@ -106,6 +134,7 @@ class Execution:
                         return
                     continue
                 elements.append(element)
+                self._newest = element
                 each(element)
 
         def read_and_tell() -> None:
@@ -115,6 +144,8 @@ class Execution:
                 failures.append(error)
                 self._function.stop()
 
+        with self._reading:
+            self._is_live = True
         reader = threading.Thread(target=read_and_tell, name="popsim_torch callbacks", daemon=True)
         reader.start()
         try:
@@ -129,6 +160,7 @@ class Execution:
         finally:
             over.set()
             reader.join()
+            self._is_live = False
         if failures:
             raise failures[0]
         return elements

@@ -72,7 +72,8 @@ def fit(
         options: Of the program; the gradient accumulation counts.
         metrics: Functions of the output and the target, or ``"accuracy"``; a sequence, or a mapping
             of names to functions. They are computed on the device.
-        verbose: 0 prints nothing, 1 a progress bar and a line for each epoch, 2 the line alone;
+        verbose: 0 prints nothing, 1 a progress bar with the newest step's loss
+            and a line for each epoch, 2 the line alone;
             ``"auto"`` is 1 on a terminal and 2 elsewhere.
 
     Returns:
@@ -276,7 +277,7 @@ def _run_epoch(
     """Run the steps of an epoch; return their values and the epoch's numbers."""
     before, start = execution.compile_seconds, time.perf_counter()
     parts: list[Values] = []
-    with _bar(execution, steps, title, shown):
+    with _bar(execution, steps, title, shown, lambda: _newest_loss(execution)):
         for number in range(steps.executions):
             if told.wants_batches:
                 first = number * steps.per_execution
@@ -351,10 +352,22 @@ def _inference_steps(
 
 
 def _bar(
-    execution: Execution, steps: Steps, title: str, shown: int
+    execution: Execution,
+    steps: Steps,
+    title: str,
+    shown: int,
+    figures: Callable[[], Mapping[str, str]] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     trips = steps.per_epoch if shown == _BAR else 0
-    return progress_bar(lambda: execution.num_steps, trips, title, unit="step", leave=False)
+    return progress_bar(
+        lambda: execution.num_steps, trips, title, unit="step", leave=False, figures=figures
+    )
+
+
+def _newest_loss(execution: Execution) -> dict[str, str]:
+    """Return the loss of the newest step, for a progress bar; nothing before the first step."""
+    values = execution.newest()
+    return {} if values is None else {"loss": f"{values['loss'].item():.4g}"}
 
 
 def _unwrapped(

@@ -1,5 +1,6 @@
 """The tutorial scripts run from start to end, and their shared parts work."""
 
+import importlib
 import os
 import re
 import struct
@@ -11,6 +12,7 @@ from types import ModuleType
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from common import digits, torchvision_compat
@@ -87,9 +89,23 @@ def test_gradient_histogram_with_drawn_digits(run_script, tmp_path):
     assert "UpdatedVar___fc1.weight" in names
     loss, num_batches = total_loss(result.stdout)
     assert num_batches == 8
+    mean = re.search(r"^Mean loss of a batch: (\d\.\d{4})$", result.stdout, re.MULTILINE)
+    assert float(mean[1]) == pytest.approx(loss / num_batches, abs=1e-4)
+    assert len(result.stdout.splitlines()) < 50 and "\n  fc1\n    values     fc1." in result.stdout
     assert 1.5 * num_batches < loss < 2.5 * num_batches  # log(10) is 2.3
     assert "Saved histogram to GradientHistogram.png" in result.stdout
     assert_is_histogram(tmp_path / "GradientHistogram.png")
+
+
+def test_the_histogram_counts_zeros_apart_and_all_batches(monkeypatch):
+    monkeypatch.syspath_prepend(str(TUTORIALS))
+    histogram = importlib.import_module("gradient_histogram").Histogram()
+    for _ in range(2):
+        histogram.add(torch.tensor([[0.0, -0.75, 0.75], [1e-30, 0.0, 1.5]]))
+    assert (histogram.num_zeros, histogram.num_elements) == (4, 12)
+    assert histogram.counts.sum() == 8  # 1e-30 is counted in the first bar
+    assert histogram.counts[0] == 2 and histogram.counts.max() == 4
+    assert histogram.percent(histogram.num_zeros) == pytest.approx(100 / 3)
 
 
 @pytest.mark.tutorial

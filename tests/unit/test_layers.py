@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # neighbours in its own layer as long as no cycle appears.
 PYTHON_LAYERS = (
     ("_C", "private_torch", "typed_torch"),
-    ("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
+    (
+        *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
+        "tables",
+    ),
     ("alias", "environment", "logs"),
     ("anchors", "_native"),
     ("ir",),

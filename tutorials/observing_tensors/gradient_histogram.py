@@ -5,7 +5,10 @@ come back to the host without any change to the network.
 """
 
 import argparse
+import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 import torch
@@ -18,7 +21,13 @@ import popsim_torch as poptorch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.data import add_data_arguments, open_mnist
 
-GRADIENTS = [f"Gradient___fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")]
+LAYERS = ("fc1", "fc2", "fc3")
+KINDS = ("weight", "bias")
+GRADIENTS = [f"Gradient___{layer}.{kind}" for layer in LAYERS for kind in KINDS]
+# Half a power of two for each bar, from 2^-40 to 2^18.
+EDGES = torch.arange(-40, 18.5, 0.5)
+# Powers of two: where float16 rounds to zero, loses accuracy, and ends.
+FLOAT16_ZERO, FLOAT16_NORMAL, FLOAT16_MAX = -25, -14, 16
 
 
 class Classifier(nn.Module):
@@ -44,39 +53,93 @@ class Classifier(nn.Module):
         return log_probabilities, self.loss(log_probabilities, labels)
 
 
-def train_one_epoch(executor, loader) -> float:
-    """Return the sum of the losses of all batches."""
+class Histogram:
+    """How many gradients of a layer had which size, over all batches; zeros are counted apart."""
+
+    def __init__(self):
+        self.counts = torch.zeros(len(EDGES) - 1)
+        self.num_zeros = 0
+        self.num_elements = 0
+
+    def add(self, gradient: torch.Tensor) -> None:
+        sizes = gradient.abs().flatten()
+        is_zero = sizes == 0
+        exponents = sizes[~is_zero].log2().clamp(EDGES[0].item(), EDGES[-1].item())
+        self.counts += torch.histogram(exponents, EDGES).hist
+        self.num_zeros += int(is_zero.sum())
+        self.num_elements += len(sizes)
+
+    def percent(self, number):
+        return 100 * number / self.num_elements
+
+
+def train_one_epoch(executor, loader) -> tuple[float, dict[str, Histogram]]:
+    """Return the sum of the losses of all batches, and a histogram for each layer."""
+    histograms = {layer: Histogram() for layer in LAYERS}
     total_loss = 0.0
-    for images, labels in tqdm(loader, desc="batches", leave=False):
+    progress = tqdm(loader, desc="batches", leave=False)
+    for images, labels in progress:
         _, loss = executor(images, labels)
         total_loss += loss.item()
-    return total_loss
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+        for layer, histogram in histograms.items():
+            for kind in KINDS:
+                histogram.add(executor.getAnchoredTensor(f"Gradient___{layer}.{kind}"))
+    return total_loss, histograms
 
 
-def plot_histogram(gradients: torch.Tensor, path: Path) -> None:
-    """Save a histogram of log2 of the absolute gradients.
-
-    A gradient of zero has no logarithm. Zeros get a bar of their own, to the
-    left of all others, so that vanished gradients stay visible.
-    """
-    magnitude = gradients.abs()
-    is_zero = magnitude == 0
-    exponents = torch.log2(magnitude[~is_zero])
-    num_zeros = int(is_zero.sum())
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    zero_at = -1.0
-    if len(exponents) > 0:
-        axes.hist(exponents.numpy(), bins=50, label="other values")
-        zero_at = exponents.min().item() - 2
-    axes.bar(zero_at, num_zeros, width=1.0, color="tab:red", label=f"exactly zero: {num_zeros}")
-    axes.set(
-        title="Gradients of all weights and biases, last batch",
-        xlabel="log2 of the absolute gradient",
-        ylabel="number of gradient elements",
+def print_names(names: list[str]) -> None:
+    """Print the names of all tensors as a tree: modules, and in each what its tensors are."""
+    tree: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        prefix, _, path = name.rpartition("___")
+        module = re.split(r"[./:]", path)[0]
+        kind = {"": "values", "Gradient": "gradients"}.get(prefix, "update")
+        tree.setdefault(module, {}).setdefault(kind, []).append(name)
+    print(f"Tensor names ({len(names)}):")
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent=" " * 15,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    axes.legend()
+    for module, kinds in tree.items():
+        print(f"  {module}")
+        for kind, own in kinds.items():
+            print(wrapper.fill(f"    {kind:<10} {' '.join(own)}"))
+
+
+def plot_histograms(histograms: dict[str, Histogram], path: Path) -> None:
+    """Save a panel for each layer: the share of its gradients by log2 of their absolute value."""
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    panels = figure.subplots(len(histograms), sharex=True)
+    for axes, (layer, histogram) in zip(panels, histograms.items(), strict=True):
+        shares = histogram.percent(histogram.counts)
+        axes.stairs(shares.numpy(), EDGES.numpy(), fill=True, color="tab:blue")
+        zeros = histogram.percent(histogram.num_zeros)
+        axes.set_title(f"{layer}: {zeros:.1f} % are exactly zero", loc="left", fontsize="medium")
+        axes.set_ylabel("% of gradients")
+        axes.set_ylim(0, 1.15 * max(shares.max().item(), 1e-3))
+        for limit in (FLOAT16_ZERO, FLOAT16_NORMAL, FLOAT16_MAX):
+            axes.axvline(limit, color="tab:red", linestyle="--", linewidth=1)
+    for limit, text in (
+        (FLOAT16_ZERO, "float16:\nzero below"),
+        (FLOAT16_NORMAL, "float16:\ninexact below"),
+        (FLOAT16_MAX, "float16:\ninf above"),
+    ):
+        panels[0].annotate(
+            text,
+            (limit, 0.97),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3, 0),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize="x-small",
+            color="tab:red",
+        )
+    panels[-1].set(xlabel="log2 of the absolute gradient", xlim=(-36, 18))
+    figure.suptitle("Gradients of weights and biases, all batches of one epoch")
     figure.savefig(path, dpi=120)
 
 
@@ -114,13 +177,13 @@ def main() -> None:
         torch.zeros(arguments.batch_size, 1, 28, 28),
         torch.zeros(arguments.batch_size, dtype=torch.long),
     )
-    print("Tensor names:", *executor.getTensorNames(), sep="\n  ")
+    print_names(executor.getTensorNames())
 
-    total_loss = train_one_epoch(executor, loader)
+    total_loss, histograms = train_one_epoch(executor, loader)
     print(f"Loss: {total_loss:.4f} over {len(loader)} batches")
+    print(f"Mean loss of a batch: {total_loss / len(loader):.4f}")
 
-    gradients = torch.cat([executor.getAnchoredTensor(name).flatten() for name in GRADIENTS])
-    plot_histogram(gradients, arguments.output)
+    plot_histograms(histograms, arguments.output)
     print(f"Saved histogram to {arguments.output}")
 
 

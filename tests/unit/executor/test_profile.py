@@ -53,6 +53,69 @@ def test_the_text_of_a_profile_starts_with_what_took_longest():
     assert f"{slowest.kind} '{slowest.name}'" in first
 
 
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.head(self.encoder(x)), y)
+
+
+@pytest.fixture(scope="module")
+def nested():
+    net = Nested()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+    return poptorch.trainingModel(net, make_options(1, 2), optimizer).profile(*batch(8))
+
+
+def test_ops_have_the_names_of_their_layers(nested):
+    assert {"encoder.0", "encoder.1", "head", ""} == {op.layer for op in nested}
+    # Accumulations have no scope, and are of the layer of their parameter.
+    layers = {op.name: op.layer for op in nested}
+    assert layers["UpdatedVar___Accum___encoder.0.weight"] == "encoder.0"
+    assert layers["UpdatedVar___Accum___head.bias"] == "head"
+
+
+def test_backward_ops_have_the_names_of_their_forward_ops(nested):
+    backward = [op for op in nested if op.phase == "backward"]
+    known = ("Gradient___", "UpdatedVar___", "backward of ")
+    assert all(op.name.startswith(known) for op in backward)
+    assert {"backward of encoder/0/Gemm:0", "backward of head/Gemm:0"} <= {
+        op.name for op in backward
+    }
+
+
+def test_sums_by_phase_and_module(nested):
+    phases, modules = nested.by_phase(), nested.by_module()
+    assert list(phases) == ["forward", "backward", "update"]
+    assert sum(phases.values()) == pytest.approx(nested.seconds)
+    assert modules[""].total == pytest.approx(nested.seconds)
+    assert modules[""].backward == pytest.approx(phases["backward"])
+    assert set(modules) == {"", "encoder", "encoder.0", "encoder.1", "head"}
+    inside = modules["encoder.0"].total + modules["encoder.1"].total
+    assert modules["encoder"].total == pytest.approx(inside)
+    own = [op.seconds for op in nested if op.layer == "head" and op.phase == "forward"]
+    assert modules["head"].forward == pytest.approx(sum(own))
+
+
+def test_the_text_of_a_profile_ends_with_the_sums_of_modules(nested):
+    ops, modules = str(nested).split("\n\n")
+    assert ops.splitlines()[-1].split()[1:] == ["100.0%", "all", str(len(nested)), "ops"]
+    head, *lines = modules.splitlines()
+    assert head.split() == ["us", "forward", "backward", "update", "share", "module"]
+    assert [line.split()[-1] for line in lines] == ["(all)", "encoder", "0", "1", "head"]
+    assert repr(nested).startswith(f"Profile({len(nested)} ops, ")
+    assert "encoder.0" in nested._repr_html_()
+
+
+def test_no_line_of_a_profile_is_wider_than_the_terminal(nested, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, str(nested).splitlines())) <= 60
+
+
 def test_profiling_trains_like_calls_do():
     net, model = make_model()
     twin, called = make_model()

@@ -1,5 +1,7 @@
 """What a callback prints, line by line."""
 
+import math
+
 import pytest
 import torch
 
@@ -97,7 +99,16 @@ def test_print_stats_prints_a_table(queue, capsys):
 def test_the_extended_table_goes_where_it_is_wanted(queue):
     said = []
     OutfeedCallback(queue, extended=True, print_function=said.append).print_stats(DATA)
-    assert said == [extended_table(DATA)]
+    assert said == [extended_table(DATA, steps=True)]
+
+
+def test_what_is_not_finite_is_told_below_the_table(queue, capsys):
+    values = torch.tensor([math.nan, 1e-7, 3e-7, math.inf])
+    OutfeedCallback(queue).print_stats({"a": values, "b": torch.ones(2), "c": values[:1]})
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "a: 1 NaN and 1 infinite of 4; the others: mean 2e-07, std 1e-07, from 1e-07 to 3e-07.",
+        "c: 1 NaN and 0 infinite of 1.",
+    ]
 
 
 def test_sinks_get_the_tensors_of_an_epoch(queue, capsys):

@@ -10,6 +10,7 @@ from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.summary import (
     epoch_title,
     extended_table,
+    step_norms,
     step_title,
     summarise,
     summary_table,
@@ -185,7 +186,7 @@ def test_the_extended_table_counts():
     found = dict(zip(header.split(), row.split(), strict=True))
     counts = {name: found[name] for name in ("NaNs", "infs", "Zeros", "Subnormals")}
     assert counts == {"NaNs": "1", "infs": "1", "Zeros": "1", "Subnormals": "1"}
-    assert found["Mean"] == "nan"
+    assert found["Mean"] == f"{2 / 3:.6g}" and found["Maximum"] == "2"
 
 
 def test_the_extended_table_keeps_the_digits_of_small_numbers():
@@ -201,3 +202,55 @@ def test_the_ratio_is_that_of_one_entry():
     assert header.split()[-1] == "Ratio"
     assert rows[0].split()[-1] == "0.25"
     assert len(rows[1].split()) == len(header.split()) - 1
+
+
+def test_numbers_that_six_decimals_do_not_show_have_three_digits():
+    _, row = summary_table({"x": torch.tensor([1.25e-7, 1.25e-7, 0.5])}).splitlines()
+    assert row.split()[4:6] == ["1.25e-07", "0.500000"]
+    assert summary_table({"x": torch.zeros(2)}).splitlines()[1].split()[2] == "0.000000"
+
+
+def test_the_statistics_of_what_is_finite():
+    found = summarise(torch.tensor([math.nan, 1.0, 3.0, -math.inf]), (0.5,))
+    assert found.finite == summarise(torch.tensor([1.0, 3.0]), (0.5,))
+    assert found.finite.finite is None
+    assert summarise(torch.tensor([math.nan])).finite.count == 0
+
+
+def test_each_step_has_a_norm():
+    values = torch.tensor([[3.0, 4.0], [6.0, 8.0], [0.0, 1.0]])
+    assert step_norms(values).tolist() == [5.0, 10.0, 1.0]
+    assert step_norms(torch.tensor([[3.0, 4.0, math.nan]])).tolist() == [5.0]
+    assert step_norms(torch.empty(0, 3)).shape == (0,)
+    header, row = extended_table({"x": values}, steps=True).splitlines()
+    found = dict(zip(header.split(), row.split(), strict=True))
+    assert (found["NormFirst"], found["NormLast"], found["NormMax"]) == ("5", "1", "10")
+
+
+def test_no_overflow_in_the_norm_of_a_step_in_half_precision():
+    assert step_norms(torch.full((1, 4), 6e4, dtype=torch.float16))[0].item() == pytest.approx(
+        2 * float(torch.tensor(6e4).half())
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_line_is_wider_than_asked(width):
+    tensors = {"encoder.layers.11.self_attention.weight_grad" * 2: torch.ones(2), **TENSORS}
+    for text in (summary_table(tensors, width=width), extended_table(tensors, width=width)):
+        assert max(map(len, text.splitlines())) <= width
+        assert "...ayers.11.self_attention.weight_grad"[-12:] in text
+    assert all(word in text for word in ("Mean", "Norm", "Subnormals"))
+
+
+def test_a_terminal_gets_lines_of_its_width(monkeypatch):
+    whole = summary_table(TENSORS)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    assert max(map(len, summary_table(TENSORS).splitlines())) <= 70
+    monkeypatch.setenv("COLUMNS", "200")
+    assert summary_table(TENSORS) == whole
+
+
+def test_numbers_that_six_decimals_show_have_them():
+    _, row = summary_table({"x": torch.tensor([2.0**-18, 2.0**-18])}).splitlines()
+    assert row.split()[2:4] == ["0.000004", "0.000000"]

@@ -1,5 +1,7 @@
 """Callbacks are told of steps while the device runs, and may end the training."""
 
+import re
+import sys
 import threading
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 import popsim_torch as poptorch
 
 STEPS = 6
+fit_module = sys.modules["popsim_torch.training.fit"]
 
 
 def fit(callbacks, batches=None, model=None, **arguments):
@@ -125,6 +128,43 @@ def test_a_progress_bar(capsys):
     fit([], epochs=2, verbose=1)
     err = capsys.readouterr().err
     assert "Epoch 1/2" in err and "Epoch 2/2" in err and f"{STEPS}/{STEPS}" in err
+
+
+@pytest.mark.parametrize("tells_steps", [False, True])
+def test_the_progress_bar_shows_the_loss_while_the_device_runs(capsys, monkeypatch, tells_steps):
+    seen_a_loss, figures = threading.Event(), fit_module._newest_loss
+
+    def seen(execution):
+        found = figures(execution)
+        if found:
+            seen_a_loss.set()
+        return found
+
+    def batches():
+        for step in range(STEPS):
+            if step == STEPS - 1:
+                assert seen_a_loss.wait(60)
+            yield torch.ones(2, 3), torch.ones(2, 1)
+
+    monkeypatch.setattr(fit_module, "_newest_loss", seen)
+    last = Steps()
+    fit([last] if tells_steps else [], batches(), steps_per_epoch=STEPS, verbose=1)
+    shown = re.findall(r"loss=([-+.e0-9]+)", capsys.readouterr().err)
+    assert shown
+    if tells_steps:
+        assert shown[-1] == f"{last.losses[-1].item():.4g}"
+
+
+def test_the_bar_takes_no_step_away(capsys):
+    model = nn.Linear(3, 1)
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    silent, told = Steps(), Steps()
+    silent.on_batch_end = told.on_batch_end = None
+    fit([silent], model=model, epochs=2, steps_per_execution=3)
+    model.load_state_dict(state)
+    fit([told], model=model, epochs=2, steps_per_execution=3, verbose=1)
+    assert torch.equal(torch.cat(silent.logs), torch.cat(told.logs))
+    assert len(torch.cat(told.logs)) == 2 * STEPS
 
 
 def test_silence(capsys):
