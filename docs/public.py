@@ -24,11 +24,15 @@ _DIRECTIVE = re.compile(r"^\.\. (?:auto(?:class|function|data)):: (\S+)", re.MUL
 _MODULE = re.compile(r"^\.\. currentmodule:: (\S+)", re.MULTILINE)
 
 
+# Public, but not what `from popsim_torch import *` takes: Python has a function of this name.
+_NOT_STARRED = ("print",)
+
+
 def objects() -> dict[str, Any]:
     """Return every public class and function of the package, by its name on the pages."""
     package = popsim_torch.__name__
     found: dict[str, Any] = {}
-    for name in popsim_torch.__all__:
+    for name in (*popsim_torch.__all__, *_NOT_STARRED):
         value = getattr(popsim_torch, name)
         if not inspect.ismodule(value):
             found[f"{package}.{name}"] = value
