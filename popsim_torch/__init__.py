@@ -42,6 +42,8 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.executor.summary import ModelSummary, ModuleSummary
+from popsim_torch.executor.tensor_details import TensorDetails
 from popsim_torch.feeds import (
     InfeedQueue,
     OutfeedMode,
@@ -54,7 +56,7 @@ from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
 from popsim_torch.loops import Function, function, repeat, while_loop
-from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
+from popsim_torch.model import PoplarExecutor, inferenceModel, summary, trainingModel
 from popsim_torch.observe import (
     Glob,
     MaybeOutfeed,
@@ -148,6 +150,8 @@ __all__ = [
     "MaybeOutfeed",
     "MaybeOutfeedQueue",
     "MeanReductionStrategy",
+    "ModelSummary",
+    "ModuleSummary",
     "MultiConv",
     "MultiConvPlanType",
     "NameScope",
@@ -178,6 +182,7 @@ __all__ = [
     "SummaryBoard",
     "SummaryFile",
     "SyncPattern",
+    "TensorDetails",
     "TensorLocationSettings",
     "TensorSummary",
     "UnrecoverableError",
@@ -247,6 +252,7 @@ __all__ = [
     "smallest_gradient_accumulation",
     "step_title",
     "summarise",
+    "summary",
     "summary_table",
     "testing",
     "trainingModel",
