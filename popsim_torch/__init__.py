@@ -119,7 +119,16 @@ from popsim_torch.stages import (
     set_pipeline_stage_assignment,
     smallest_gradient_accumulation,
 )
-from popsim_torch.training import EpochRecord, History, evaluate, fit, predict
+from popsim_torch.training import (
+    Checkpoint,
+    EarlyStopping,
+    EpochRecord,
+    History,
+    LearningRateScheduler,
+    evaluate,
+    fit,
+    predict,
+)
 from popsim_torch.version import __version__
 
 __all__ = [
@@ -131,11 +140,13 @@ __all__ = [
     "Block",
     "BlockFunction",
     "BuildInfo",
+    "Checkpoint",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
     "DataLoader",
     "DataLoaderMode",
+    "EarlyStopping",
     "EpochRecord",
     "Error",
     "Function",
@@ -145,6 +156,7 @@ __all__ = [
     "History",
     "ICustomArgParser",
     "InfeedQueue",
+    "LearningRateScheduler",
     "Liveness",
     "MatMulSerializationMode",
     "MaybeOutfeed",

@@ -27,7 +27,7 @@ class ModuleSummary:
 
     Attributes:
         path: Its name in ``model.named_modules()``; empty for the model.
-        type: Name of its class.
+        type_name: Of its class.
         depth: How deep it lies: 0 for the model.
         outputs: What it hands on to the rest of the model, once for each call. Empty if it computes
             nothing, as a dropout in evaluation mode does.
@@ -41,7 +41,7 @@ class ModuleSummary:
     """
 
     path: str
-    type: str
+    type_name: str
     depth: int
     outputs: tuple[TensorDetails, ...]
     parameters: int
@@ -84,7 +84,7 @@ def _cells(row: ModuleSummary) -> tuple[str, ...]:
     own = row.path.rpartition(".")[2]
     shapes = Counter(str(one.shape) for one in row.outputs)
     return (
-        f"{'  ' * row.depth}{own} ({row.type})" if own else row.type,
+        f"{'  ' * row.depth}{own} ({row.type_name})" if own else row.type_name,
         ", ".join(s if n == 1 else f"{n} x {s}" for s, n in shapes.items()) or "-",
         f"{row.parameters:,}" if row.parameters else "-",
         f"{row.parameter_bytes:,}" if row.parameters else "-",

@@ -61,7 +61,7 @@ def test_a_perceptron():
     rows = by_path(poptorch.summary(Perceptron(), BATCH))
     assert list(rows) == ["", "fc1", "fc2", "loss"]
     assert [row.depth for row in rows.values()] == [0, 1, 1, 1]
-    assert [row.type for row in rows.values()] == [
+    assert [row.type_name for row in rows.values()] == [
         *("Perceptron", "Linear", "Linear", "CrossEntropyLoss"),
     ]
     assert [shapes(row) for row in rows.values()] == [[(6, 3), ()], [(6, 8)], [(6, 3)], [()]]
@@ -102,7 +102,7 @@ def test_a_pipeline_of_two_stages():
     rows = by_path(poptorch.summary(Pipeline(), torch.zeros(6, 4), options=options))
     assert [row.stages for row in rows.values()] == [(0, 1), (0,), (1,)]
     assert shapes(rows["first"]) == [(3, 8)]  # of one micro-batch
-    assert [row.type for row in rows.values()] == ["Pipeline", "Linear", "Linear"]
+    assert [row.type_name for row in rows.values()] == ["Pipeline", "Linear", "Linear"]
 
 
 def test_frozen_parameters_are_told_apart():
