@@ -10,7 +10,7 @@ from torch import nn
 
 from popsim_torch import optim
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error, UsageRuntimeError, UsageValueError
+from popsim_torch.errors import Error, UsageRuntimeError, UsageTypeError, UsageValueError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.executor.summary import ModelSummary
@@ -150,6 +150,7 @@ def summary(
 
     Raises:
         Error: The model is something else or cannot be compiled.
+        UsageTypeError: ``args`` is a size.
         UsageValueError: ``options`` are given for an executor, or a number is too small.
     """
     if isinstance(model, PoplarExecutor):
@@ -162,4 +163,10 @@ def summary(
     else:
         executor = inferenceModel(_checked_model(model, "summary"), options)
     given = args if isinstance(args, tuple) else (args,)
+    if given and all(type(one) is int for one in given):
+        size = ", ".join(map(str, given))
+        raise UsageTypeError(
+            f"summary: the arguments are integers, ({size}). Pass tensors, as in a call: "
+            f"summary(model, torch.zeros({size}))."
+        )
     return executor.summary(*given, depth=depth, width=width, **(kwargs or {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -30,7 +30,8 @@ class ModuleSummary:
         type_name: Of its class.
         depth: How deep it lies: 0 for the model.
         outputs: What it hands on to the rest of the model, once for each call. Empty if it computes
-            nothing, as a dropout in evaluation mode does.
+            nothing, as a dropout in evaluation mode does, if only the body of a loop or branch
+            calls it, and if ``Options.disableModuleNamescope`` leaves modules out of names.
         parameters: Elements of its parameters (count). One that it shares with another module
             counts in both.
         trainable: Those that need a gradient (count).
@@ -153,11 +154,12 @@ def _result_bytes(graph: Graph, ops: Iterable[Op]) -> int:
     return sum(one.numel * one.dtype.itemsize for one in made)
 
 
-def _module_of(scope: str, modules: Iterable[str]) -> str:
-    """Return the innermost module that a scope lies in: scopes have those of the user, too."""
-    path = scope.replace("/", ".")
-    while path and path not in modules:
-        path = path.rpartition(".")[0]
+def _module_of(scope: str, modules: Container[str]) -> str:
+    """Return the innermost module that a scope lies in, whatever scopes of the user are around."""
+    path = ""
+    for part in scope.split("/"):
+        inner = f"{path}.{part}" if path else part
+        path = inner if inner in modules else path
     return path
 
 
@@ -165,7 +167,7 @@ def _lies_in(inner: str, outer: str) -> bool:
     return not outer or inner == outer or inner.startswith(f"{outer}.")
 
 
-def _names(program: Program, modules: Iterable[str]) -> dict[str, list[str]]:
+def _names(program: Program, modules: Container[str]) -> dict[str, list[str]]:
     """Return the names of tensors by the module that they belong to."""
     found: dict[str, list[str]] = {}
     for name in program.tensor_names():
@@ -173,7 +175,7 @@ def _names(program: Program, modules: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _outputs(program: Program, modules: Iterable[str]) -> dict[str, list[str]]:
+def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]:
     """Return the names of what each module hands on: what is read outside of it.
 
     Where nothing is, the last tensor that it computes.
@@ -193,7 +195,8 @@ def _outputs(program: Program, modules: Iterable[str]) -> dict[str, list[str]]:
                 read_by.setdefault(graph.root_of(i).id, set()).add(maker)
     for i in program.outputs:
         read_by.setdefault(i, set()).add(None)
-    found = {"": [results[i][0] for i in program.outputs if i in results]}
+    first_names = {i: name for name, i in reversed(graph.names.items())}
+    found = {"": [first_names[i] for i in program.outputs if i in first_names]}
     for path in modules:
         if not path:
             continue
@@ -206,7 +209,7 @@ def _outputs(program: Program, modules: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _results(program: Program, modules: Iterable[str]) -> dict[int, tuple[str, str]]:
+def _results(program: Program, modules: Container[str]) -> dict[int, tuple[str, str]]:
     """Return what forward computes, by id: its first name, and the module that computes it."""
     found: dict[int, tuple[str, str]] = {}
     for name, i in program.graph.names.items():

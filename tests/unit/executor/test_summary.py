@@ -179,6 +179,42 @@ def test_depth_cuts_the_printed_tree():
     assert str(summary).count("Sequential") == 2
 
 
+def test_scopes_of_the_user_lie_around_and_inside_of_modules():
+    class Scoped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = Twice()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            with poptorch.NameScope("outer"):
+                x = self.body(x)
+                with poptorch.NameScope("inner"):
+                    return self.head(x)
+
+    rows = by_path(poptorch.summary(Scoped(), torch.zeros(6, 4)))
+    assert shapes(rows["body.shared"]) == [(6, 4), (6, 4)]
+    assert [one.name for one in rows["head"].outputs] == ["outer/inner/head/Gemm:0"]
+
+
+def test_a_tied_weight_counts_once_in_the_model():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    rows = poptorch.summary(model, torch.zeros(3, dtype=torch.int64)).rows
+    assert [row.parameters for row in rows] == [40, 40, 40]
+    assert shapes(rows[1]) == [(3, 4)]
+
+
+def test_inputs_that_are_returned_are_outputs_of_the_model():
+    row = poptorch.summary(nn.Identity(), torch.zeros(6, 4)).rows[0]
+    assert [(one.name, one.shape) for one in row.outputs] == [("input", (6, 4))]
+
+
+def test_a_size_is_no_argument():
+    with pytest.raises(TypeError, match=r"Pass tensors, .*: summary\(model, torch.zeros\(6, 4\)\)"):
+        poptorch.summary(nn.Linear(4, 2), (6, 4))
+
+
 def test_without_arguments_it_says_what_is_missing():
     with pytest.raises(Error, match=r"no arguments to compile it for\. Pass those of a call"):
         poptorch.summary(Perceptron())
