@@ -29,7 +29,7 @@ class Batches:
     """
 
     def __init__(self, function: str, data: Any, name: str = "the data") -> None:
-        self._function = function
+        self._function, self._name = function, name
         self._data = data
         self._is_indexed = hasattr(data, "__getitem__") and not hasattr(data, "__iter__")
         if not (self._is_indexed or isinstance(data, Iterable)) or isinstance(data, (str, bytes)):
@@ -74,9 +74,9 @@ class Batches:
                     return
             if left == before:
                 raise Error(
-                    f"{self._function}: the data ended after {total - left} of {total} steps, and "
-                    "has no batch when it is begun anew. Pass data that can be iterated more than "
-                    "once, such as a DataLoader, or ask for fewer steps."
+                    f"{self._function}: {self._name} ended after {total - left} of {total} steps, "
+                    "and has no batch when it is begun anew. Pass data that can be iterated more "
+                    "than once, such as a DataLoader, or ask for fewer steps."
                 )
 
     def _one_pass(self) -> Iterator[Any]:
@@ -112,9 +112,9 @@ class Batches:
             return
         if rest:
             raise Error(
-                f"{self._function}: the last batch of the data has {rest} samples, and all others "
-                f"have {size}. A compiled program takes batches of one size: make the DataLoader "
-                "with drop_last=True."
+                f"{self._function}: the last batch of {self._name} has {rest} samples, and all "
+                f"others have {size}. A compiled program takes batches of one size: make the "
+                "DataLoader with drop_last=True."
             )
 
 

@@ -20,6 +20,8 @@ __all__ = ["VALIDATED", "Validation", "plan_validation"]
 VALIDATED = "val_"
 """What the names of values have in front that were computed of the data for validation."""
 
+_STEPS = "validation_steps"
+
 
 @dataclass
 class Validation:
@@ -78,12 +80,9 @@ def plan_validation(
     options = options.clone()
     options.anchored_tensors.clear()
     counts = plan_steps(
-        "fit",
-        batches.count,
-        steps,
-        None,
-        device_iterations=options.device_iterations,
-        epoch_name="validation_steps",
+        *("fit", batches.count, steps, None),
+        epoch_name=_STEPS,
+        data_name="validation_data",
     )
     total = epochs * counts.per_epoch
     batches.check_sizes(total)
@@ -93,5 +92,7 @@ def plan_validation(
             return call(args, kwargs)
 
     stream = batches.stream(total)
-    execution = Execution("fit", body, stream, counts.per_execution, None, options)
+    execution = Execution(
+        *("fit", body, stream, counts.per_execution, None, options), steps_name=_STEPS
+    )
     return Validation(call, execution, counts.executions)

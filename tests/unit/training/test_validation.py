@@ -107,6 +107,45 @@ def test_steps_without_data_are_refused():
         fit(nn.Linear(4, 3), validation_data=None, validation_steps=2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"validation_data": []}, "fit: validation_data has no batch"),
+        (
+            {"validation_data": iter(VALIDATION)},
+            r"fit: validation_data does not say how many batches it has\. Pass validation_steps\.",
+        ),
+        ({"validation_steps": 0}, "fit: validation_steps must be an integer of 1 or more, got 0"),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused_by_their_names(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        fit(nn.Linear(4, 3), **arguments)
+
+
+class Pipeline(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = poptorch.BeginBlock(nn.Linear(4, 8), ipu_id=0)
+        self.second = poptorch.BeginBlock(nn.Linear(8, 3), ipu_id=1)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_pipeline_with_several_device_iterations():
+    options = poptorch.Options().deviceIterations(2)
+    options.Training.gradientAccumulation(4)
+    model = Pipeline()
+    rate_zero = torch.optim.SGD(model.parameters(), lr=0.0)
+    arguments = {"options": options, "optimizer": rate_zero, "steps_per_epoch": 8}
+    history = fit(model, validation_data=batches(3, seed=2), **arguments)
+    expected = [nn.CrossEntropyLoss()(model(x), y).item() for x, y in batches(3, seed=2)]
+    assert history["val_loss"] == [pytest.approx(sum(expected) / 3, rel=1e-5)]
+    with pytest.raises(ValueError, match=r"validation_steps = 1 does not go with the pipeline"):
+        fit(model, validation_data=batches(1, seed=2), **arguments)
+
+
 def test_data_that_is_none_is_refused_by_its_name():
     with pytest.raises(TypeError, match="fit: validation_data is a float"):
         fit(nn.Linear(4, 3), validation_data=0.2)
