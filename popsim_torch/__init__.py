@@ -42,6 +42,8 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.executor.summary import ModelSummary, ModuleSummary
+from popsim_torch.executor.tensor_details import TensorDetails
 from popsim_torch.feeds import (
     InfeedQueue,
     OutfeedMode,
@@ -54,7 +56,7 @@ from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
 from popsim_torch.loops import Function, function, repeat, while_loop
-from popsim_torch.model import PoplarExecutor, inferenceModel, trainingModel
+from popsim_torch.model import PoplarExecutor, inferenceModel, summary, trainingModel
 from popsim_torch.observe import (
     Glob,
     MaybeOutfeed,
@@ -118,7 +120,16 @@ from popsim_torch.stages import (
     smallest_gradient_accumulation,
 )
 from popsim_torch.stages import print as print
-from popsim_torch.training import EpochRecord, History, evaluate, fit, predict
+from popsim_torch.training import (
+    Checkpoint,
+    EarlyStopping,
+    EpochRecord,
+    History,
+    LearningRateScheduler,
+    evaluate,
+    fit,
+    predict,
+)
 from popsim_torch.version import __version__
 
 __all__ = [
@@ -130,11 +141,13 @@ __all__ = [
     "Block",
     "BlockFunction",
     "BuildInfo",
+    "Checkpoint",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
     "DataLoader",
     "DataLoaderMode",
+    "EarlyStopping",
     "EpochRecord",
     "Error",
     "Function",
@@ -144,11 +157,14 @@ __all__ = [
     "History",
     "ICustomArgParser",
     "InfeedQueue",
+    "LearningRateScheduler",
     "Liveness",
     "MatMulSerializationMode",
     "MaybeOutfeed",
     "MaybeOutfeedQueue",
     "MeanReductionStrategy",
+    "ModelSummary",
+    "ModuleSummary",
     "MultiConv",
     "MultiConvPlanType",
     "NameScope",
@@ -179,6 +195,7 @@ __all__ = [
     "SummaryBoard",
     "SummaryFile",
     "SyncPattern",
+    "TensorDetails",
     "TensorLocationSettings",
     "TensorSummary",
     "UnrecoverableError",
@@ -248,6 +265,7 @@ __all__ = [
     "step_norms",
     "step_title",
     "summarise",
+    "summary",
     "summary_table",
     "testing",
     "trainingModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
@@ -9,15 +10,16 @@ from torch import nn
 
 from popsim_torch import optim
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error, UsageRuntimeError
+from popsim_torch.errors import Error, UsageRuntimeError, UsageTypeError, UsageValueError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.base import HasForward
 from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.executor.summary import ModelSummary
 from popsim_torch.options import Options
 from popsim_torch.options.limits import check_limits
 from popsim_torch.options.model_settings import add_settings
 
-__all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
+__all__ = ["PoplarExecutor", "inferenceModel", "summary", "trainingModel"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,3 +142,53 @@ def inferenceModel(model: Any, options: Options | None = None) -> Any:
             f"{accumulation}. Use options of their own for inference{advice}."
         )
     return PoplarExecutor(module, own, None)
+
+
+def summary(
+    model: nn.Module | PoplarExecutor,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    depth: int | None = None,
+    width: int | None = None,
+    options: Options | None = None,
+) -> ModelSummary:
+    """Describe the modules of a model: shapes, parameters, bytes, stages, names to anchor.
+
+    Nothing runs, and nothing changes. A module is described as it is compiled for inference, in
+    the mode, of training or evaluation, that it is in.
+
+    Args:
+        model: A module, or an executor.
+        args: What a call is given: a tuple of arguments, or one argument that is no tuple. None are
+            needed for an executor that is compiled.
+        kwargs: Its keyword arguments.
+        depth: How deep the printed tree goes; None for all of it.
+        width: Of the printed table (characters); None for that of the terminal.
+        options: For a module alone: those that it is compiled with.
+
+    Returns:
+        A row for each module; it prints as a table.
+
+    Raises:
+        Error: The model is something else or cannot be compiled.
+        UsageTypeError: ``args`` is a size.
+        UsageValueError: ``options`` are given for an executor, or a number is too small.
+    """
+    if isinstance(model, PoplarExecutor):
+        if options is not None:
+            raise UsageValueError(
+                "summary: an executor has options of its own. Leave options out, or pass the "
+                "module, executor.model."
+            )
+        executor = model
+    else:
+        executor = inferenceModel(_checked_model(model, "summary"), options)
+    given = args if isinstance(args, tuple) else (args,)
+    if given and all(type(one) is int for one in given):
+        size = ", ".join(map(str, given))
+        raise UsageTypeError(
+            f"summary: the arguments are integers, ({size}). Pass tensors, as in a call: "
+            f"summary(model, torch.zeros({size}))."
+        )
+    return executor.summary(*given, depth=depth, width=width, **(kwargs or {}))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 import torch
 from torch import nn
 from typing_extensions import ParamSpec, TypeVar
 
 from popsim_torch import optim, profiling
+from popsim_torch.errors import Error
 from popsim_torch.executor.base import HasModel
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
@@ -24,6 +25,8 @@ from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.random_state import MAX_SEED, RandomState
+from popsim_torch.executor.summary import ModelSummary, summarise_model
+from popsim_torch.executor.tensor_details import TensorNames
 from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
@@ -101,7 +104,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     load_state_dict = exposed("_copies", WeightCopies.load_state_dict)
     isCompiled = exposed("_inspection", Inspection.isCompiled)
     isAttachedToDevice = exposed("_inspection", Inspection.isAttachedToDevice)
-    getTensorNames = exposed("_inspection", Inspection.getTensorNames)
+    getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
     program = exposed("_inspection", Inspection.program)
     compile_log = exposed("_inspection", Inspection.compile_log)
@@ -297,6 +300,37 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         compiled, given = self._prepare_call(args, kwargs)
         inputs = self._device_inputs(compiled, given)
         return self._device.use(lambda: profile(compiled, inputs, repeats))
+
+    def summary(
+        self, *args: Any, depth: int | None = None, width: int | None = None, **kwargs: Any
+    ) -> ModelSummary:
+        """Describe the modules of the model: shapes, parameters, bytes, stages, names to anchor.
+
+        Nothing runs, and nothing changes: a model that is not compiled yet is compiled apart.
+
+        Args:
+            *args: As for a call; none for a model that is compiled.
+            depth: How deep the printed tree goes; None for all of it.
+            width: Of the printed table (characters); None for that of the terminal.
+            **kwargs: As for a call.
+
+        Returns:
+            A row for each module; it prints as a table.
+
+        Raises:
+            Error: The model cannot be compiled, or is not and there are no arguments.
+        """
+        compiled = self._device.compiled
+        if compiled is None:
+            if not args and not kwargs:
+                raise Error(
+                    "summary: the model is not compiled, and there are no arguments to compile it "
+                    "for. Pass those of a call: summary(x)."
+                )
+            compiled = self._life.compile_alone(args, kwargs)
+        elif args or kwargs:
+            compiled.arguments.flatten(args, kwargs)  # refuses what is not like the first call
+        return summarise_model(self._device.module, compiled.program, depth, width)
 
     # Internals
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
+from typing import Literal, overload
+
 import torch
 
 from popsim_torch import _native
-from popsim_torch.errors import UsageAssertionError, closest_names
+from popsim_torch.errors import UsageAssertionError, UsageTypeError, closest_names
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.tensor_details import TensorTable, tensor_details
 from popsim_torch.ir import program_text
 
 __all__ = ["Inspection"]
@@ -32,18 +36,43 @@ class Inspection:
         """Return whether the model is on its device."""
         return self._device.connection.attached
 
-    def getTensorNames(self) -> list[str]:
-        """Return the names of all tensors of the compiled graph.
+    @overload
+    def getTensorNames(
+        self, pattern: str | None = None, details: Literal[False] = False
+    ) -> list[str]: ...
+    @overload
+    def getTensorNames(
+        self, pattern: str | None = None, *, details: Literal[True]
+    ) -> TensorTable: ...
+    def getTensorNames(
+        self, pattern: str | None = None, details: bool = False
+    ) -> list[str] | TensorTable:
+        """Return the names of the tensors of the compiled graph.
+
+        Args:
+            pattern: Only names that match it as a whole: ``*`` stands for any characters, ``?``
+                for one, ``[ab]`` for one of those listed; None for all names.
+            details: Return shape, element type and phase of each, too: a list of ``TensorDetails``
+                that prints as a table.
 
         Raises:
             UsageAssertionError: The model is not compiled.
+            UsageTypeError: The pattern is no string.
         """
         compiled = self._device.compiled
         if compiled is None:
             raise UsageAssertionError(
                 "getTensorNames: the model is not compiled. Call it once, or model.compile(...)."
             )
-        return compiled.program.tensor_names()
+        if pattern is not None and not isinstance(pattern, str):
+            raise UsageTypeError(
+                f"getTensorNames: the pattern is a {type(pattern).__name__}. Pass a string such as "
+                "'Gradient___*.weight', and details=True by its name."
+            )
+        found = compiled.program.tensor_names()
+        if pattern is not None:
+            found = [name for name in found if fnmatch.fnmatchcase(name, pattern)]
+        return tensor_details(compiled.program, found) if details else found
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return what an anchor recorded in the last call, or in a ``fit`` of this executor.

@@ -94,6 +94,10 @@ class LifeCycle:
     def compile_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
         """Return the compiled model; nothing of it is on the device yet."""
         self.check_before_compilation()
+        return self.compile_alone(args, kwargs)
+
+    def compile_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
+        """Return the compiled model; the executor and the user's model stay as they are."""
         device = self._device
         request = ModelRequest(
             device.module,

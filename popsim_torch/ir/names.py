@@ -30,6 +30,33 @@ def result(scope: str, op_type: str, output: int) -> str:
     return f"{scope}/{name}" if scope else name
 
 
+def is_result(name: str) -> bool:
+    """Whether a name is that of a result of forward; a copy that autograd keeps is none."""
+    op_type = name.rpartition("/")[2] if not _numbered(name) else name.split("/")[-2]
+    return ":" in op_type and _SEPARATOR not in name and not op_type.startswith("Detach:")
+
+
+def is_gradient(name: str) -> bool:
+    """Whether a name is that of the gradient of a tensor."""
+    return name.startswith((_GRADIENT, "FinalReducedGradient"))
+
+
+def scope_of(name: str) -> str:
+    """Return the path of the modules, ``layer1/0``, that a tensor belongs to; may be empty.
+
+    A parameter belongs to its module, and so do its gradient, its state and its updated value.
+    """
+    tensor = name.rpartition(_SEPARATOR)[2]
+    if ":" in tensor:
+        return tensor.rpartition(":")[0].rpartition("/")[0]
+    return tensor.rpartition(".")[0].replace(".", "/")
+
+
+def _numbered(name: str) -> bool:
+    """Whether a name ends with the number that ``numbered`` adds."""
+    return name.rpartition("/")[2].isdigit()
+
+
 def numbered(name: str, number: int) -> str:
     """Return the name of the next tensor that would be called ``name``: with ``/1``, ``/2``, ..."""
     return name if number == 0 else f"{name}/{number}"

@@ -6,7 +6,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.random_state import MAX_SEED
+from popsim_torch.executor.tensor_details import TensorNames
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
@@ -55,7 +56,7 @@ class DeviceLoopProgram:
         self._starvation = Starvation(request.infeeds)
         self._take(self._device.compile(request))
 
-    getTensorNames = exposed("_inspection", Inspection.getTensorNames)
+    getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
     program = exposed("_inspection", Inspection.program)
     compile_log = exposed("_inspection", Inspection.compile_log)

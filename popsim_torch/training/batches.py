@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from popsim_torch.data.batch_loader import BatchLoader
@@ -21,26 +22,29 @@ class Batches:
         function: Which, for messages.
         data: Gives batches: a loader, a dataset, or any iterable. An element of a
             ``poptorch.DataLoader`` is cut into the micro-batches that it joins.
+        name: What the function calls the data, for messages.
 
     Raises:
         UsageTypeError: It is something else.
     """
 
-    def __init__(self, function: str, data: Any) -> None:
-        self._function = function
+    def __init__(self, function: str, data: Any, name: str = "the data") -> None:
+        self._function, self._name = function, name
         self._data = data
         self._is_indexed = hasattr(data, "__getitem__") and not hasattr(data, "__iter__")
         if not (self._is_indexed or isinstance(data, Iterable)) or isinstance(data, (str, bytes)):
             raise UsageTypeError(
-                f"{function}: the data is a {type(data).__name__}. Pass a DataLoader, a dataset, "
+                f"{function}: {name} is a {type(data).__name__}. Pass a DataLoader, a dataset, "
                 "or an iterable of batches."
             )
         is_dict = isinstance(data, dict)
-        if is_dict or (
+        is_tensor = isinstance(data, (torch.Tensor, np.ndarray))
+        of = " of samples" if is_tensor else " of tensors"
+        if (is_dict or is_tensor) or (
             isinstance(data, tuple) and data and all(isinstance(x, torch.Tensor) for x in data)
         ):
             raise UsageTypeError(
-                f"{function}: the data is a {type(data).__name__} of tensors, not of batches. Cut "
+                f"{function}: {name} is a {type(data).__name__}{of}, not of batches. Cut "
                 "it into batches: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, "
                 "y), batch_size=32, drop_last=True)."
             )
@@ -70,9 +74,9 @@ class Batches:
                     return
             if left == before:
                 raise Error(
-                    f"{self._function}: the data ended after {total - left} of {total} steps, and "
-                    "has no batch when it is begun anew. Pass data that can be iterated more than "
-                    "once, such as a DataLoader, or ask for fewer steps."
+                    f"{self._function}: {self._name} ended after {total - left} of {total} steps, "
+                    "and has no batch when it is begun anew. Pass data that can be iterated more "
+                    "than once, such as a DataLoader, or ask for fewer steps."
                 )
 
     def _one_pass(self) -> Iterator[Any]:
@@ -108,9 +112,9 @@ class Batches:
             return
         if rest:
             raise Error(
-                f"{self._function}: the last batch of the data has {rest} samples, and all others "
-                f"have {size}. A compiled program takes batches of one size: make the DataLoader "
-                "with drop_last=True."
+                f"{self._function}: the last batch of {self._name} has {rest} samples, and all "
+                f"others have {size}. A compiled program takes batches of one size: make the "
+                "DataLoader with drop_last=True."
             )
 
 

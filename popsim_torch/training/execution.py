@@ -34,6 +34,7 @@ class Execution:
         steps: In a run (count).
         accumulation: Micro-batches per weight update (count); None if weights are not updated.
         options: Of the program.
+        steps_name: What the caller calls ``steps``, for messages.
 
     Attributes:
         anchors: What the options' anchors recorded in the latest run.
@@ -47,7 +48,9 @@ class Execution:
         steps: int,
         accumulation: int | None,
         options: Options,
+        steps_name: str = "steps_per_execution",
     ) -> None:
+        self._steps_name = steps_name
         self._infeed = infeed = InfeedQueue(stream)
         self._outfeed = outfeed = OutfeedQueue()
         self._caller, self._steps, self._accumulation = caller, steps, accumulation
@@ -170,9 +173,9 @@ class Execution:
             self._function()
         except WrongNumberOfMicroBatches as error:
             raise UsageValueError(
-                f"{self._caller}: steps_per_execution = {self._steps} does not go with the "
+                f"{self._caller}: {self._steps_name} = {self._steps} does not go with the "
                 f"pipeline, which needs {error.rule} micro-batches in each run. Pass "
-                f"steps_per_execution={error.near}, or a suitable number of batches."
+                f"{self._steps_name}={error.near}, or a suitable number of batches."
                 if self._accumulation is None
                 else f"{self._caller}: the {self._accumulation} micro-batches of a weight update "
                 f"do not go with the pipeline, which needs {error.rule}. Call "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,16 +20,17 @@ from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.training.batches import Batches
 from popsim_torch.training.callbacks import Callbacks
 from popsim_torch.training.execution import Execution
+from popsim_torch.training.given import BAR, checked_verbose, unwrapped
 from popsim_torch.training.history import EpochRecord, History
 from popsim_torch.training.model_call import Metrics, ModelCall, inputs_of, mode, named_metrics
 from popsim_torch.training.steps import FROM_OPTIONS, Steps, plan_steps
+from popsim_torch.training.validation import plan_validation
 
 __all__ = ["evaluate", "fit", "predict"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Values = dict[str, torch.Tensor]
 
-_SILENT, _BAR, _LINE = 0, 1, 2
 _FROM_MODEL = "the pipelining options of the model"
 
 
@@ -45,6 +46,8 @@ def fit(
     options: Options | None = None,
     metrics: Metrics | None = None,
     verbose: str | int = "auto",
+    validation_data: Any = None,
+    validation_steps: int | None = None,
 ) -> History:
     """Train a model for some epochs, many steps in each run of the device.
 
@@ -64,8 +67,9 @@ def fit(
             whose ``logs`` has a tensor of shape ``(steps_per_epoch,)`` for the loss and each
             metric, and ``on_batch_end(step, logs)``, which is called with scalars while the
             device runs, in another thread. ``on_epoch_end`` may take a third argument: what the
-            options' anchors recorded in the latest run, by short name. One that raises
-            ``StopIteration`` ends the training.
+            options' anchors recorded in the latest run, by short name. ``on_fit_begin(model,
+            optimizer)`` is called first. One that raises ``StopIteration`` ends the training.
+            ``EarlyStopping``, ``Checkpoint`` and ``LearningRateScheduler`` are ready to use.
         loss: A function of the output and the target; None if forward returns the loss: a
             scalar, alone or in a tuple, or under the key ``"loss"``.
         optimizer: From ``torch.optim`` or ``poptorch.optim``, or an ``OutfeedOptimizer``.
@@ -75,6 +79,10 @@ def fit(
         verbose: 0 prints nothing, 1 a progress bar with the newest step's loss
             and a line for each epoch, 2 the line alone;
             ``"auto"`` is 1 on a terminal and 2 elsewhere.
+        validation_data: Batches like those of ``data``, which the model is evaluated on after each
+            epoch, in evaluation mode: ``val_loss`` and ``val_<metric>`` stand in the history, and
+            as scalars in the ``logs`` of ``on_epoch_end``.
+        validation_steps: Of them for each evaluation (count); None for one pass through them.
 
     Returns:
         The numbers of each epoch; ``history.anchors`` has what anchors recorded, and so has
@@ -85,8 +93,8 @@ def fit(
         UsageValueError: The counts do not fit together.
         Error: The model cannot be compiled, a step fails, or the data ends.
     """
-    shown = _checked_verbose("fit", verbose)
-    module, options, optimizer = _unwrapped("fit", model, options, optimizer)
+    shown = checked_verbose("fit", verbose)
+    module, options, optimizer = unwrapped("fit", model, options, optimizer)
     if optimizer is None:
         raise UsageTypeError(
             "fit: there is no optimizer. Pass optimizer=torch.optim.SGD(model.parameters(), "
@@ -94,11 +102,13 @@ def fit(
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageTypeError(f"fit: the optimizer is a {type(optimizer).__name__}.")
+    batches = Batches("fit", data)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise UsageValueError(f"fit: epochs must be an integer of 1 or more, got {epochs!r}.")
     told = Callbacks("fit", callbacks)
     call = ModelCall("fit", module, loss, named_metrics("fit", metrics))
-    batches = Batches("fit", data)
+    told.check_monitored(["loss", *call.metrics], validated=validation_data is not None)
+    validation = plan_validation(call, validation_data, validation_steps, epochs, options)
     options, given = options.clone(), options.Training.gradient_accumulation
     add_settings(options, module, training=True)
     accumulation = options.Training.gradient_accumulation
@@ -124,14 +134,20 @@ def fit(
     with (
         mode(module, training=True),
         _execution("fit", model, batches, body, steps, epochs, accumulation, options) as execution,
+        contextlib.closing(validation),
         contextlib.suppress(_Ended),
     ):
         history.anchors = execution.anchors
+        with _may_end():
+            told.fit_begin(module, optimizer)
         for epoch in range(epochs):
             title = f"Epoch {epoch + 1}/{epochs}"
             with _may_end():
                 told.epoch_begin(epoch)
             logs, record = _run_epoch(execution, steps, epoch, title, told, shown)
+            found = validation.run()
+            logs.update({name: torch.tensor(mean) for name, mean in found.items()})
+            record = dataclasses.replace(record, means={**record.means, **found})
             history.epochs.append(record)
             if shown:
                 print(record.line(title), flush=True)
@@ -170,8 +186,8 @@ def evaluate(
     Raises:
         Error: As for :func:`fit`.
     """
-    shown = _checked_verbose("evaluate", verbose)
-    module, options, _ = _unwrapped("evaluate", model, options, None)
+    shown = checked_verbose("evaluate", verbose)
+    module, options, _ = unwrapped("evaluate", model, options, None)
     told = Callbacks("evaluate", callbacks)
     call = ModelCall("evaluate", module, loss, named_metrics("evaluate", metrics))
     batches = Batches("evaluate", data)
@@ -222,8 +238,8 @@ def predict(
     Raises:
         Error: As for :func:`fit`.
     """
-    shown = _checked_verbose("predict", verbose)
-    module, options, _ = _unwrapped("predict", model, options, None)
+    shown = checked_verbose("predict", verbose)
+    module, options, _ = unwrapped("predict", model, options, None)
     batches = Batches("predict", data)
     counts = _inference_steps("predict", batches, steps, steps_per_execution, options)
 
@@ -358,7 +374,7 @@ def _bar(
     shown: int,
     figures: Callable[[], Mapping[str, str]] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
-    trips = steps.per_epoch if shown == _BAR else 0
+    trips = steps.per_epoch if shown == BAR else 0
     return progress_bar(
         lambda: execution.num_steps, trips, title, unit="step", leave=False, figures=figures
     )
@@ -368,53 +384,3 @@ def _newest_loss(execution: Execution) -> dict[str, str]:
     """Return the loss of the newest step, for a progress bar; nothing before the first step."""
     values = execution.newest()
     return {} if values is None else {"loss": f"{values['loss'].item():.4g}"}
-
-
-def _unwrapped(
-    function: str,
-    model: object,
-    options: Options | None,
-    optimizer: torch.optim.Optimizer | None,
-) -> tuple[nn.Module, Options, torch.optim.Optimizer | None]:
-    """Return the module behind a model, and what it brings where nothing else was given."""
-    if options is not None and not isinstance(options, Options):
-        raise UsageTypeError(
-            f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
-        )
-    if isinstance(model, PoplarExecutor):
-        optimizer = model._use.optimizer if optimizer is None else optimizer
-        return model.model, _options_of(function, model) if options is None else options, optimizer
-    if not isinstance(model, nn.Module):
-        raise UsageTypeError(
-            f"{function}: the model is a {type(model).__name__}. Pass a torch.nn.Module, or what "
-            "poptorch.trainingModel or poptorch.inferenceModel returned."
-        )
-    options = Options() if options is None else options
-    if function != "fit" and options.anchored_tensors:
-        raise UsageValueError(
-            f"{function}: the options have anchors ({', '.join(options.anchored_tensors)}), and "
-            "there is no executor to read them from. Pass poptorch.inferenceModel(model, options) "
-            "as the model, and call its getAnchoredTensor afterwards."
-        )
-    return model, options, optimizer
-
-
-def _options_of(function: str, executor: PoplarExecutor) -> Options:
-    """Return the options of an executor: anchors of a training program are those of ``fit``."""
-    if function == "fit" or not executor.training_mode:
-        return executor.options
-    options = executor.options.clone()
-    options.anchored_tensors.clear()
-    return options.freeze()
-
-
-def _checked_verbose(function: str, verbose: object) -> int:
-    if verbose == "auto":
-        return _BAR if sys.stderr.isatty() else _LINE
-    if verbose not in (_SILENT, _BAR, _LINE):
-        raise UsageValueError(
-            f"{function}: verbose must be 0, 1, 2 or 'auto', got {verbose!r}. 0 prints nothing, 1 "
-            "a progress bar and lines, 2 lines alone."
-        )
-    assert isinstance(verbose, int)
-    return verbose

@@ -16,8 +16,10 @@ class EpochRecord:
 
     Attributes:
         epoch: Counted from 0.
-        means: Of the loss and of each metric over all steps, by name.
-        seconds: That it took, compilation and callbacks of single steps included.
+        means: Of the loss and of each metric over all steps, by name; those of the data for
+            validation have ``val_`` in front.
+        seconds: That its steps took, compilation and callbacks of single steps included, validation
+            not.
         compile_seconds: The share of compilation, which the first epoch has.
         samples: That were in its batches (count).
     """

@@ -40,6 +40,7 @@ def plan_steps(
     accumulation_from: str = FROM_OPTIONS,
     device_iterations: int = 1,
     epoch_name: str = "steps_per_epoch",
+    data_name: str = "the data",
 ) -> Steps:
     """Choose the counts that were not given, and check that all fit together.
 
@@ -53,6 +54,7 @@ def plan_steps(
         accumulation_from: Who says so, for messages.
         device_iterations: Of the options (count).
         epoch_name: What the function calls ``per_epoch``.
+        data_name: What it calls the data.
 
     Raises:
         UsageValueError: A count is no positive integer, or not a multiple of another one.
@@ -63,14 +65,14 @@ def plan_steps(
     if per_epoch is None:
         if num_batches is None:
             raise UsageValueError(
-                f"{function}: the data does not say how many batches it has. Pass {epoch_name}."
+                f"{function}: {data_name} does not say how many batches it has. Pass {epoch_name}."
             )
         if num_batches == 0:
             raise UsageValueError(
-                f"{function}: the data has no batch. A loader with drop_last=True has none if "
+                f"{function}: {data_name} has no batch. A loader with drop_last=True has none if "
                 "the dataset is smaller than one batch."
             )
-        per_epoch, origin = num_batches, " (the batches of the data)"
+        per_epoch, origin = num_batches, f" (the batches of {data_name})"
     if per_execution is None and device_iterations == 1:
         per_execution = per_epoch
         if per_epoch % accumulation:

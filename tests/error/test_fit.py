@@ -144,3 +144,35 @@ def test_evaluate_and_predict_name_themselves():
     for function in (poptorch.evaluate, poptorch.predict):
         with pytest.raises(ValueError, match=rf"{function.__name__}: .* Pass steps"):
             function(nn.Linear(3, 1), iter(BATCHES))
+
+
+@pytest.mark.parametrize(
+    ("hook", "text"),
+    [
+        ("on_train_begin", r"on_train_begin \(on_fit_begin\(model, optimizer\)\)"),
+        ("on_train_batch_end", r"on_train_batch_end \(on_batch_end\(step, logs\)\)"),
+        ("on_train_end", r"on_train_end \(the lines after the call of fit\)"),
+        ("on_epoch_ends", r"on_epoch_ends\. Closest name: on_epoch_end\."),
+    ],
+)
+def test_hooks_that_nobody_calls_are_refused(hook, text):
+    methods = {hook: lambda self, *_: None, "on_epoch_end": lambda self, epoch: None}
+    with pytest.raises(TypeError, match=f"a Keras has methods that fit does not call: {text}"):
+        fit(callbacks=[type("Keras", (), methods)()])
+
+
+def test_a_scheduler_as_a_callback_says_what_wraps_it():
+    optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(TypeError, match=r"Pass poptorch\.LearningRateScheduler\(scheduler\)"):
+        fit(callbacks=[scheduler])
+
+
+def test_the_class_of_a_callback_is_not_the_callback():
+    with pytest.raises(TypeError, match=r"Pass an object, EarlyStopping\(\.\.\.\), not the class"):
+        fit(callbacks=[poptorch.EarlyStopping])
+
+
+def test_samples_and_targets_are_no_batches():
+    with pytest.raises(TypeError, match=r"the data is a Tensor of samples, .*TensorDataset\(x, y"):
+        fit(data=torch.ones(6, 3), epochs=torch.ones(6, 1))

@@ -1,0 +1,218 @@
+"""A model as a tree of modules, with what its program says of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from popsim_torch.errors import UsageValueError
+from popsim_torch.executor.table import table
+from popsim_torch.executor.tensor_details import TensorDetails, tensor_details
+from popsim_torch.ir import Graph, Op, Phase, Program, Role, TensorKind, names
+
+__all__ = ["ModelSummary", "ModuleSummary", "summarise_model"]
+
+_HEADER = ("Module", "Output shape", "Parameters", "Bytes", "Activations", "Stage", "Anchor")
+_OPTIONAL = ("Bytes", "Activations")
+"""Columns that a narrow table leaves out."""
+_NO_RESULTS = {"anchor", "print", "enqueue"}
+
+
+@dataclass(frozen=True)
+class ModuleSummary:
+    """A module of a model; all counts include the modules inside of it.
+
+    Attributes:
+        path: Its name in ``model.named_modules()``; empty for the model.
+        type_name: Of its class.
+        depth: How deep it lies: 0 for the model.
+        outputs: What it hands on to the rest of the model, once for each call. Empty if it computes
+            nothing, as a dropout in evaluation mode does, if only the body of a loop or branch
+            calls it, and if ``Options.disableModuleNamescope`` leaves modules out of names.
+        parameters: Elements of its parameters (count). One that it shares with another module
+            counts in both.
+        trainable: Those that need a gradient (count).
+        parameter_bytes: Memory of its parameters.
+        activation_bytes: Memory of all that it computes in the forward pass of one micro-batch.
+        stages: The pipeline stages that it runs on.
+        names: Tensors to anchor that belong to it, and to no module inside of it.
+    """
+
+    path: str
+    type_name: str
+    depth: int
+    outputs: tuple[TensorDetails, ...]
+    parameters: int
+    trainable: int
+    parameter_bytes: int
+    activation_bytes: int
+    stages: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What ``summary`` returns: it prints as a table.
+
+    Attributes:
+        rows: One for each module, the model first, each followed by those inside of it.
+        depth: How deep the printed tree goes; None for all of it.
+        width: Of the printed table (characters); None for that of the terminal.
+    """
+
+    rows: tuple[ModuleSummary, ...]
+    depth: int | None = None
+    width: int | None = None
+
+    def __str__(self) -> str:
+        shown = [r for r in self.rows if self.depth is None or r.depth <= self.depth]
+        model = self.rows[0]
+        rest = model.parameters - model.trainable
+        lines = [
+            f"Parameters: {model.parameters:,} ({model.trainable:,} trainable, {rest:,} not)",
+            f"Bytes of parameters: {model.parameter_bytes:,}",
+            f"Bytes of activations of a micro-batch: {model.activation_bytes:,}",
+        ]
+        return "\n".join(
+            [table(_HEADER, [_cells(row) for row in shown], self.width, _OPTIONAL), "", *lines]
+        )
+
+
+def _cells(row: ModuleSummary) -> tuple[str, ...]:
+    own = row.path.rpartition(".")[2]
+    shapes = Counter(str(one.shape) for one in row.outputs)
+    return (
+        f"{'  ' * row.depth}{own} ({row.type_name})" if own else row.type_name,
+        ", ".join(s if n == 1 else f"{n} x {s}" for s, n in shapes.items()) or "-",
+        f"{row.parameters:,}" if row.parameters else "-",
+        f"{row.parameter_bytes:,}" if row.parameters else "-",
+        f"{row.activation_bytes:,}" if row.activation_bytes else "-",
+        ", ".join(map(str, row.stages)) or "-",
+        row.outputs[0].name if row.outputs else "-",
+    )
+
+
+def summarise_model(
+    model: nn.Module, program: Program, depth: int | None = None, width: int | None = None
+) -> ModelSummary:
+    """Describe the modules of a model by what its program says of them.
+
+    Args:
+        model: What was compiled.
+        program: Of the model, the same on every machine.
+        depth: How deep the printed tree goes; None for all of it.
+        width: Of the printed table (characters); None for that of the terminal.
+
+    Raises:
+        UsageValueError: A number is no integer, or is too small.
+    """
+    for name, number, least in (("depth", depth, 0), ("width", width, 60)):
+        if number is not None and (type(number) is not int or number < least):
+            raise UsageValueError(
+                f"summary: {name} must be an integer of {least} or more, or None, got {number!r}."
+            )
+    modules = dict(model.named_modules())
+    outputs, names_of = _outputs(program, modules), _names(program, modules)
+    ops = [(_module_of(op.origin.scope, modules), op) for op in _forward_ops(program.graph)]
+    rows = []
+    for path, module in modules.items():
+        inside = [op for where, op in ops if _lies_in(where, path)]
+        parameters = list(module.parameters())
+        rows.append(
+            ModuleSummary(
+                path,
+                getattr(type(module), "_popsim_class", type(module)).__name__,
+                path.count(".") + 1 if path else 0,
+                tuple(tensor_details(program, outputs[path])),
+                sum(one.numel() for one in parameters),
+                sum(one.numel() for one in parameters if one.requires_grad),
+                sum(one.numel() * one.element_size() for one in parameters),
+                _result_bytes(program.graph, inside),
+                tuple(sorted({op.stage for op in inside})),
+                tuple(names_of.get(path, ())),
+            )
+        )
+    return ModelSummary(tuple(rows), depth, width)
+
+
+def _forward_ops(graph: Graph) -> Iterator[Op]:
+    """Yield the ops of forward that compute something of the model."""
+    for op in graph.ops:
+        if op.phase > Phase.FORWARD or op.origin.backward or op.kind in _NO_RESULTS:
+            continue
+        if any(one.kind == TensorKind.VALUE for one in graph.roots(op.outputs)):
+            yield op  # others write new values of buffers
+
+
+def _result_bytes(graph: Graph, ops: Iterable[Op]) -> int:
+    """Return the memory that the results of ops take."""
+    roots = {one.id: one for op in ops for one in graph.roots(op.outputs)}
+    made = [one for one in roots.values() if one.kind == TensorKind.VALUE]
+    return sum(one.numel * one.dtype.itemsize for one in made)
+
+
+def _module_of(scope: str, modules: Container[str]) -> str:
+    """Return the innermost module that a scope lies in, whatever scopes of the user are around."""
+    path = ""
+    for part in scope.split("/"):
+        inner = f"{path}.{part}" if path else part
+        path = inner if inner in modules else path
+    return path
+
+
+def _lies_in(inner: str, outer: str) -> bool:
+    return not outer or inner == outer or inner.startswith(f"{outer}.")
+
+
+def _names(program: Program, modules: Container[str]) -> dict[str, list[str]]:
+    """Return the names of tensors by the module that they belong to."""
+    found: dict[str, list[str]] = {}
+    for name in program.tensor_names():
+        found.setdefault(_module_of(names.scope_of(name), modules), []).append(name)
+    return found
+
+
+def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]:
+    """Return the names of what each module hands on: what is read outside of it.
+
+    Where nothing is, the last tensor that it computes.
+    """
+    graph = program.graph
+    results = _results(program, modules)
+    read_by: dict[int, set[str | None]] = {}
+    for op in _forward_ops(graph):
+        reader = _module_of(op.origin.scope, modules)
+        for i in op.inputs:
+            if i < 0:
+                continue
+            read_by.setdefault(i, set()).add(reader)
+            if graph.tensors[i].kind == TensorKind.VIEW:
+                # What a view looks at is handed on to who makes the view.
+                maker = results[i][1] if i in results else reader
+                read_by.setdefault(graph.root_of(i).id, set()).add(maker)
+    for i in program.outputs:
+        read_by.setdefault(i, set()).add(None)
+    first_names = {i: name for name, i in reversed(graph.names.items())}
+    found = {"": [first_names[i] for i in program.outputs if i in first_names]}
+    for path in modules:
+        if not path:
+            continue
+        own = {i: name for i, (name, where) in results.items() if _lies_in(where, path)}
+        found[path] = [
+            name
+            for i, name in own.items()
+            if any(r is None or not _lies_in(r, path) for r in read_by.get(i, ()))
+        ] or list(own.values())[-1:]
+    return found
+
+
+def _results(program: Program, modules: Container[str]) -> dict[int, tuple[str, str]]:
+    """Return what forward computes, by id: its first name, and the module that computes it."""
+    found: dict[int, tuple[str, str]] = {}
+    for name, i in program.graph.names.items():
+        if names.is_result(name) and program.graph.tensors[i].role == Role.VALUE:
+            found.setdefault(i, (name, _module_of(names.scope_of(name), modules)))
+    return found

@@ -1,0 +1,98 @@
+"""The evaluation that follows each epoch of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import UsageTypeError
+from popsim_torch.options import Options
+from popsim_torch.training.batches import Batches
+from popsim_torch.training.execution import Execution
+from popsim_torch.training.model_call import ModelCall, mode
+from popsim_torch.training.steps import plan_steps
+
+__all__ = ["VALIDATED", "Validation", "plan_validation"]
+
+VALIDATED = "val_"
+"""What the names of values have in front that were computed of the data for validation."""
+
+_STEPS = "validation_steps"
+
+
+@dataclass
+class Validation:
+    """Evaluates a model as often as it is asked to, with one program.
+
+    Attributes:
+        call: Calls the model.
+        execution: Runs it; None where there is no data for validation.
+        num_runs: Runs of the device in an evaluation (count).
+    """
+
+    call: ModelCall
+    execution: Execution | None = None
+    num_runs: int = 0
+
+    def run(self) -> dict[str, float]:
+        """Return the mean loss and metrics by name; nothing where there is no data."""
+        if self.execution is None:
+            return {}
+        with mode(self.call.model, training=False):
+            parts = [self.execution.run() for _ in range(self.num_runs)]
+        return {
+            VALIDATED + name: torch.cat([part[name] for part in parts]).double().mean().item()
+            for name in parts[0]
+        }
+
+    def close(self) -> None:
+        """End the program."""
+        if self.execution is not None:
+            self.execution.end()
+
+
+def plan_validation(
+    call: ModelCall, data: Any, steps: int | None, epochs: int, options: Options
+) -> Validation:
+    """Return what evaluates a model after each epoch.
+
+    Args:
+        call: Calls the model.
+        data: Batches; None for no evaluation.
+        steps: Batches of an evaluation (count); None for one pass through the data.
+        epochs: How many evaluations there will be (count).
+        options: Of the program that trains.
+
+    Raises:
+        UsageTypeError: The data is none, or there are steps alone.
+        UsageValueError: The counts do not fit together.
+    """
+    if data is None:
+        if steps is not None:
+            raise UsageTypeError(
+                "fit: validation_steps is given without validation_data. Pass both, or neither."
+            )
+        return Validation(call)
+    batches = Batches("fit", data, "validation_data")
+    options = options.clone()
+    options.anchored_tensors.clear()
+    counts = plan_steps(
+        *("fit", batches.count, steps, None),
+        epoch_name=_STEPS,
+        data_name="validation_data",
+    )
+    total = epochs * counts.per_epoch
+    batches.check_sizes(total)
+
+    def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return call(args, kwargs)
+
+    stream = batches.stream(total)
+    execution = Execution(
+        *("fit", body, stream, counts.per_execution, None, options), steps_name=_STEPS
+    )
+    return Validation(call, execution, counts.executions)
