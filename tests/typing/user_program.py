@@ -161,6 +161,23 @@ def observe(model: Net) -> poptorch.History:
     return history
 
 
+def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
+    """Train with everything that fit brings, and look at the model."""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    callbacks: list[object] = [
+        poptorch.LearningRateScheduler(scheduler),
+        poptorch.Checkpoint("best.pt", monitor="val_loss"),
+        poptorch.EarlyStopping(monitor="val_loss", patience=2),
+    ]
+    batches = [(torch.randn(8, 3), torch.ones(8))]
+    poptorch.fit(model, batches, optimizer=optimizer, validation_data=batches, callbacks=callbacks)
+    summary: poptorch.ModelSummary = poptorch.summary(model, torch.randn(8, 3))
+    module: poptorch.ModuleSummary = summary.rows[0]
+    executor = poptorch.trainingModel(model, optimizer=optimizer)
+    details: poptorch.TensorDetails = executor.getTensorNames("Gradient___*", details=True)[0]
+    return f"{module.path} {details.name}"
+
+
 def pipelines(model: Net) -> list[poptorch.PipelineStageRecord]:
     """Ask for a pipeline as TensorFlow for IPUs has them."""
     poptorch.set_pipelining_options(
