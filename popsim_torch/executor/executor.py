@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from popsim_torch import optim, profiling
+from popsim_torch.errors import closest_names, listed_names
 from popsim_torch.executor.base import HasModel
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
@@ -175,7 +176,17 @@ class PoplarExecutor(HasModel):
                 str(part).replace(f"'{wrapped.__name__}'", f"'{own.__name__}'")
                 for part in error.args
             )
+            if str(error).endswith(f"no attribute '{name}'"):
+                self._suggest(name, error)
             raise
+
+    def _suggest(self, name: str, error: AttributeError) -> None:
+        """Add to an error which methods, and attributes of the model, look like a name."""
+        names = sorted({*dir(type(self)), *dir(self._user_model)})
+        close = closest_names(name, (one for one in names if not one.startswith("_")), limit=3)
+        if close:
+            many = "s" if len(close) > 1 else ""
+            error.args = (f"{error}. Closest name{many}: {listed_names(close)}.",)
 
     def __repr__(self) -> str:
         return module_repr(self._user_model)
@@ -271,6 +282,8 @@ class PoplarExecutor(HasModel):
         if compiled is None:
             compiled = self._life.become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
+        if optimizer is not None:
+            self._use.warn_of_changes()
         if optimizer is None or device.weights.has_loops:
             device.weights.pull(loops_alone=optimizer is not None)
         # The cheaper question first: there is seldom anything to hand over.

@@ -14,6 +14,7 @@ from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.numerics import scales_automatically
 from popsim_torch.executor.updates import lacks_running_mean, make_plan
+from popsim_torch.executor.value_watch import ValueWatch
 from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 
@@ -30,7 +31,6 @@ class OptimizerUse:
             have other values by now.
 
     Attributes:
-        settings: The optimizer's values in use.
         captures: Gradients that go into queues.
         let_go: Lets go of the program; the next one gives an optimizer of these settings the states
             of this one. Set by what makes programs.
@@ -44,7 +44,7 @@ class OptimizerUse:
     ) -> None:
         self._device = device
         self.optimizer = optimizer
-        self.settings: OptimizerSettings | None = None
+        self.settings = None
         self.captures: tuple[GradientCapture, ...] = ()
         self.let_go: weakref.WeakMethod[Callable[[OptimizerSettings], None]] | None = None
         if copied is not None:
@@ -64,9 +64,29 @@ class OptimizerUse:
         self._device.optimizers = () if optimizer is None else (optimizer,)
 
     @property
+    def settings(self) -> OptimizerSettings | None:
+        """The optimizer's values in use."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: OptimizerSettings | None) -> None:
+        self._settings = settings
+        self._watch = None
+        if self._optimizer is not None and settings is not None:
+            self._watch = ValueWatch(self._optimizer, settings)
+
+    @property
     def _synced(self) -> optim.Optimizer | None:
         """The optimizer, if it shows what the device keeps of it."""
         return self.optimizer if isinstance(self.optimizer, optim.Optimizer) else None
+
+    def warn_of_changes(self) -> None:
+        """Warn of values that were changed in the optimizer and that ``setOptimizer`` was not told.
+
+        It is asked at each call.
+        """
+        if self._watch is not None:
+            self._watch.check()
 
     def link(self, state: DeviceState) -> None:
         """Connect the optimizer with what a program keeps on the device."""
