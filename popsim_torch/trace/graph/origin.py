@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch.fx
@@ -116,6 +116,11 @@ def origin_kept() -> Iterator[None]:
             meta[_CHANNEL] = before
 
 
+def is_user_code(code: CodeType) -> bool:
+    """Whether code is neither PyTorch's nor of this package nor of Python's start."""
+    return not code.co_filename.startswith((*_OWN_PATHS, "<frozen "))
+
+
 def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
     """Return ``file:line`` of the innermost frame outside of torch and of this package.
 
@@ -132,7 +137,7 @@ def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
         path = frame.f_code.co_filename
         # torch.fx calls functions through a lambda that it evaluates from a string.
         evaluated = path == "<string>" and "__name__" not in frame.f_globals
-        if not evaluated and not path.startswith((*_OWN_PATHS, "<frozen ")):
+        if not evaluated and is_user_code(frame.f_code):
             line = f"{before}{path}:{frame.f_lineno}"
             if not any(piece in path for piece in excludes):
                 return line
