@@ -282,8 +282,8 @@ class PoplarExecutor(HasModel):
         if compiled is None:
             compiled = self._life.become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
-        if optimizer is not None:
-            self._use.warn_of_changes()
+        if (watch := self._use.watch) is not None:
+            watch.check()
         if optimizer is None or device.weights.has_loops:
             device.weights.pull(loops_alone=optimizer is not None)
         # The cheaper question first: there is seldom anything to hand over.

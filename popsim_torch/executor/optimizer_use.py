@@ -32,6 +32,7 @@ class OptimizerUse:
 
     Attributes:
         captures: Gradients that go into queues.
+        watch: Looks for values that were changed, and that ``setOptimizer`` was not told.
         let_go: Lets go of the program; the next one gives an optimizer of these settings the states
             of this one. Set by what makes programs.
     """
@@ -44,6 +45,7 @@ class OptimizerUse:
     ) -> None:
         self._device = device
         self.optimizer = optimizer
+        self.watch: ValueWatch | None = None
         self.settings = None
         self.captures: tuple[GradientCapture, ...] = ()
         self.let_go: weakref.WeakMethod[Callable[[OptimizerSettings], None]] | None = None
@@ -71,22 +73,14 @@ class OptimizerUse:
     @settings.setter
     def settings(self, settings: OptimizerSettings | None) -> None:
         self._settings = settings
-        self._watch = None
+        self.watch = None
         if self._optimizer is not None and settings is not None:
-            self._watch = ValueWatch(self._optimizer, settings)
+            self.watch = ValueWatch(self._optimizer, settings)
 
     @property
     def _synced(self) -> optim.Optimizer | None:
         """The optimizer, if it shows what the device keeps of it."""
         return self.optimizer if isinstance(self.optimizer, optim.Optimizer) else None
-
-    def warn_of_changes(self) -> None:
-        """Warn of values that were changed in the optimizer and that ``setOptimizer`` was not told.
-
-        It is asked at each call.
-        """
-        if self._watch is not None:
-            self._watch.check()
 
     def link(self, state: DeviceState) -> None:
         """Connect the optimizer with what a program keeps on the device."""

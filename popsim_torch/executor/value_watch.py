@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
 import torch
 
 from popsim_torch import logs, optim
+from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.planning import OptimizerSettings
 
 __all__ = ["ValueWatch"]
@@ -16,47 +18,66 @@ __all__ = ["ValueWatch"]
 class ValueWatch:
     """Compares an optimizer's groups with the values that a model has, at each call.
 
-    That is one comparison of short tuples for each group.
-
     Args:
         optimizer: The one in use.
         settings: Its values in use.
     """
 
+    __slots__ = ("_groups", "_known", "_names", "_optimizer", "_others", "_read", "_warned")
+
     def __init__(self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> None:
-        self._optimizer = optimizer
-        self._groups = optimizer.param_groups
         names = [name for name in settings.defaults if not name.startswith("beta")]
         self._names = [*names, "betas"] if "beta1" in settings.defaults else names
         self._read = itemgetter(*self._names)
-        self._known = [_in_use(group.values, self._names) for group in settings.groups]
+        self._optimizer = optimizer
+        self._groups = optimizer.param_groups
+        self._known, *self._others = [
+            self._in_use(one.values, group)
+            for one, group in zip(settings.groups, self._groups, strict=False)
+        ]
+        self._warned = False
 
     def check(self) -> None:
         """Warn once if a value differs from the one in use."""
         groups = self._optimizer.param_groups
+        # What nearly every call is: nothing here may cost it more.
+        if self._read(groups[0]) == self._known and not self._others and groups is self._groups:
+            return
+        if not self._warned:
+            self._look_closer(groups)
+
+    def _in_use(self, values: Mapping[str, HyperParameter], group: dict[str, Any]) -> Any:
+        """Return the values in use: the very objects of the group, which compare fastest."""
+        known = tuple(
+            (values["beta1"].value, values["beta2"].value)
+            if name == "betas"
+            else values[name].value
+            for name in self._names
+        )
+        now = self._read(group)
+        return now if now == known else known
+
+    def _look_closer(self, groups: list[dict[str, Any]]) -> None:
         if groups is not self._groups:
-            self._begin_anew(groups)
-        for group, known in zip(groups, self._known, strict=False):
-            if self._read(group) != known:
-                self._compare(group, known)
+            self._groups = groups
+            if isinstance(self._optimizer, optim.Optimizer):
+                # A state that was loaded: the device takes it over by itself.
+                self._known, *self._others = map(self._read, groups)
+        for group, known in zip(groups, (self._known, *self._others), strict=False):
+            if not self._warned and self._read(group) != known:
+                self._warn_of_difference(group, known)
 
-    def _begin_anew(self, groups: list[dict[str, Any]]) -> None:
-        """Go on with other groups; those that a model takes over by itself are in use."""
-        self._groups = groups
-        if isinstance(self._optimizer, optim.Optimizer):
-            self._known = [self._read(group) for group in groups]
-
-    def _compare(self, group: dict[str, Any], known: tuple[Any, ...]) -> None:
+    def _warn_of_difference(self, group: dict[str, Any], known: tuple[Any, ...]) -> None:
         for name, value, used in zip(self._names, self._read(group), known, strict=True):
             value = tuple(value) if isinstance(value, list) else value
             if value != used:
+                self._warned = True
                 logs.python.warning(
                     "The optimizer's %s is %s now, and the model goes on with %s: what is changed "
                     "in an optimizer counts from model.setOptimizer(optimizer) on. Call it after "
                     "scheduler.step(), or after a change of param_groups.",
                     *(name, _shown(value), _shown(used)),
                 )
-                self._known = []  # once is enough
                 return
 
 
@@ -64,10 +85,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _in_use(values: Any, names: list[str]) -> tuple[Any, ...]:
-    return tuple(
-        (values["beta1"].value, values["beta2"].value) if name == "betas" else values[name].value
-        for name in names
-    )
