@@ -25,6 +25,7 @@ from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.random_state import MAX_SEED, RandomState
 from popsim_torch.executor.timing import Timing
+from popsim_torch.executor.tracebacks import shortened, shows_short_tracebacks
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import SettingsThen
@@ -249,11 +250,15 @@ class PoplarExecutor(HasModel):
                 random numbers are then those behind a finished device iteration; anchors are not
                 to be read before the next call.
         """
-        compiled, inputs = self._prepare_call(args, kwargs)
-        return self._run(compiled, inputs)
+        try:
+            compiled, inputs = self._prepare_call(args, kwargs)
+            return self._run(compiled, inputs)
+        except Exception as error:
+            raise shortened(error, unless="POPSIM_TRACEBACK=full")
 
     # Looking inside
 
+    @shows_short_tracebacks
     def profile(self, *args: Any, repeats: int = 1, **kwargs: Any) -> Profile:
         """Call the model several times and return how long each op of the program took.
 

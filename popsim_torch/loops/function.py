@@ -18,6 +18,7 @@ from torch import nn
 from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
+from popsim_torch.executor.tracebacks import shortened
 from popsim_torch.feeds.runs import Running
 from popsim_torch.feeds.structure import check_dense
 from popsim_torch.loops.argument_iterators import ArgumentIterators
@@ -283,6 +284,8 @@ class Function:
             )
         try:
             return self._run(args, kwargs)
+        except Exception as error:
+            raise shortened(error, unless="POPSIM_TRACEBACK=full")
         finally:
             lock.release()
 

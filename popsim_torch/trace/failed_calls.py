@@ -40,7 +40,7 @@ def explain_failed_call(error: Exception, module: nn.Module, given: Mapping[str,
         given: The arguments of its forward, by name.
     """
     frames = _frames(error)
-    if isinstance(error, Error) or not frames or is_user_code(frames[-1].f_code):
+    if isinstance(error, Error) or not frames or is_user_code(frames[-1]):
         return
     text = error.args[0] if len(error.args) == 1 else None
     if not isinstance(text, str):
@@ -78,7 +78,7 @@ def _layer(frames: list[FrameType], module: nn.Module) -> str:
     for frame in reversed(frames):
         called = frame.f_locals.get("self")
         if frame.f_code.co_name == "forward" and paths.get(id(called)):
-            shapes = _shapes(frame) if not is_user_code(frame.f_code) else ""
+            shapes = _shapes(frame) if not is_user_code(frame) else ""
             return f"In the layer '{paths[id(called)]}', {_shown(called)}{shapes}."
     return ""
 

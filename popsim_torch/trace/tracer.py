@@ -211,22 +211,22 @@ class _Tracer:
             raise Error(
                 f"aten::item is only supported in eager mode: {error.func} needs the value of a "
                 "tensor, which does not exist while the model is traced."
-            ) from error
+            ) from None
         except DynamicOutputShapeException as error:
             raise Error(
                 f"The shape of the result of {error.func} depends on values, which do not exist "
                 "while the model is traced. Use masks or torch.where, and fixed sizes."
-            ) from error
+            ) from None
         except UnsupportedOperatorException as error:
             func: Any = error.func
             raise Error(
                 f"Unsupported ops found in compiled model: [{schema_of(func).name}]"
-            ) from error
+            ) from None
         except Exception as error:
             without_fakes(error)
             located = explained(error, current_origin().source)
             if located is not None:
-                raise located from error
+                raise located from None
             explain_failed_call(error, self._request.module, self._given)
             raise
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.executor.tracebacks import shows_short_tracebacks
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import add_settings
@@ -33,6 +34,7 @@ _SILENT, _BAR, _LINE = 0, 1, 2
 _FROM_MODEL = "the pipelining options of the model"
 
 
+@shows_short_tracebacks
 def fit(
     model: nn.Module | PoplarExecutor,
     data: Any,
@@ -139,6 +141,7 @@ def fit(
     return history
 
 
+@shows_short_tracebacks
 def evaluate(
     model: nn.Module | PoplarExecutor,
     data: Any,
@@ -196,6 +199,7 @@ def evaluate(
     return dict(record.means)
 
 
+@shows_short_tracebacks
 def predict(
     model: nn.Module | PoplarExecutor,
     data: Any,

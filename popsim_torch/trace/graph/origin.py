@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch.fx
@@ -116,9 +116,12 @@ def origin_kept() -> Iterator[None]:
             meta[_CHANNEL] = before
 
 
-def is_user_code(code: CodeType) -> bool:
-    """Whether code is neither PyTorch's nor of this package nor of Python's start."""
-    return not code.co_filename.startswith((*_OWN_PATHS, "<frozen "))
+def is_user_code(frame: FrameType) -> bool:
+    """Whether a frame is neither of PyTorch nor of this package nor of Python's start."""
+    path = frame.f_code.co_filename
+    # torch.fx calls functions through a lambda that it evaluates from a string.
+    is_evaluated = path == "<string>" and "__name__" not in frame.f_globals
+    return not is_evaluated and not path.startswith((*_OWN_PATHS, "<frozen "))
 
 
 def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
@@ -135,9 +138,7 @@ def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        # torch.fx calls functions through a lambda that it evaluates from a string.
-        evaluated = path == "<string>" and "__name__" not in frame.f_globals
-        if not evaluated and is_user_code(frame.f_code):
+        if is_user_code(frame):
             line = f"{before}{path}:{frame.f_lineno}"
             if not any(piece in path for piece in excludes):
                 return line
