@@ -177,8 +177,9 @@ class PoplarExecutor(HasModel):
                 str(part).replace(f"'{wrapped.__name__}'", f"'{own.__name__}'")
                 for part in error.args
             )
-            if str(error).endswith(f"no attribute '{name}'"):
+            if str(error).endswith(f"no attribute '{name}'") and not name.startswith("_"):
                 self._suggest(name, error)
+                raise error.with_traceback(None)
             raise
 
     def _suggest(self, name: str, error: AttributeError) -> None:
@@ -188,6 +189,7 @@ class PoplarExecutor(HasModel):
         if close:
             many = "s" if len(close) > 1 else ""
             error.args = (f"{error}. Closest name{many}: {listed_names(close)}.",)
+            error.obj = None  # Python would suggest some of them again
 
     def __repr__(self) -> str:
         return module_repr(self._user_model)

@@ -5,6 +5,7 @@ must not have. Warnings have a table of their own.
 """
 
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -455,6 +456,13 @@ def test_one_warning_says_what_is_wrong(mistake, words, caplog) -> None:
     assert len(texts) == 1
     assert [word for word in words if word not in texts[0]] == []
     assert "\n" not in texts[0]
+
+
+def test_a_misspelt_method_shows_one_line_of_ours_and_no_name_twice() -> None:
+    with pytest.raises(AttributeError) as caught:
+        train().fc11  # noqa: B018
+    assert len(caught.traceback) == 2
+    assert "".join(traceback.format_exception(caught.value)).count("'fc1'") == 1
 
 
 def no_warning_of_values(caplog) -> bool:
