@@ -5,13 +5,19 @@ What a mode returns is so of model outputs, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from popsim_torch import logs
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import Error, InternalError
+from popsim_torch.errors import (
+    Error,
+    InternalError,
+    UsageAssertionError,
+    closest_names,
+    listed_names,
+)
 
 __all__ = [
     "AnchorRequest",
@@ -20,6 +26,7 @@ __all__ = [
     "kept_micro_batches",
     "num_returned",
     "shape_of_entries",
+    "unknown_anchor",
 ]
 
 
@@ -73,6 +80,24 @@ class AnchorRequest:
             )
         period = model_period if model_mode == OutputMode.EveryN else 1
         return cls(short_name, long_name, model_mode, period)
+
+
+def unknown_anchor(short_name: str, anchors: Iterable[str], where: str) -> UsageAssertionError:
+    """Return the error for a short name that no anchor has.
+
+    Args:
+        short_name: The name.
+        anchors: Those that there are.
+        where: Where to register another one, as the end of a sentence.
+    """
+    known = list(anchors)
+    close = closest_names(short_name, known)
+    hint = f" Closest name: '{close[0]}'." if close else ""
+    listed = f" There {'is' if len(known) == 1 else 'are'} {listed_names(known)}." if known else ""
+    return UsageAssertionError(
+        f"getAnchoredTensor: No tensor with name '{short_name}' among the {len(known)} anchors."
+        f"{hint}{listed} Register it with Options.anchorTensor {where}."
+    )
 
 
 _MODES = {

@@ -69,10 +69,10 @@ def _count(variable: str) -> None:
         raise _wrong(variable, value, "a number")
 
 
-def _level(variable: str) -> None:
+def _one_of(variable: str, *allowed: str) -> None:
     value = os.environ.get(variable, "")
-    if value and value not in _LEVELS:
-        raise _wrong(variable, value, ", ".join(_LEVELS))
+    if value and value not in allowed:
+        raise _wrong(variable, value, ", ".join(allowed))
 
 
 def _wrong(variable: str, value: str, allowed: str) -> UsageValueError:
@@ -90,10 +90,11 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "POPTORCH_WAIT_FOR_IPU": flag,
     "POPTORCH_EXPORT_PROTO_AS_BINARY": flag,
     "POPTORCH_MAX_GRAPH_LEN": _count,
-    "POPART_LOG_LEVEL": _level,
+    "POPART_LOG_LEVEL": lambda variable: _one_of(variable, *_LEVELS),
     "POPLAR_ENGINE_OPTIONS": json_object,
     "PVTI_OPTIONS": json_object,
     "POPSIM_CHECK_CUSTOM_OPS": flag,
+    "POPSIM_TRACEBACK": lambda variable: _one_of(variable, "full"),
 }
 
 

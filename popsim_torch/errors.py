@@ -31,6 +31,7 @@ __all__ = [
     "closest_names",
     "createPoptorchError",
     "example_names",
+    "listed_names",
     "not_supported_yet",
 ]
 
@@ -241,6 +242,19 @@ def example_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[
     alike = sorted(listed, key=lambda other: -len(words(other) & wanted))[:limit]
     alike = [other for other in alike if words(other) & wanted]
     return alike or listed[:: max(1, len(listed) // limit)][:limit]
+
+
+def listed_names(names: Iterable[str], limit: int = 10) -> str:
+    """Return names as a part of a sentence: ``'a', 'b' and 'c'``, or the first and how many more.
+
+    Args:
+        names: What there is.
+        limit: The most names to list.
+    """
+    shown = [f"'{name}'" for name in names]
+    if len(shown) > limit:
+        return f"{', '.join(shown[:limit])} and {len(shown) - limit} more"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
 def not_supported_yet(call: str, feature: str, advice: str, note: str = "") -> Error:

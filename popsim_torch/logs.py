@@ -66,6 +66,7 @@ _PLAIN = "\033[m"
 _LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
 _DESTINATION_VARIABLE = "POPTORCH_LOG_DEST"
 _HANDLER = "popsim_torch"
+_PRINTED = "is_printed_by_python"  # on stderr: an attribute of records
 _DEFAULT_REPEATS = 4
 _MAX_COUNTED = 1000  # texts; a program that runs for weeks may warn with a number in each
 
@@ -186,6 +187,8 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record's line, or the notice that it is one too many."""
+        if self._stream == "stderr" and getattr(record, _PRINTED, False):
+            return
         stream = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
         if stream is None:  # as under pythonw
             return
@@ -223,7 +226,10 @@ def _line(record: logging.LogRecord, text: str, *, on_terminal: bool) -> str:
 
 
 class _ReportUncaught:
-    """A ``sys.excepthook`` that logs an exception and then does what the one before it did."""
+    """A ``sys.excepthook`` that logs an exception and then does what the one before it did.
+
+    That one prints it on stderr, where the log does not repeat it.
+    """
 
     def __init__(self, previous: Any) -> None:
         self._previous = previous
@@ -235,7 +241,7 @@ class _ReportUncaught:
             lines = traceback.format_exception_only(kind, value)
             # The lines of a program that is no Python stand in front of what is wrong.
             text = lines[-1] if isinstance(value, SyntaxError) else "".join(lines)
-            python.critical("%s", text.rstrip())
+            python.critical("%s", text.rstrip(), extra={_PRINTED: True})
         self._previous(kind, value, trace)
 
 

@@ -25,6 +25,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _DEFAULT_LEARNING_RATE = 0.01
+_WRAPPED = (
+    "a model was wrapped with these options before, and would not notice. Register anchors before "
+    "trainingModel or inferenceModel is called. For a model that is wrapped and not compiled yet, "
+    "use model.options.anchorTensor; for another model, a copy made with options.clone()."
+)
 
 
 def _checked_model(model: object, function: str) -> nn.Module:
@@ -50,6 +55,7 @@ def _checked_options(
         )
     check_limits(options)
     options.freeze()
+    options._take_anchors(_WRAPPED)
     own = options.clone()
     add_settings(own, model, training=function == "trainingModel")
     if own.defaultOutputMode():

@@ -138,27 +138,30 @@ class Node(ABC):
         if type(value) is not self.kind:
             raise self.mismatch("Type", self.kind, type(value))
 
-    def mismatch(self, kind: str, expected: object, given: object) -> Error:
+    def mismatch(self, kind: str, expected: object, given: object, advice: str = "") -> Error:
         """Return the error for a value that differs from the first one.
 
         Args:
             kind: In what it differs.
             expected: What the model was compiled for.
             given: What there is now.
+            advice: As for ``changed``.
         """
-        return self.changed(kind, f"expected {_show(expected)} but got {_show(given)}")
+        return self.changed(kind, f"expected {_show(expected)} but got {_show(given)}", advice)
 
-    def changed(self, kind: str, difference: str) -> Error:
+    def changed(self, kind: str, difference: str, advice: str = "") -> Error:
         """Return the error for a value that differs from the first one.
 
         Args:
             kind: In what it differs.
             difference: How, as a part of a sentence.
+            advice: What to do in this case, as a sentence, in front of what always helps.
         """
         return Error(
-            f"{kind} mismatch for {self.name}: {difference}. A compiled model is never compiled "
-            "again by itself: call destroy() on it, after which the next call compiles anew, or "
-            "make a new wrapper for this kind of input."
+            f"{kind} mismatch for {self.name}: {difference}. {advice}{' ' if advice else ''}A "
+            "compiled model is never compiled again by itself: call destroy() on it, after which "
+            "the next call compiles anew and takes as long as the first one, or make a new wrapper "
+            "for this kind of input."
         )
 
 
@@ -178,8 +181,17 @@ class TensorNode(Node):
         if value.is_nested:
             raise self.mismatch("Shape", self.shape, "that of a nested tensor")
         if value.shape != self.shape:
-            raise self.mismatch("Shape", self.shape, value.shape)
+            raise self.mismatch("Shape", self.shape, value.shape, self._advice(value.shape))
         tensors.append(value)
+
+    def _advice(self, shape: torch.Size) -> str:
+        """Return what helps where the batch alone is smaller, as the last one of an epoch is."""
+        if not shape or shape[1:] != self.shape[1:] or shape[0] >= self.shape[0]:
+            return ""
+        return (
+            f"This batch of {shape[0]} is smaller than the first one, of {self.shape[0]}. If it is "
+            "the last one of a data loader, pass drop_last=True to the loader."
+        )
 
     @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:

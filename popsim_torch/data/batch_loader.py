@@ -161,7 +161,19 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
                 )
             return
         size = self._num_joined if self.has_batch_sampler else self._combined_batch_size
-        if self._drops_last or size is None:
+        source = self.batch_sampler if self.has_batch_sampler else self.sampler
+        kind = "micro-batches" if self.has_batch_sampler else "samples"
+        if size is None:
+            return
+        if self._drops_last:
+            if 0 < operator.length_hint(source) < size:
+                _logger.warning(
+                    "DataLoader: one call of the model takes %d %s, and there are %d. With "
+                    "drop_last=True they are left out, and the loader gives no batch at all. "
+                    "Lower the batch size, deviceIterations or gradientAccumulation, or pass more "
+                    "data.",
+                    *(size, kind, operator.length_hint(source)),
+                )
             return
         if self._num_partitions > 1 and len(self.dataset) % (size * self._num_partitions):  # type: ignore[arg-type]
             _logger.warning(
@@ -174,14 +186,13 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
                 self._num_partitions,
             )
             return
-        source = self.batch_sampler if self.has_batch_sampler else self.sampler
         left = operator.length_hint(source) % size  # 0 if the source does not know its length
         if left:
             _logger.warning(
                 "DataLoader: with drop_last=False the last batch has %d %s instead of %d. "
                 "It does not fit the compiled model.",
                 left,
-                "micro-batches" if self.has_batch_sampler else "samples",
+                kind,
                 size,
             )
 

@@ -29,6 +29,11 @@ __all__ = ["DeviceProgram"]
 T = TypeVar("T")
 
 _NOTHING = nullcontext()
+_COMPILED = (
+    "these are the options of a model that is compiled, and what it records is fixed then. "
+    "Register the anchor in the options that trainingModel or inferenceModel is given, or call "
+    "model.destroy() first: the next call compiles the model anew."
+)
 
 
 class DeviceProgram:
@@ -64,7 +69,7 @@ class DeviceProgram:
     ) -> None:
         self.module = module
         self.options = options
-        options._take_anchors(True)
+        options._take_anchors()
         self.channel = channel
         self.connection = Connection(options)
         self.weights = WeightSync(module, fixed=fixed)
@@ -141,7 +146,7 @@ class DeviceProgram:
             raise
         # Nothing before this line leaves a trace if it fails.
         self.compiled, self.state = compiled, state
-        self.options._take_anchors(False)
+        self.options._take_anchors(_COMPILED)
         self._report = promise_report(self, compiled, self.options)
         self.weights.attach(state)
         self.ready = compiled if self.connection.attached else None
@@ -259,7 +264,7 @@ class DeviceProgram:
         if self._report is not None:
             self._report()
         self.compiled = self.state = self.ready = self._report = None
-        self.options._take_anchors(True)
+        self.options._take_anchors()
         self.last_complete_run = 0
         self.weights.detach()
         self.connection.detach()

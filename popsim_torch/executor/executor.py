@@ -12,7 +12,7 @@ from torch import nn
 from typing_extensions import ParamSpec, TypeVar
 
 from popsim_torch import optim, profiling
-from popsim_torch.errors import Error
+from popsim_torch.errors import Error, closest_names, listed_names
 from popsim_torch.executor.base import HasModel
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
@@ -28,6 +28,7 @@ from popsim_torch.executor.random_state import MAX_SEED, RandomState
 from popsim_torch.executor.summary import ModelSummary, summarise_model
 from popsim_torch.executor.tensor_details import TensorNames
 from popsim_torch.executor.timing import Timing
+from popsim_torch.executor.tracebacks import shortened, shows_short_tracebacks
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import SettingsThen
@@ -183,11 +184,23 @@ class PoplarExecutor(HasModel, Generic[P, R]):
                 str(part).replace(f"'{wrapped.__name__}'", f"'{own.__name__}'")
                 for part in error.args
             )
+            if str(error).endswith(f"no attribute '{name}'") and not name.startswith("_"):
+                self._suggest(name, error)
+                raise error.with_traceback(None)
             raise
 
     def __dir__(self) -> list[str]:
         # What can be asked for, so that completion reaches the layers of the model.
         return sorted({*super().__dir__(), *dir(self.__dict__.get("_user_model"))})
+
+    def _suggest(self, name: str, error: AttributeError) -> None:
+        """Add to an error which methods, and attributes of the model, look like a name."""
+        names = sorted({*dir(type(self)), *dir(self._user_model)})
+        close = closest_names(name, (one for one in names if not one.startswith("_")), limit=3)
+        if close:
+            many = "s" if len(close) > 1 else ""
+            error.args = (f"{error}. Closest name{many}: {listed_names(close)}.",)
+            error.obj = None  # Python would suggest some of them again
 
     def __repr__(self) -> str:
         if "_inspection" not in self.__dict__:
@@ -277,12 +290,16 @@ class PoplarExecutor(HasModel, Generic[P, R]):
                 random numbers are then those behind a finished device iteration; anchors are not
                 to be read before the next call.
         """
-        compiled, inputs = self._prepare_call(args, kwargs)
-        result: R = self._run(compiled, inputs)
-        return result
+        try:
+            compiled, inputs = self._prepare_call(args, kwargs)
+            result: R = self._run(compiled, inputs)
+            return result
+        except Exception as error:
+            raise shortened(error, unless="POPSIM_TRACEBACK=full")
 
     # Looking inside
 
+    @shows_short_tracebacks
     def profile(self, *args: Any, repeats: int = 1, **kwargs: Any) -> Profile:
         """Call the model several times and return how long each op of the program took.
 
@@ -342,6 +359,8 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         if compiled is None:
             compiled = self._life.become_ready(args, kwargs)
         inputs = compiled.arguments.flatten(args, kwargs)
+        if (watch := self._use.watch) is not None:
+            watch.check()
         if optimizer is None or device.weights.has_loops:
             device.weights.pull(loops_alone=optimizer is not None)
         # The cheaper question first: there is seldom anything to hand over.

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from popsim_torch.executor.tracebacks import shows_short_tracebacks
+
 __all__ = ["exposed"]
 
 P = ParamSpec("P")
@@ -24,6 +26,7 @@ def exposed(
         method: The method, as the part's class has it.
     """
 
+    @shows_short_tracebacks
     @functools.wraps(method)
     def call(whole: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return method(getattr(whole, part), *args, **kwargs)

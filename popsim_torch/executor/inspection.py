@@ -8,7 +8,8 @@ from typing import Literal, overload
 import torch
 
 from popsim_torch import _native
-from popsim_torch.errors import UsageAssertionError, UsageTypeError, closest_names
+from popsim_torch.anchors import unknown_anchor
+from popsim_torch.errors import UsageAssertionError, UsageTypeError
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
@@ -103,13 +104,7 @@ class Inspection:
             )
         anchors = compiled.program.anchors
         if short_name not in anchors:
-            close = closest_names(short_name, anchors)
-            hint = f" Closest name: '{close[0]}'." if close else ""
-            raise UsageAssertionError(
-                f"getAnchoredTensor: No tensor with name '{short_name}' among the "
-                f"{len(anchors)} anchors.{hint} Register it with Options.anchorTensor before the "
-                "model is wrapped."
-            )
+            raise unknown_anchor(short_name, anchors, "before the model is wrapped")
         anchor = anchors[short_name]
         executable = compiled.executable
         if anchor.period and executable.num_iterations < anchor.period:

@@ -14,6 +14,7 @@ from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.numerics import scales_automatically
 from popsim_torch.executor.updates import lacks_running_mean, make_plan
+from popsim_torch.executor.value_watch import ValueWatch
 from popsim_torch.optim.captures import GradientCapture, unwrapped
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 
@@ -30,8 +31,8 @@ class OptimizerUse:
             have other values by now.
 
     Attributes:
-        settings: The optimizer's values in use.
         captures: Gradients that go into queues.
+        watch: Looks for values that were changed, and that ``setOptimizer`` was not told.
         let_go: Lets go of the program; the next one gives an optimizer of these settings the states
             of this one. Set by what makes programs.
     """
@@ -44,7 +45,8 @@ class OptimizerUse:
     ) -> None:
         self._device = device
         self.optimizer = optimizer
-        self.settings: OptimizerSettings | None = None
+        self.watch: ValueWatch | None = None
+        self.settings = None
         self.captures: tuple[GradientCapture, ...] = ()
         self.let_go: weakref.WeakMethod[Callable[[OptimizerSettings], None]] | None = None
         if copied is not None:
@@ -62,6 +64,18 @@ class OptimizerUse:
     def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._optimizer = optimizer
         self._device.optimizers = () if optimizer is None else (optimizer,)
+
+    @property
+    def settings(self) -> OptimizerSettings | None:
+        """The optimizer's values in use."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: OptimizerSettings | None) -> None:
+        self._settings = settings
+        self.watch = None
+        if self._optimizer is not None and settings is not None:
+            self.watch = ValueWatch(self._optimizer, settings)
 
     @property
     def _synced(self) -> optim.Optimizer | None:

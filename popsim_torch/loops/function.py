@@ -19,6 +19,7 @@ from typing_extensions import ParamSpec, TypeVar
 from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.reach import Reach, reach
+from popsim_torch.executor.tracebacks import shortened
 from popsim_torch.feeds.runs import Running
 from popsim_torch.feeds.structure import check_dense
 from popsim_torch.loops.argument_iterators import ArgumentIterators
@@ -320,6 +321,8 @@ class Function(Described, Generic[P, R]):
         try:
             result: R = self._run(args, kwargs)
             return result
+        except Exception as error:
+            raise shortened(error, unless="POPSIM_TRACEBACK=full")
         finally:
             lock.release()
 

@@ -19,6 +19,8 @@ from popsim_torch.lowering.steps import is_all_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
 
+_MAX_ALIKE = 3  # buffers of one name that a message lists one by one (count)
+
 
 class StateLowering:
     """Adds the placeholders of a traced graph, and the writes of those that forward changes.
@@ -77,7 +79,7 @@ class StateLowering:
             logs.python.warning(
                 "Buffers of integer types are constants of the compiled model, and keep the value "
                 "they have now: %s",
-                ", ".join(frozen),
+                _in_one_line(frozen),
             )
 
     def write_changes(self) -> None:
@@ -177,3 +179,15 @@ class StateLowering:
     def _stage_of_change(self, node: torch.fx.Node) -> int:
         source: Any = self._changes[node].args[1]
         return origin_of(source).stage
+
+
+def _in_one_line(names: list[str]) -> str:
+    """Return names of buffers; of those alike the first, and how many there are."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(name.rpartition(".")[2], []).append(name)
+    parts = [
+        ", ".join(found) if len(found) <= _MAX_ALIKE else f"{found[0]} and {len(found) - 1} like it"
+        for found in alike.values()
+    ]
+    return ", ".join(parts)

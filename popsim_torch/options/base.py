@@ -167,7 +167,7 @@ class FreezableOptions(Described):
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin.__dict__["_is_frozen"] = False
-        twin.__dict__.pop("_takes_anchors", None)
+        twin.__dict__.pop("_why_no_anchors", None)
         return twin
 
     # Hidden from the type checker, which would take any name for a valid attribute.

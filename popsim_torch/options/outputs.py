@@ -21,7 +21,7 @@ class OutputOptions(OptionsGroup):
     output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
     output_return_period = Setting(1, setter="outputMode")
     anchored_tensors = Setting[dict[str, list[Any]]]({}, setter="anchorTensor")
-    _takes_anchors = True
+    _why_no_anchors = ""
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
         """Choose which micro-batches of a call are returned.
@@ -45,9 +45,13 @@ class OutputOptions(OptionsGroup):
         """Return whether ``outputMode`` was never set."""
         return self.output_mode == OutputMode.Default
 
-    def _take_anchors(self, takes: bool) -> None:
-        """Say whether an anchor that is added now can act; a compiled executor says no."""
-        self.__dict__["_takes_anchors"] = takes
+    def _take_anchors(self, why_not: str = "") -> None:
+        """Take anchors from now on, or refuse them, since nobody would notice.
+
+        Args:
+            why_not: Why, as a clause, and what to do; empty: they are taken.
+        """
+        self.__dict__["_why_no_anchors"] = why_not
 
     def anchorTensor(
         self,
@@ -61,8 +65,9 @@ class OutputOptions(OptionsGroup):
     ) -> None:
         """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
 
-        It can be called on frozen options, but models that are wrapped already do not notice. On
-        ``model.options`` it acts until the model is compiled. The requests are
+        It can be called on options that are frozen, until a model is wrapped with them: that model
+        has a copy of its own. On ``model.options`` it acts until the model is compiled. The
+        requests are
         ``options.anchored_tensors``: by short name a list of the long name, whether mode and period
         are the model's, the mode and the period.
 
@@ -78,7 +83,8 @@ class OutputOptions(OptionsGroup):
 
         Raises:
             UsageTypeError: Both spellings of one argument are given.
-            UsageAttributeError: These are the options of a model that is compiled.
+            UsageAttributeError: A model was wrapped with these options, or they are those of a
+                model that is compiled.
             UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
                 period of ``EveryN`` is missing or not positive.
         """
@@ -86,15 +92,12 @@ class OutputOptions(OptionsGroup):
         require(
             isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
         )
-        if not self._takes_anchors:
-            raise UsageAttributeError(
-                f"{call}: these are the options of a model that is compiled, and what it records "
-                "is fixed then. Register the anchor in the options that trainingModel or "
-                "inferenceModel is given, or call model.destroy() first: the next call compiles "
-                "the model anew."
-            )
+        if self._why_no_anchors:
+            raise UsageAttributeError(f"{call}: {self._why_no_anchors}")
         mode = _one_of(call, "mode", output_mode, anchor_mode)
         period = _one_of(call, "return_period", output_return_period, anchor_return_period)
+        if mode is not None:
+            require_enum(f"{call}: output_mode", mode, OutputMode)
         uses_default = mode is None or mode == OutputMode.Default
         mode = OutputMode.Default if uses_default else mode
         self.anchored_tensors[short_name] = [

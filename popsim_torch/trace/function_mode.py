@@ -31,7 +31,7 @@ from popsim_torch.private_torch.operators import (
 from popsim_torch.private_torch.trees import tree_leaves, tree_map
 from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.books.device_loop import DeviceLoopTrace
-from popsim_torch.trace.books.known_values import reads_device
+from popsim_torch.trace.books.known_values import TO_PYTHON, reads_device
 from popsim_torch.trace.call_arguments import (
     copied,
     draws_random_numbers,
@@ -56,15 +56,16 @@ from popsim_torch.trace.graph.traced_tensors import (
 from popsim_torch.trace.host_changes import HostChanges, call_on_host
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.host_reads import warn_of_host_read
+from popsim_torch.trace.label_checks import check_labels
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
+from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.recurrent import recurrent_call
 from popsim_torch.trace.traceable import traceable_call
 
-_LEAVES_DEVICE = frozenset({"cpu", "numpy", "__array__"})
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
 # Answered with the tensor's values, in ways that pass by the operators of PyTorch.
-_READS = _PRINTS | {"tolist"}
+_READS = _PRINTS | TO_PYTHON
 _GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -135,12 +136,6 @@ def _is_device(value: Any) -> bool:
     return isinstance(value, torch.device) and value == DEVICE
 
 
-def _is_cpu(value: Any) -> bool:
-    if isinstance(value, str):
-        return value == "cpu"
-    return isinstance(value, torch.device) and value.type == "cpu"
-
-
 class FunctionMode(TorchFunctionMode):
     """The mode that is active while ``forward`` runs.
 
@@ -199,7 +194,7 @@ class FunctionMode(TorchFunctionMode):
             return self._listener.host_changes.call(func, name, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
-        if _leaves_device(name, args, kwargs):
+        if leaves_device(name, args, kwargs):
             return self._to_host(func, name, args, kwargs)
         if name == "register_hook" and len(args) == 2 and callable(args[1]):
             args = (args[0], self._listener.hook(args[1]))
@@ -251,8 +246,8 @@ class FunctionMode(TorchFunctionMode):
         if any(is_traced(value) or _is_device(value) for value in values):
             return False
         if func in device_constructors():
-            return _is_cpu(kwargs.get("device"))
-        if draws_random_numbers(func, kwargs) and not _is_cpu(kwargs.get("device")):
+            return is_cpu(kwargs.get("device"))
+        if draws_random_numbers(func, kwargs) and not is_cpu(kwargs.get("device")):
             return False
         return any(isinstance(value, torch.Tensor) for value in values)
 
@@ -269,7 +264,7 @@ class FunctionMode(TorchFunctionMode):
             return call_on_host(func, (value, *args[1:]), kwargs)
         if name in _PRINTS:
             return _placeholder(args[0])
-        raise reads_device(args[0])
+        raise reads_device(args[0], name)
 
     def _to_host(
         self,
@@ -282,10 +277,7 @@ class FunctionMode(TorchFunctionMode):
         value = self._listener.known_value(args[0])
         if value is not None:
             return call_on_host(func, (value, *args[1:]), kwargs)
-        raise Error(
-            f"Illegal move to CPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors live "
-            "on the device. Return the tensor from the model, or anchor it, to see it on the host."
-        )
+        raise refused_move(name, args, kwargs)
 
     def _with_numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -304,6 +296,7 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self._listener.before_call(func)
+        check_labels(func, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
@@ -412,15 +405,6 @@ def _notice_gradient(loop: DeviceLoopTrace, name: str, args: tuple[Any, ...]) ->
         loop.notice_read(args[0])
     else:
         loop.notice_assigned(args[0])
-
-
-def _leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call takes a device tensor to the host."""
-    if not args or not is_traced(args[0]):
-        return False
-    return name in _LEAVES_DEVICE or (
-        name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values()))
-    )
 
 
 def _placeholder(tensor: Any) -> str:

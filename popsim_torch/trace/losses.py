@@ -98,7 +98,9 @@ def _operands(node: Any) -> Sequence[Any]:
 
 
 def find_final_loss(
-    losses: list[torch.Tensor], differentiated: Sequence[torch.Tensor] = ()
+    losses: list[torch.Tensor],
+    differentiated: Sequence[torch.Tensor] = (),
+    left_out: Sequence[str] = (),
 ) -> torch.Tensor:
     """Return the one loss that does not feed another one; the last one if none needs a gradient.
 
@@ -108,13 +110,17 @@ def find_final_loss(
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
         differentiated: Tensors whose gradients forward has computed itself: a loss among them
             counts if there is no other.
+        left_out: Arguments of forward that are None: it may compute no loss without them.
 
     Raises:
         Error: There is none, there are several, or it is not a scalar.
     """
     if not losses:
+        given = " and ".join(f"{name}=None" for name in left_out)
         raise Error(
-            "trainingModel: Couldn't find a loss in graph. A training model's forward has to call "
+            "trainingModel: Couldn't find a loss in graph. "
+            + (f"forward was called with {given}: were the labels left out? " if given else "")
+            + "A training model's forward has to call "
             "a loss function of torch.nn, or poptorch.identity_loss on the tensor to minimise."
         )
     candidates = [loss for loss in losses if loss.grad_fn is not None] or losses

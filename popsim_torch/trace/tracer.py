@@ -38,6 +38,7 @@ from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.books.result import TraceRequest, TraceResult
 from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.eager_errors import without_fakes
+from popsim_torch.trace.failed_calls import arguments_of_call, explain_failed_call
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.device import DEVICE
@@ -74,6 +75,7 @@ class _Tracer:
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
         self._loop: DeviceLoopTrace | None = None
+        self._given: dict[str, Any] = {}
         self._result = TraceResult(
             make_graph_module({}, torch.fx.Graph()),
             self._parameters,
@@ -98,7 +100,7 @@ class _Tracer:
             if self._request.training:
                 flat.append(_fake((), torch.float32))
         try:
-            with self._mode, recording(), _quiet(), _translated_errors():
+            with self._mode, recording(), _quiet(), self._translated_errors():
                 self._result.graph_module = record_graph(self._joint)(*flat)
             self._drop_unused_loss_scale()
             self._check_overlaps()
@@ -172,6 +174,7 @@ class _Tracer:
         module, request = self._request.module, self._request
         by_identity = {id(t): state[n] for n, t in (self._parameters | self._buffers).items()}
         args, kwargs = request.unflatten(inputs)
+        self._given = arguments_of_call(module, args, kwargs)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(request.training))
             stack.enter_context(_context(op_listener, self._recorder.user_ops))
@@ -199,6 +202,34 @@ class _Tracer:
         )
         return self._result.outputs.flatten(structure)
 
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Let errors speak of the user's program, not of the trace."""
+        try:
+            yield
+        except DataDependentOutputException as error:
+            raise Error(
+                f"aten::item is only supported in eager mode: {error.func} needs the value of a "
+                "tensor, which does not exist while the model is traced."
+            ) from None
+        except DynamicOutputShapeException as error:
+            raise Error(
+                f"The shape of the result of {error.func} depends on values, which do not exist "
+                "while the model is traced. Use masks or torch.where, and fixed sizes."
+            ) from None
+        except UnsupportedOperatorException as error:
+            func: Any = error.func
+            raise Error(
+                f"Unsupported ops found in compiled model: [{schema_of(func).name}]"
+            ) from None
+        except Exception as error:
+            without_fakes(error)
+            located = explained(error, current_origin().source)
+            if located is not None:
+                raise located from None
+            explain_failed_call(error, self._request.module, self._given)
+            raise
+
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
         """Take note of what the body of a loop does; return the gradients of its updates."""
         loop.finish()
@@ -215,7 +246,8 @@ class _Tracer:
         outputs: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         followed = self._recorder.gradients
-        loss = find_final_loss(followed.losses, followed.differentiated)
+        left_out = [name for name, value in self._given.items() if value is None]
+        loss = find_final_loss(followed.losses, followed.differentiated, left_out)
         self._result.loss_dtypes = [loss.dtype]
         if loss.grad_fn is None:
             _logger.warning(
@@ -266,31 +298,6 @@ def _context(variable: Any, value: object) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    try:
-        yield
-    except DataDependentOutputException as error:
-        raise Error(
-            f"aten::item is only supported in eager mode: {error.func} needs the value of a "
-            "tensor, which does not exist while the model is traced."
-        ) from error
-    except DynamicOutputShapeException as error:
-        raise Error(
-            f"The shape of the result of {error.func} depends on values, which do not exist while "
-            "the model is traced. Use masks or torch.where, and fixed sizes."
-        ) from error
-    except UnsupportedOperatorException as error:
-        func: Any = error.func
-        raise Error(f"Unsupported ops found in compiled model: [{schema_of(func).name}]") from error
-    except Exception as error:
-        without_fakes(error)
-        located = explained(error, current_origin().source)
-        if located is None:
-            raise
-        raise located from error
 
 
 def trace(request: TraceRequest) -> TraceResult:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from popsim_torch.errors import UsageAssertionError, closest_names
+from popsim_torch.anchors import unknown_anchor
+from popsim_torch.errors import UsageAssertionError
 from popsim_torch.loops import Function
 
 __all__ = ["FittedAnchors"]
@@ -32,13 +33,7 @@ class FittedAnchors(Mapping[str, torch.Tensor]):
             UsageAssertionError: There is no such anchor, or it has no value.
         """
         if short_name not in self._names:
-            close = closest_names(short_name, self._names)
-            hint = f" Closest name: '{close[0]}'." if close else ""
-            raise UsageAssertionError(
-                f"getAnchoredTensor: No tensor with name '{short_name}' among the "
-                f"{len(self._names)} anchors.{hint} Register it with Options.anchorTensor in the "
-                "options that are passed."
-            )
+            raise unknown_anchor(short_name, self._names, "in the options that are passed")
         found = self._read(short_name) if self._function is not None else self._kept[short_name]
         if isinstance(found, UsageAssertionError):
             raise found

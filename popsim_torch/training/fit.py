@@ -13,6 +13,7 @@ from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.executor.tracebacks import shows_short_tracebacks
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import add_settings
@@ -34,6 +35,7 @@ Values = dict[str, torch.Tensor]
 _FROM_MODEL = "the pipelining options of the model"
 
 
+@shows_short_tracebacks
 def fit(
     model: nn.Module | PoplarExecutor,
     data: Any,
@@ -156,6 +158,7 @@ def fit(
     return history
 
 
+@shows_short_tracebacks
 def evaluate(
     model: nn.Module | PoplarExecutor,
     data: Any,
@@ -213,6 +216,7 @@ def evaluate(
     return dict(record.means)
 
 
+@shows_short_tracebacks
 def predict(
     model: nn.Module | PoplarExecutor,
     data: Any,

@@ -33,17 +33,23 @@ def test_it_acts_before_the_model_is_compiled(h):
     assert torch.equal(model.getAnchoredTensor("it"), x)
 
 
-def test_the_user_s_own_options_and_copies_take_it(h):
+def test_the_options_it_was_wrapped_with_refuse_it_and_copies_take_it(h):
     options = h.make_options()
     model = poptorch.inferenceModel(h.Net(), options)
     model(h.good_batch(6)[0])
-    options.anchorTensor("it", "input")
+    with pytest.raises(AttributeError, match="wrapped with these options") as caught:
+        options.anchorTensor("it", "input")
+    assert "options.clone()" in str(caught.value)
+    assert not options.anchored_tensors
+    copied = options.clone()
+    copied.anchorTensor("it", "input", OutputMode.All)
     again = model.options.clone()
     again.anchorTensor("it", "input", OutputMode.All)
     other = copy.deepcopy(model)
     other.options.anchorTensor("it", "input", OutputMode.All)
     x = h.good_batch(6)[0]
-    for one in (other, poptorch.inferenceModel(h.Net(), again)):
+    others = [poptorch.inferenceModel(h.Net(), each) for each in (copied, again)]
+    for one in (other, *others):
         one(x)
         assert torch.equal(one.getAnchoredTensor("it"), x)
 
@@ -53,3 +59,13 @@ def test_a_model_that_could_not_be_compiled_takes_it(h):
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         model(torch.zeros(6, 1))
     model.options.anchorTensor("it", "input")
+
+
+def test_options_of_a_data_loader_take_it(h):
+    options = h.make_options()
+    poptorch.DataLoader(options, torch.utils.data.TensorDataset(torch.zeros(6, 4)), batch_size=6)
+    options.anchorTensor("it", "input", OutputMode.All)
+    x = h.good_batch(6)[0]
+    model = poptorch.inferenceModel(h.Net(), options)
+    model(x)
+    assert torch.equal(model.getAnchoredTensor("it"), x)

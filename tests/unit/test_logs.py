@@ -244,6 +244,13 @@ def test_of_a_syntax_error_the_log_has_one_line(caplog):
     assert [record.getMessage() for record in caplog.records] == ["SyntaxError: invalid syntax"]
 
 
+def test_stderr_gets_it_from_python_alone(capsys):
+    logs._ReportUncaught(lambda *_: print("printed", file=sys.stderr))(
+        ValueError, ValueError("text"), None
+    )
+    assert capsys.readouterr().err == "printed\n"
+
+
 def test_the_hook_that_was_there_is_called_and_ctrl_c_is_not_logged(caplog):
     seen = []
     report = logs._ReportUncaught(lambda *exception: seen.append(exception))

@@ -57,6 +57,14 @@ _TAKE_SHAPE = frozenset(
     }
 )
 _MASKS = (torch.bool, torch.uint8)
+_SPELT = {
+    "item": "tensor.item() or tensor.tolist()",
+    "tolist": "tensor.tolist()",
+    "__float__": "float(tensor)",
+    "__int__": "int(tensor)",
+}
+TO_PYTHON = frozenset(_SPELT)
+"""Methods of tensors that make Python numbers of their values."""
 
 
 class KnownValues(TorchDispatchMode):
@@ -294,17 +302,26 @@ class KnownValues(TorchDispatchMode):
         return result.zero_() if opname(target) in _UNSET else result
 
 
-def reads_device(tensor: torch.Tensor) -> Error:
+def reads_device(tensor: torch.Tensor, call: str = "") -> Error:
     """Return the error for forward's reading a value of the device.
 
     Args:
         tensor: What it reads.
+        call: The method that reads it, where that makes Python numbers, one of ``TO_PYTHON``.
     """
-    return Error(
+    begin = (
         "aten::item is only supported in eager mode: forward reads the value of "
         f"{_described(find_node(tensor))}{user_line(' at ')}, a tensor on the device of shape "
-        f"{tuple(tensor.shape)}, which does not exist while the model is traced (`if tensor:`, "
-        "float(tensor), tensor.item(), a tensor as a size or a fill value). Write "
+        f"{tuple(tensor.shape)}, which does not exist while the model is traced"
+    )
+    if call in _SPELT:
+        return Error(
+            f"{begin} ({_SPELT[call]}). Go on with the tensor itself. To "
+            "see its value, return it from forward and read it in what the model returns, or call "
+            "poptorch.ipu_print_tensor(tensor), which prints it while the model runs."
+        )
+    return Error(
+        f"{begin} (`if tensor:`, a tensor as a size or a fill value). Write "
         "torch.where(condition, a, b) in the place of `if condition:`, or "
         "poptorch.cond(condition, then_body, then_inputs, else_body, else_inputs); or return the "
         "tensor and decide outside of the model."

@@ -116,6 +116,14 @@ def origin_kept() -> Iterator[None]:
             meta[_CHANNEL] = before
 
 
+def is_user_code(frame: FrameType) -> bool:
+    """Whether a frame is neither of PyTorch nor of this package nor of Python's start."""
+    path = frame.f_code.co_filename
+    # torch.fx calls functions through a lambda that it evaluates from a string.
+    is_evaluated = path == "<string>" and "__name__" not in frame.f_globals
+    return not is_evaluated and not path.startswith((*_OWN_PATHS, "<frozen "))
+
+
 def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
     """Return ``file:line`` of the innermost frame outside of torch and of this package.
 
@@ -130,9 +138,7 @@ def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        # torch.fx calls functions through a lambda that it evaluates from a string.
-        evaluated = path == "<string>" and "__name__" not in frame.f_globals
-        if not evaluated and not path.startswith((*_OWN_PATHS, "<frozen ")):
+        if is_user_code(frame):
             line = f"{before}{path}:{frame.f_lineno}"
             if not any(piece in path for piece in excludes):
                 return line

@@ -28,9 +28,9 @@ MISTAKES = {
     "where": lambda x: torch.where(x, x, x),
     "module": lambda x: nn.LayerNorm(7)(x),
     "sizes": lambda x: torch.zeros(-3) + x[0, 0],
-    "other device": lambda x: x.to("cuda"),
+    "other device": lambda x: x.to("xpu"),
     "in place": lambda x: x.add_(torch.ones(3, 2, 3)),
-    "nll_loss": lambda x: F.nll_loss(x, x),
+    "nll_loss": lambda x: F.nll_loss(x, torch.zeros(5).long()),
     "attribute of a result": lambda x: x.half().int().foo,
 }
 

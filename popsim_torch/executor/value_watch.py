@@ -1,0 +1,87 @@
+"""Notices values of an optimizer that were changed, and that nobody has passed to setOptimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from popsim_torch import logs, optim
+from popsim_torch.optim.plan import HyperParameter
+from popsim_torch.optim.planning import OptimizerSettings
+
+__all__ = ["ValueWatch"]
+
+
+class ValueWatch:
+    """Compares an optimizer's groups with the values that a model has, at each call.
+
+    Args:
+        optimizer: The one in use.
+        settings: Its values in use.
+    """
+
+    __slots__ = ("_groups", "_known", "_names", "_optimizer", "_others", "_read", "_warned")
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> None:
+        names = [name for name in settings.defaults if not name.startswith("beta")]
+        self._names = [*names, "betas"] if "beta1" in settings.defaults else names
+        self._read = itemgetter(*self._names)
+        self._optimizer = optimizer
+        self._groups = optimizer.param_groups
+        self._known, *self._others = [
+            self._in_use(one.values, group)
+            for one, group in zip(settings.groups, self._groups, strict=False)
+        ]
+        self._warned = False
+
+    def check(self) -> None:
+        """Warn once if a value differs from the one in use."""
+        groups = self._optimizer.param_groups
+        # What nearly every call is: nothing here may cost it more.
+        if self._read(groups[0]) == self._known and not self._others and groups is self._groups:
+            return
+        if not self._warned:
+            self._look_closer(groups)
+
+    def _in_use(self, values: Mapping[str, HyperParameter], group: dict[str, Any]) -> Any:
+        """Return the values in use: the very objects of the group, which compare fastest."""
+        known = tuple(
+            (values["beta1"].value, values["beta2"].value)
+            if name == "betas"
+            else values[name].value
+            for name in self._names
+        )
+        now = self._read(group)
+        return now if now == known else known
+
+    def _look_closer(self, groups: list[dict[str, Any]]) -> None:
+        if groups is not self._groups:
+            self._groups = groups
+            if isinstance(self._optimizer, optim.Optimizer):
+                # A state that was loaded: the device takes it over by itself.
+                self._known, *self._others = map(self._read, groups)
+        for group, known in zip(groups, (self._known, *self._others), strict=False):
+            if not self._warned and self._read(group) != known:
+                self._warn_of_difference(group, known)
+
+    def _warn_of_difference(self, group: dict[str, Any], known: tuple[Any, ...]) -> None:
+        for name, value, used in zip(self._names, self._read(group), known, strict=True):
+            value = tuple(value) if isinstance(value, list) else value
+            if value != used:
+                self._warned = True
+                logs.python.warning(
+                    "The optimizer's %s is %s now, and the model goes on with %s: what is changed "
+                    "in an optimizer counts from model.setOptimizer(optimizer) on. Call it after "
+                    "scheduler.step(), or after a change of param_groups.",
+                    *(name, _shown(value), _shown(used)),
+                )
+                return
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return f"{value:g}" if isinstance(value, float) else str(value)

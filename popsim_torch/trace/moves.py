@@ -1,0 +1,57 @@
+"""Moves of tensors in forward from the device to the host or to another device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import is_traced
+
+__all__ = ["is_cpu", "leaves_device", "refused_move"]
+
+_LEAVES_DEVICE = frozenset({"cpu", "cuda", "numpy", "__array__"})
+
+
+def is_cpu(value: object) -> bool:
+    """Whether an argument names the host's device."""
+    return _type_of_device(value) == "cpu"
+
+
+def leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call takes a tensor of the device elsewhere.
+
+    Args:
+        name: Of the function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if not args or not is_traced(args[0]):
+        return False
+    return name in _LEAVES_DEVICE or (name == "to" and bool(_goals(args, kwargs) & {"cpu", "cuda"}))
+
+
+def refused_move(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Error:
+    """Return the error for a call for which ``leaves_device`` is true."""
+    if name == "cuda" or "cuda" in _goals(args, kwargs):
+        return Error(
+            f"Illegal move to a GPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors "
+            "live on the device. Remove the call."
+        )
+    return Error(
+        f"Illegal move to CPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors live "
+        "on the device. Return the tensor from the model, or anchor it, to see it on the host."
+    )
+
+
+def _goals(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+    return set(map(_type_of_device, (*args[1:], *kwargs.values())))
+
+
+def _type_of_device(value: object) -> str:
+    """Return the type of a device that an argument names; empty for other values."""
+    if isinstance(value, str):
+        return value.partition(":")[0]
+    return value.type if isinstance(value, torch.device) else ""
