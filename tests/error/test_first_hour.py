@@ -448,7 +448,7 @@ WARNINGS: list[tuple[Callable[[], object], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("mistake", "words"), WARNINGS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("mistake", "words"), WARNINGS, ids=[words[0] for _, words in WARNINGS])
 def test_one_warning_says_what_is_wrong(mistake, words, caplog) -> None:
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         mistake()
