@@ -12,13 +12,13 @@ from popsim_torch.errors import UsageValueError
 from popsim_torch.executor.table import table
 from popsim_torch.executor.tensor_details import TensorDetails, tensor_details
 from popsim_torch.ir import Graph, Op, Phase, Program, Role, TensorKind, names
+from popsim_torch.passes.op_table import op_table
 
 __all__ = ["ModelSummary", "ModuleSummary", "summarise_model"]
 
 _HEADER = ("Module", "Output shape", "Parameters", "Bytes", "Activations", "Stage", "Anchor")
 _OPTIONAL = ("Bytes", "Activations")
 """Columns that a narrow table leaves out."""
-_NO_RESULTS = {"anchor", "print", "enqueue"}
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,10 @@ def summarise_model(
 
 def _forward_ops(graph: Graph) -> Iterator[Op]:
     """Yield the ops of forward that compute something of the model."""
+    definitions = op_table()
     for op in graph.ops:
-        if op.phase > Phase.FORWARD or op.origin.backward or op.kind in _NO_RESULTS:
+        # What hands on what it sees, as a print does, computes nothing.
+        if op.phase > Phase.FORWARD or op.origin.backward or definitions[op.kind].sees_inputs:
             continue
         if any(one.kind == TensorKind.VALUE for one in graph.roots(op.outputs)):
             yield op  # others write new values of buffers

@@ -62,7 +62,7 @@ class OutputOptions(OptionsGroup):
         *,
         anchor_mode: OutputMode | None = None,
         anchor_return_period: int | None = None,
-    ) -> None:
+    ) -> Self:
         """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
 
         It can be called on options that are frozen, until a model is wrapped with them: that model
@@ -80,6 +80,9 @@ class OutputOptions(OptionsGroup):
                 call. Other modes ignore it, with a log line.
             anchor_mode: An older spelling of ``output_mode``.
             anchor_return_period: An older spelling of ``output_return_period``.
+
+        Returns:
+            The options.
 
         Raises:
             UsageTypeError: Both spellings of one argument are given.
@@ -106,6 +109,7 @@ class OutputOptions(OptionsGroup):
             int(mode),
             _checked_period(call, mode, period),
         ]
+        return self
 
 
 def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:

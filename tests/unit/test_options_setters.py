@@ -77,7 +77,7 @@ def test_assigned_output_mode_must_be_a_member(opts):
 
 
 def test_anchor_without_a_mode_takes_that_of_the_model(opts):
-    assert opts.anchorTensor("w", "fc.weight") is None
+    assert opts.anchorTensor("w", "fc.weight") is opts
     assert opts.anchored_tensors == {"w": ["fc.weight", True, OutputMode.Default, 1]}
 
 
