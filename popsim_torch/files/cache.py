@@ -21,10 +21,11 @@ from typing import Any
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
-from popsim_torch.files.container import read_sections, remove_leftovers, write_sections
+from popsim_torch.files.container import read_sections, write_sections
 from popsim_torch.files.operators import foreign_operators
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.files.program import pack_program, unpack_program
+from popsim_torch.files.whole_file import remove_leftovers
 from popsim_torch.ir import Program
 from popsim_torch.options import Options
 

@@ -9,31 +9,24 @@ noticed before anybody looks into a section.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from popsim_torch.errors import Error, UsageAssertionError
+from popsim_torch.files.whole_file import write_whole
 from popsim_torch.version import __version__
 
-__all__ = ["BadFileError", "read_sections", "remove_leftovers", "write_sections"]
+__all__ = ["BadFileError", "read_sections", "write_sections"]
 
 _MAGIC = b"\x89POPSIM-1\r\n\x1a\n"
 _SIZE = struct.Struct("<Q")
-_USUAL_PERMISSIONS = 0o666  # less the umask
 _DIGEST_BYTES = hashlib.sha256().digest_size
-
-# The name of a file that is not complete yet, beside the one that it is to replace. It has the
-# kind of that one and not the name, since file systems limit the length.
-_TEMPORARY = ".{kind}.{token}.writing"
 
 
 class BadFileError(Error):
@@ -49,12 +42,8 @@ class BadFileError(Error):
 def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> None:
     """Write a file, or leave the one that was there as it is.
 
-    Everything goes to a temporary file in the same folder, which takes the name when it is on the
-    disk. What is killed meanwhile leaves that file behind, and the old one intact.
-
     Args:
-        path: The file. One that a symbolic link leads to is replaced there. Who may read and write
-            a file stays as it was.
+        path: The file (``write_whole``).
         content: What kind of file it is.
         sections: Data by name.
 
@@ -63,72 +52,13 @@ def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> N
     """
     table = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in sections.items()]
     head = json.dumps({"version": __version__, "content": content, "sections": table}).encode()
-    try:
-        target = Path(os.path.realpath(path))
-        permissions = _permissions(target)
-        temporary = target.with_name(_temporary_name(content, secrets.token_hex(8)))
-        try:
-            # Nobody may read what nobody could read before, at no time.
-            mode = _USUAL_PERMISSIONS if permissions is None else permissions
-            with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
-                if permissions is not None:
-                    with contextlib.suppress(OSError):  # not every file system has them
-                        os.chmod(temporary, permissions)
-                file.write(_MAGIC + _SIZE.pack(len(head)) + hashlib.sha256(head).digest() + head)
-                for data in sections.values():
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _make_durable(target.parent)
-    except (OSError, ValueError) as error:  # ValueError: a path that no system has
-        raise Error(
-            f"{path}: the file cannot be written ({error}). What was there before is unchanged."
-        ) from error
 
+    def write(file: BinaryIO) -> None:
+        file.write(_MAGIC + _SIZE.pack(len(head)) + hashlib.sha256(head).digest() + head)
+        for data in sections.values():
+            file.write(data)
 
-def _permissions(target: Path) -> int | None:
-    """Return who may do what with the file that is to be replaced; None if there is none.
-
-    Raises:
-        OSError: It is there and no regular file, which a rename would remove.
-    """
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(mode):
-        raise OSError("it is no regular file, but a folder, device, pipe or socket")
-    return stat.S_IMODE(mode)
-
-
-def _temporary_name(content: str, token: str) -> str:
-    return _TEMPORARY.format(kind=content.replace(" ", "-"), token=token)
-
-
-def remove_leftovers(folder: Path, content: str) -> None:
-    """Remove what writers that were killed left behind.
-
-    Args:
-        folder: Nobody else is writing files of this kind there.
-        content: The kind.
-    """
-    for path in folder.glob(_temporary_name(content, "*")):
-        path.unlink(missing_ok=True)
-
-
-def _make_durable(folder: Path) -> None:
-    """Bring a new name to the disk; not every file system lets a program ask for it."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    write_whole(path, content, write)
 
 
 def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes]:

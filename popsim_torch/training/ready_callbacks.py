@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
+from popsim_torch.files.whole_file import write_whole
 
 __all__ = ["Checkpoint", "EarlyStopping", "LearningRateScheduler"]
 
@@ -145,27 +145,12 @@ class Checkpoint:
         path = Path(self._path.format(epoch=epoch))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, content)
         except OSError as error:
-            raise Error(f"Checkpoint: '{path}' cannot be written: {error}.") from error
+            raise Error(f"Checkpoint: the folder of '{path}' cannot be made: {error}.") from error
+        write_whole(path, "checkpoint", partial(torch.save, content))
 
     def _new_best(self) -> _Best | None:
         return None if self.monitor is None else _Best("Checkpoint", self.monitor, self._mode)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 class LearningRateScheduler:

@@ -11,7 +11,7 @@ import pytest
 
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageAssertionError
-from popsim_torch.files import container
+from popsim_torch.files import container, whole_file
 from popsim_torch.files.container import read_sections, write_sections
 
 CONTENT = "numbers"
@@ -182,7 +182,7 @@ class _FullDisk:
 def test_a_full_disk_leaves_the_old_file(path, monkeypatch, writes):
     real = builtins.open
     monkeypatch.setattr(
-        container,
+        whole_file,
         "open",
         lambda name, mode, **more: (
             _FullDisk(real(name, mode), writes) if mode == "xb" else real(name, mode, **more)
@@ -202,7 +202,7 @@ def test_a_failing_step_leaves_the_old_file(path, monkeypatch, step, problem):
         raise problem
 
     with monkeypatch.context() as patch, pytest.raises((poptorch.Error, KeyboardInterrupt)):
-        patch.setattr(container.os, step, fail)
+        patch.setattr(whole_file.os, step, fail)
         write_sections(path, CONTENT, {"new": b"data"})
     assert read_sections(path, CONTENT) == SECTIONS
     assert os.listdir(path.parent) == [path.name]
@@ -218,7 +218,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path):
 def test_a_killed_writer_leaves_the_old_file(path, monkeypatch, step):
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(container.os, step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(whole_file.os, step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         write_sections(path, CONTENT, {"new": b"data"})
         os._exit(1)
     _, status = os.waitpid(child, 0)

@@ -157,6 +157,16 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch, fail
     assert (tmp_path / "last.pt").read_bytes() == before
 
 
+def test_who_may_read_a_checkpoint_is_as_for_any_file(tmp_path):
+    checkpoint = poptorch.Checkpoint(tmp_path / "last.pt")
+    checkpoint.on_fit_begin(*new())
+    (tmp_path / "other").touch()
+    for usual in ((tmp_path / "other").stat().st_mode & 0o777, 0o640):
+        checkpoint.on_epoch_end(0, {"loss": torch.tensor([1.0])})
+        assert (tmp_path / "last.pt").stat().st_mode & 0o777 == usual
+        (tmp_path / "last.pt").chmod(0o640)  # stays, where the file is written once more
+
+
 def test_other_names_in_a_path_are_refused():
     with pytest.raises(ValueError, match=r"something else than \{epoch\} in braces"):
         poptorch.Checkpoint("{loss}.pt")
