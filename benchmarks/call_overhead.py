@@ -1,7 +1,7 @@
 """What does a call cost that has next to nothing to compute?
 
 Three models: inference of ``x + 1`` on one element, on the device and in Python on the host
-(``poptorch.CPU``), and a training step of one weight. Then functions with a loop of one trip:
+(``poptorch.CPU``), and a training step of one weight. Then functions with a loop of one iteration:
 ``x + 1``, and a training step of 4 to 200 layers, each of one weight and one bias. All are called
 as a user does, and their native program is run directly: the difference is what Python adds. Every
 model at batch size 32 pays this once per call.

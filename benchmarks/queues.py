@@ -1,7 +1,7 @@
 """What do queues into and out of a running program cost?
 
 First large elements, whose bytes have to be moved: a program is fed with them, or enqueues them,
-and the time of a trip is compared with a copy of the same bytes by ``memcpy``. Then a small
+and the time of an iteration is compared with a copy of the same bytes by ``memcpy``. Then a small
 element, whose bytes do not matter: its way out of a program, and through Python's own queues.
 """
 
@@ -56,13 +56,13 @@ def copies_to_fresh_memory(source: torch.Tensor, count: int) -> Call:
     return call
 
 
-def out_of(element: torch.Tensor, trips: int, when_read: str) -> Call:
-    """Return a program that enqueues an element in each trip, and reads them all.
+def out_of(element: torch.Tensor, iterations: int, when_read: str) -> Call:
+    """Return a program that enqueues an element in each iteration, and reads them all.
 
     Args:
         element: What it enqueues.
-        trips: How often (count).
-        when_read: ``behind``: by one ``dequeue()`` when the program has ended; ``newest``: the
+        iterations: How often (count).
+        when_read: ``after``: by one ``dequeue()`` when the program has ended; ``newest``: the
             same of the last one alone; ``follow``: one by one, in another thread; ``nothing``:
             nothing is enqueued.
     """
@@ -76,12 +76,12 @@ def out_of(element: torch.Tensor, trips: int, when_read: str) -> Call:
                 outfeed.enqueue(x)
             return count + 1
 
-        return poptorch.repeat(trips, body, inputs=0)
+        return poptorch.repeat(iterations, body, inputs=0)
 
     def read_behind() -> None:
         program(element)
         if when_read != "nothing":
-            shape = element.shape if when_read == "newest" else (trips, *element.shape)
+            shape = element.shape if when_read == "newest" else (iterations, *element.shape)
             assert outfeed.dequeue().shape == shape
 
     def followed() -> None:
@@ -90,7 +90,7 @@ def out_of(element: torch.Tensor, trips: int, when_read: str) -> Call:
         reader.start()
         program(element)
         reader.join()
-        assert counts == [trips]
+        assert counts == [iterations]
 
     call = followed if when_read == "follow" else read_behind
     call()
@@ -98,7 +98,7 @@ def out_of(element: torch.Tensor, trips: int, when_read: str) -> Call:
 
 
 def into(elements: torch.Tensor) -> Call:
-    """Return a program that is fed with elements again and again, one a trip."""
+    """Return a program that is fed with elements again and again, one an iteration."""
     infeed = poptorch.InfeedQueue(list(elements), repeat=True)
 
     @poptorch.function
@@ -121,7 +121,7 @@ class Channel(Protocol):
         """Wait for an object."""
 
 
-def sent_through(channel: Channel, element: object, trips: int) -> Call:
+def sent_through(channel: Channel, element: object, iterations: int) -> Call:
     """Return what sends an element again and again to another thread, which takes them all."""
     received: list[int] = []
 
@@ -132,40 +132,40 @@ def sent_through(channel: Channel, element: object, trips: int) -> Call:
         received.clear()
         reader = threading.Thread(target=receive)
         reader.start()
-        for _ in range(trips):
+        for _ in range(iterations):
             channel.put(element)
         channel.put(None)
         reader.join()
-        assert received == [trips]
+        assert received == [iterations]
 
     call()
     return call
 
 
-def tensorflow_queues(trips: int) -> dict[str, Call]:
-    """Return TensorFlow's queue behind and beside a loop that fills it, if it is installed."""
+def tensorflow_queues(iterations: int) -> dict[str, Call]:
+    """Return TensorFlow's queue after and beside a loop that fills it, if it is installed."""
     if importlib.util.find_spec("tensorflow") is None:
         return {}
     tf: Any = importlib.import_module("tensorflow")
-    channel, element = tf.queue.FIFOQueue(trips, [tf.float32], shapes=[[]]), tf.ones(())
+    channel, element = tf.queue.FIFOQueue(iterations, [tf.float32], shapes=[[]]), tf.ones(())
 
     @tf.function  # type: ignore[untyped-decorator]
     def fill() -> None:
-        for _ in tf.range(trips):
+        for _ in tf.range(iterations):
             channel.enqueue(element)
 
     def behind() -> None:
         fill()
-        assert channel.dequeue_many(trips).shape == (trips,)
+        assert channel.dequeue_many(iterations).shape == (iterations,)
 
     def followed() -> None:
-        reader = threading.Thread(target=lambda: [channel.dequeue() for _ in range(trips)])
+        reader = threading.Thread(target=lambda: [channel.dequeue() for _ in range(iterations)])
         reader.start()
         fill()
         reader.join()
 
     calls: dict[str, Call] = {
-        "tf.queue.FIFOQueue behind a tf.function": behind,
+        "tf.queue.FIFOQueue after a tf.function": behind,
         "the same, followed": followed,
     }
     for call in calls.values():
@@ -180,7 +180,7 @@ def large_elements(rounds: int, num_elements: int) -> None:
         ["way", "memcpy, us", "ours, us", "memcpy/ours"],
         "Per element. Target: 0.8. memcpy moves the same bytes between the same number of places: "
         "from many to one, from one to two in turn, and into memory that is new in each call, "
-        "which is what those want who read all elements behind a run.",
+        "which is what those want who read all elements after a run.",
     )
     elements = torch.randn(num_elements, NUM_LARGE)
     one = elements[0]
@@ -195,9 +195,9 @@ def large_elements(rounds: int, num_elements: int) -> None:
         ("out of a program, the newest kept", in_turn, outward("newest")),
         ("out of a program, followed", in_turn, outward("follow")),
         (
-            "out of a program, read behind it",
+            "out of a program, read after it",
             copies_to_fresh_memory(one, num_elements),
-            outward("behind"),
+            outward("after"),
         ),
     ):
         times = medians({"memcpy": memcpy, "ours": call}, rounds, ROUND_SECONDS)
@@ -205,31 +205,31 @@ def large_elements(rounds: int, num_elements: int) -> None:
         table.row(name, copied, moved, copied / moved)
 
 
-def small_elements(rounds: int, trips: int) -> None:
+def small_elements(rounds: int, iterations: int) -> None:
     """Print the table of elements of one number."""
     table = Table(
         "Elements of one number, microseconds",
-        ["way", "per element", "of it the trip alone"],
-        f"Over {trips} elements. Target: 5 us.",
+        ["way", "per element", "of it the iteration alone"],
+        f"Over {iterations} elements. Target: 5 us.",
     )
     element = torch.ones(())
     ours = {
-        "read behind the run": out_of(element, trips, "behind"),
-        "followed while it runs": out_of(element, trips, "follow"),
+        "read after the run": out_of(element, iterations, "after"),
+        "followed while it runs": out_of(element, iterations, "follow"),
     }
-    empty = out_of(element, trips, "nothing")
+    empty = out_of(element, iterations, "nothing")
     others = {
-        "queue.Queue between threads": sent_through(queue.Queue(), element, trips),
-        "multiprocessing.Queue": sent_through(multiprocessing.Queue(), element.numpy(), trips),
+        "queue.Queue between threads": sent_through(queue.Queue(), element, iterations),
+        "multiprocessing.Queue": sent_through(multiprocessing.Queue(), element.numpy(), iterations),
         "torch.multiprocessing.Queue": sent_through(
-            torch.multiprocessing.Queue(), element, trips // 20
+            torch.multiprocessing.Queue(), element, iterations // 20
         ),
-        **tensorflow_queues(trips),
+        **tensorflow_queues(iterations),
     }
     times = medians({"empty": empty, **ours, **others}, rounds, ROUND_SECONDS)
     for name in (*ours, *others):
-        alone: str | float = 1e6 * times["empty"] / trips if name in ours else ""
-        count = trips // 20 if name.startswith("torch") else trips  # it takes that much longer
+        alone: str | float = 1e6 * times["empty"] / iterations if name in ours else ""
+        count = iterations // 20 if name.startswith("torch") else iterations  # so slow
         table.row(name, 1e6 * times[name] / count, alone)
 
 

@@ -15,7 +15,7 @@ except ModuleNotFoundError:  # Python 3.10
     from pip._vendor import tomli as tomllib
 
 FILE = Path(__file__).with_name("surface.toml")
-STATES = ("acts", "accepted", "refused")
+STATES = ("supported", "accepted", "refused")
 _LIST = re.compile(r"(?P<holder>[^({\[]*)(?P<open>[({\[])(?P<items>.*)[)}\]]")
 # How one item of a list is spelt: an argument, an attribute, an entry of a mapping.
 _ONE_OF = {"(": "{}({})", "{": "{}{}", "[": '{}["{}"]'}
@@ -29,7 +29,7 @@ class Name:
         path: From the package on: ``optim.SGD.accum_type`` is an attribute, ``optim.SGD(lr)`` an
             argument, ``os.environ["POPTORCH_CACHE_DIR"]`` an entry of a mapping.
         state: One of ``STATES``.
-        reason: Why it does not simply act.
+        reason: Why it is not simply supported.
     """
 
     path: str
@@ -59,7 +59,11 @@ def groups() -> Iterator[tuple[str, list[Name]]]:
         yield (
             group["title"],
             [
-                Name(prefix + name, state, "" if state == "acts" else _reason(group, state, entry))
+                Name(
+                    prefix + name,
+                    state,
+                    "" if state == "supported" else _reason(group, state, entry),
+                )
                 for state in STATES
                 for entry in group.get(state, ())
                 for name in expanded(entry)
@@ -84,11 +88,11 @@ def as_markdown() -> str:
     every = [name for _, names in listed for name in names]
     lines = [f"Of {len(every)} names: {counted(every)}.", ""]
     for title, names in listed:
-        acting = sorted(name.path for name in names if name.state == "acts")
-        others = [name for name in names if name.state != "acts"]
+        supported = sorted(name.path for name in names if name.state == "supported")
+        others = [name for name in names if name.state != "supported"]
         lines += [f"## {title}", "", f"{counted(names).capitalize()}.", ""]
-        if acting:
-            lines += [f"Act: {_shown(acting)}.", ""]
+        if supported:
+            lines += [f"Supported: {_shown(supported)}.", ""]
         if others:
             lines += ["| Name | | Why |", "|---|---|---|"]
             lines += [

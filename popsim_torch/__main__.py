@@ -48,7 +48,7 @@ def _run(rest: list[str]) -> int:
     is_module, is_script = rest[:1] == ["-m"], rest[:1] == ["--"]
     rest = rest[1:] if is_module or is_script else rest
     if not rest:
-        return _refuse("a module is needed behind -m" if is_module else "a script is needed")
+        return _refuse("a module is needed after -m" if is_module else "a script is needed")
     target, *arguments = rest
     if target.startswith("-") and not is_script:
         return _refuse(f"unknown option of run: {target}")

@@ -19,7 +19,7 @@ _active: ContextVar[Marks] = ContextVar("popsim_torch_attributes", default=Mappi
 class Attribute:
     """Mark the ops inside a ``with`` statement for the back end; it has no effect.
 
-    The marks of statements inside each other add up; behind a statement those around it hold.
+    The marks of statements inside each other add up; after a statement those around it hold.
 
     Args:
         **attributes: The marks of each attribute, as a dict from str.

@@ -1,4 +1,4 @@
-"""Functions of the program that run before and behind every compilation."""
+"""Functions of the program that run before and after every compilation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _register(hooks: OrderedDict[int, _Hook], hook: _Hook, function: str) -> Rem
 
 @contextmanager
 def around_compilation() -> Iterator[None]:
-    """Call the hooks before and behind what runs inside."""
+    """Call the hooks before and after what runs inside."""
     _call(_before)
     try:
         yield

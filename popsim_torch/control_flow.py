@@ -25,10 +25,11 @@ def for_loop(
 
     Python code in ``body`` runs once, when the model is compiled. The body may read parameters,
     buffers and other tensors of the model, call modules, print tensors, draw random numbers (others
-    in each trip) and contain loops and branches of its own. It gets copies of ``inputs``: changes
-    of its arguments in place do not reach the caller's tensors. Changes of buffers and parameters
-    last, those of other tensors from outside end with the trip. In training the loop is
-    differentiated: the values at the start of each trip are kept, others are computed once more.
+    in each iteration) and contain loops and branches of its own. It gets copies of ``inputs``:
+    changes of its arguments in place do not reach the caller's tensors. Changes of buffers and
+    parameters last, those of other tensors from outside end with the iteration. In training the
+    loop is differentiated: the values at the start of each iteration are kept, others are computed
+    once more.
 
     Outside of a model that is being compiled the body is called once, whatever ``count`` is.
 
@@ -36,13 +37,14 @@ def for_loop(
         count: How often; 0 or more, and less than 2**63.
         body: Takes as many tensors as there are ``inputs``. Returns as many, of the same shapes and
             element types, as a list or tuple; one may be returned by itself.
-        inputs: The arguments of the first trip: a list or tuple of tensors.
+        inputs: The arguments of the first iteration: a list or tuple of tensors.
 
     Returns:
-        What the last trip returned, always as a list.
+        What the last iteration returned, always as a list.
 
     Raises:
-        UsageValueError: ``inputs`` is not a list of tensors, or ``count`` is not a number of trips.
+        UsageValueError: ``inputs`` is not a list of tensors, or ``count`` is not a number of
+            iterations.
         Error: The body returns something else than it is given.
     """
     _require_list("poptorch.for_loop", "inputs", inputs)
@@ -87,7 +89,7 @@ def cond(
 
     Raises:
         UsageValueError: Arguments are not given as lists.
-        Error: ``condition`` is not one truth value, or the functions return different things.
+        Error: ``condition`` is not one boolean, or the functions return different things.
     """
     _require_list("poptorch.cond", "then_inps", then_inps)
     _require_list("poptorch.cond", "else_inps", else_inps)

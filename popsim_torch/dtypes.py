@@ -50,7 +50,7 @@ def returned_dtype(dtype: torch.dtype, mode: OutputMode = OutputMode.All) -> tor
 
     Args:
         dtype: The type that the program gives it.
-        mode: ``Sum`` counts: truth values and small integers come back as int32.
+        mode: ``Sum`` counts: booleans and small integers come back as int32.
     """
     if mode == OutputMode.Sum and not dtype.is_floating_point:
         return torch.int32

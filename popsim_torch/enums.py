@@ -82,7 +82,7 @@ class OutputMode(NamedIntEnum):
     All = 2
     """Every micro-batch."""
     Sum = 3
-    """The element-wise sum over all micro-batches; of integers and truth values in int32."""
+    """The element-wise sum over all micro-batches; of integers and booleans in int32."""
     Default = 4
     """Not chosen: training models use ``Final``, inference models ``All``."""
 

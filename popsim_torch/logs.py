@@ -93,7 +93,7 @@ def trace(text: str, *args: Any) -> None:
 
 
 def setLogLevel(level: str | int) -> None:
-    """Choose what is logged: lines of this level and of those behind it.
+    """Choose what is logged: lines of this level and of those after it.
 
     Args:
         level: ``"TRACE"``, ``"DEBUG"``, ``"INFO"``, ``"WARN"`` (the default), ``"ERR"`` or

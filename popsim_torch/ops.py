@@ -117,7 +117,7 @@ op_listener: ContextVar[OpListener | None] = ContextVar("op_listener", default=N
 
 
 in_compile_hook: ContextVar[bool] = ContextVar("in_compile_hook", default=False)
-"""Set while a hook around a compilation runs, which is before or behind a trace."""
+"""Set while a hook around a compilation runs, which is before or after a trace."""
 
 
 def isRunningOnIpu() -> bool:

@@ -21,7 +21,7 @@ using Strides = std::vector<int64_t>;
 [[nodiscard]] bool is_channels_last(const Shape& shape, const Strides& strides);
 // Whether no two elements have the same place in memory.
 [[nodiscard]] bool is_injective(const Shape& shape, const Strides& strides);
-// Whether a tensor that begins `offset` elements behind the start of memory for
+// Whether a tensor that begins `offset` elements after the start of memory for
 // `numel` elements stays inside of it. Never overflows.
 [[nodiscard]] bool lies_within(const Shape& shape, const Strides& strides,
                                int64_t offset, int64_t numel);

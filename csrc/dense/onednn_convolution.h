@@ -13,7 +13,7 @@ namespace popsim::dense {
 
 // What a primitive computes with.
 enum class Layout : int8_t {
-  kBlocked,       // oneDNN's choice: fast code behind a reorder at each edge
+  kBlocked,       // oneDNN's choice: fast code with a reorder at each edge
   kChannelsLast,  // as fast, and without reorders where the tensors agree
   kPlain,         // a matrix product per image, on channels-first tensors
 };

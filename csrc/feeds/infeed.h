@@ -39,7 +39,7 @@ class Infeed final : public runtime::Inlet {
   // time is up or the queue is closed. Throws UserError for tensors of other
   // types. For one thread at a time.
   bool push(const std::vector<at::Tensor>& tensors, double seconds);
-  // No element comes behind those that are there; the message says why.
+  // No element comes after those that are there; the message says why.
   void end(std::string message);
   // Drops what no program has taken, and forgets end().
   void clear();
@@ -74,7 +74,7 @@ class Infeed final : public runtime::Inlet {
   std::vector<Slot> slots_;
   int64_t first_ = 0;         // the slot of the oldest element
   int64_t num_acquired_ = 0;  // elements that programs hold
-  int64_t num_ready_ = 0;     // those that wait, behind them
+  int64_t num_ready_ = 0;     // those that wait, after them
   bool pushing_ = false;
   bool ended_ = false;
   bool closed_ = false;

@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How much a chunk behind the first one holds, if it holds several elements.
+// How much a chunk after the first one holds, if it holds several elements.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
 constexpr int64_t kMaxElements = int64_t{1} << 16;
 // The same of one in a file.

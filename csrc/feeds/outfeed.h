@@ -110,7 +110,7 @@ class Outfeed final : public ops::Outlet {
   // Returns whether the run is to go on; throws when nobody reads for too long.
   [[nodiscard]] bool wait_for_room(Lock& lock, ops::Patience& patience);
   [[nodiscard]] bool has_room() const;
-  // Ends a program that finds no room; `why` stands behind "is full".
+  // Ends a program that finds no room; `why` follows "is full".
   [[noreturn]] void raise_full(const std::string& why) const;
   // Whether a program has to wait, or to fail.
   [[nodiscard]] bool stops_programs() const;

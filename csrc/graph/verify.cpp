@@ -55,7 +55,7 @@ void verify_op(const Graph& graph, const Op& op, Phase phase_before) {
   check_internal(op.stage >= 0 && op.stage < kMaxStages, "verify: ", op,
                  " stands on stage ", op.stage);
   check_internal(op.phase >= phase_before, "verify: ", op, " (",
-                 name_of(op.phase), ") stands behind a later phase");
+                 name_of(op.phase), ") comes after a later phase");
 }
 
 void verify_graph(const Graph& graph, int depth);

@@ -25,7 +25,7 @@ struct TensorType {
   DType dtype = DType::kFloat32;
   Shape shape;
   // kAbsent: no such output, as the inputs that it would need are not there.
-  // kUnknown: of this output and all behind it, only a run tells.
+  // kUnknown: of this output and all after it, only a run tells.
   enum class State : int8_t { kKnown, kAbsent, kUnknown };
   State state = State::kKnown;
 

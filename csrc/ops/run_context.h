@@ -95,7 +95,7 @@ class RunContext {
   std::span<Outlet* const> outlets;  // by queue that the program feeds
   Patience* patience = nullptr;      // for what waits
   HostCode* host = nullptr;          // what the program may call, if anything
-  bool* ends = nullptr;  // set by what ends the run behind this iteration
+  bool* ends = nullptr;  // set by what ends the run after this iteration
   LoopCounts loop;
   Cursor cursor;
   int64_t iterations_before = 0;  // device iterations finished by earlier runs

@@ -4,7 +4,7 @@
 //              Tensor{float32} rate, Tensor{float32}[max_grad_norm] norm, *,
 //              float? max_grad_norm) -> Tensor(a!) weight
 //
-// Before the `*` stand inputs, behind it attributes, behind the arrow outputs.
+// Before the `*` stand inputs, after it attributes, after the arrow outputs.
 // Inputs and outputs:
 //   Tensor         one
 //   Tensor?        one that may be left out: kNoTensor, or nothing at the end

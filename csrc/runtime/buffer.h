@@ -8,7 +8,7 @@
 
 namespace popsim::runtime {
 
-// A sink whose entries lie one behind the other in one tensor.
+// A sink whose entries lie one after the other in one tensor.
 class Buffer final : public ops::Sink {
  public:
   // To be called before each run.

@@ -31,7 +31,7 @@ class Checkpoint {
   void begin(const DeviceMemory& memory);
   // Whether the iteration can be given up.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }
-  // Behind it the next iteration is a first one, again.
+  // After it the next iteration is a first one, again.
   void restore(const DeviceMemory& memory);
 
  private:

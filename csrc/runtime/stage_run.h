@@ -41,7 +41,7 @@ class StageRun {
   // Runs all device iterations, or as many as an op that may end the run lets
   // it. Throws Stopped when the sign is up, HostFailure when code of the host
   // fails and FeedEnd when there is no data; all that training keeps between
-  // runs is then as whole device iterations left it. So it is behind any other
+  // runs is then as whole device iterations left it. So it is after any other
   // UserError where iterations wait for data in the middle.
   void run(const Call& call);
 
@@ -99,7 +99,7 @@ class StageRun {
   // iteration and from that of the run.
   void execute(const Call& call, const Block& block, int64_t micro_batch,
                int64_t index);
-  // Gives elements back whose micro-batch is finished behind an action.
+  // Gives elements back whose micro-batch is finished after an action.
   void release_inputs(const Call& call, const schedule::Action& action,
                       int64_t micro_batch);
 

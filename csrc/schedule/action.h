@@ -35,7 +35,7 @@ using ActionList = std::vector<Action>;
 
 // Actions that run `times` times, each time one micro-batch further. What
 // repeats takes every step of a micro-batch's way once, so that as many
-// micro-batches are in flight behind each time as before it.
+// micro-batches are in flight after each time as before it.
 struct Stretch {
   ActionList actions;  // as they run the first time
   int64_t times = 1;

@@ -44,7 +44,7 @@ int64_t parse_times(const std::string& word) {
   int64_t times = 0;
   const bool complete = (in >> letter >> times) && in.eof();
   check_user(complete && letter == 'x' && times > 0, "schedule: '", word,
-             "' behind a bracket does not say how often; write (2F0)x3");
+             "' after a bracket does not say how often; write (2F0)x3");
   return times;
 }
 

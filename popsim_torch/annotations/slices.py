@@ -21,7 +21,7 @@ def dynamic_slice(
 ) -> torch.Tensor:
     """Return a slice of a tensor along a dimension, which begins where ``start`` says in each run.
 
-    Positions wrap around: behind the end the slice goes on at the beginning, and a negative start
+    Positions wrap around: after the end the slice goes on at the beginning, and a negative start
     counts from the end. It has a gradient. Outside of a traced model it is a slice of PyTorch,
     which ends at the end.
 

@@ -5,7 +5,7 @@ shared flags. The pipe says who may touch a slot, its end that the other process
 
 * worker to consumer, once: a pickled ``Start`` and the descriptor of the ring's memory;
 * worker to consumer, for each element: a ``Filled`` slot, which is the consumer's from then on;
-  behind the last one of a pass: a ``Filled`` without a slot;
+  after the last one of a pass: a ``Filled`` without a slot;
 * worker to consumer, when the data fails: ``Failed``, and the worker ends;
 * consumer to worker: the number of a slot that is free again, a ``Pass`` that is wanted, or None to
   end.

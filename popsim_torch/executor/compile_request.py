@@ -149,12 +149,12 @@ class DeviceLoopRequest(CompileRequest):
 
     Attributes:
         counts: How often the body runs.
-        inputs: Shape and element type of each input of a trip.
+        inputs: Shape and element type of each input of an iteration.
         input_names: What messages call them.
         infeeds: The queues that inputs come from.
         places: Where each input comes from.
         read_optimizer: Copies an optimizer's values.
-        trips: How many there are in a run (count); None if the body decides that.
+        iterations: How many there are in a run (count); None if the body decides that.
     """
 
     counts: LoopCounts
@@ -163,7 +163,7 @@ class DeviceLoopRequest(CompileRequest):
     infeeds: Sequence[InfeedQueue]
     places: Sequence[_native.InputPlace]
     read_optimizer: Callable[[torch.optim.Optimizer], OptimizerSettings]
-    trips: int | None = field(default=None, kw_only=True)
+    iterations: int | None = field(default=None, kw_only=True)
 
     @property
     def fed(self) -> bool:
@@ -176,7 +176,7 @@ class DeviceLoopRequest(CompileRequest):
         return True
 
     def interface(self) -> Interface:
-        """Return what a trip is given."""
+        """Return what an iteration is given."""
         return interface_of_device_loop(self.module, self.inputs, self.counts, self.warned)
 
     def trains(self, traced: TraceResult) -> bool:
@@ -194,4 +194,4 @@ class DeviceLoopRequest(CompileRequest):
 
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
         """Return the queues that the body feeds and is fed from."""
-        return Queues(enqueues, self.infeeds, self.places, self.trips)
+        return Queues(enqueues, self.infeeds, self.places, self.iterations)

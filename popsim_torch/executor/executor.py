@@ -287,7 +287,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
                 the device failed, or another thread is using the executor.
             UsageAssertionError: The model never attaches to a device.
             KeyboardInterrupt: Ctrl-C ends the call within moments. Weights, optimizer state and
-                random numbers are then those behind a finished device iteration; anchors are not
+                random numbers are then those after a finished device iteration; anchors are not
                 to be read before the next call.
         """
         try:

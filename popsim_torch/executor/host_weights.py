@@ -182,7 +182,7 @@ class Wrapping:
         self.tensor_classes: dict[Any, type[torch.Tensor]] = {}
 
     def sync(self) -> bool:
-        """Fetch the weights if they are behind; return whether it did."""
+        """Fetch the weights if they are after; return whether it did."""
         if self.closed or _quiet.get():
             return False
         function = self._sync()
@@ -370,7 +370,7 @@ def _subclass(mixin: type[Any], own_class: type[Any], body: dict[str, Any]) -> A
 
 
 def _fetch(links: tuple[Wrapping, ...], args: Any, kwargs: dict[str, Any]) -> None:
-    """Sync every link; free the arguments from those that were closed behind their back."""
+    """Sync every link; free the arguments from those that were closed after their back."""
     for link in links:
         if link.closed:
             for value in (*args, *kwargs.values()):

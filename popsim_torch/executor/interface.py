@@ -73,11 +73,11 @@ def interface_of_device_loop(
     counts: LoopCounts,
     warned: set[str],
 ) -> Interface:
-    """Return what a trip of a device loop is given.
+    """Return what an iteration of a device loop is given.
 
     Args:
         module: The body.
-        inputs: Shape and element type of each input of a trip.
+        inputs: Shape and element type of each input of an iteration.
         counts: How often the body runs.
         warned: Warnings already given.
     """

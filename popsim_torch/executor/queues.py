@@ -13,14 +13,14 @@ from popsim_torch.trace.graph.enqueues import Enqueue
 
 
 @dataclass(frozen=True)
-class _Trips:
+class _Iterations:
     """Tells an infeed queue how many elements a run takes."""
 
     infeed: InfeedQueue
-    trips: int | None
+    iterations: int | None
 
     def _begin_run(self) -> None:
-        self.infeed._begin_run(self.trips)
+        self.infeed._begin_run(self.iterations)
 
     def _end_run(self, error: BaseException | None) -> None:
         self.infeed._end_run(error)
@@ -33,7 +33,8 @@ class Queues:
         enqueues: What the program puts into queues, by number.
         infeeds: The queues that it takes elements from.
         places: Where each input comes from; none: from the call.
-        trips: Elements that a run takes from each of the infeeds (count); None if nobody knows.
+        iterations: Elements that a run takes from each of the infeeds (count); None if nobody
+            knows.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class Queues:
         enqueues: Mapping[int, Enqueue],
         infeeds: Sequence[InfeedQueue] = (),
         places: Sequence[_native.InputPlace] = (),
-        trips: int | None = None,
+        iterations: int | None = None,
     ) -> None:
         self._enqueues = enqueues
         self._infeeds = infeeds
         self._places = places
         self._is_running = False
-        self._told = Running([*self.outfeeds, *(_Trips(infeed, trips) for infeed in infeeds)])
+        self._told = Running(
+            [*self.outfeeds, *(_Iterations(infeed, iterations) for infeed in infeeds)]
+        )
 
     @property
     def outfeeds(self) -> list[ProgramQueue]:

@@ -26,7 +26,7 @@ __all__ = ["promise_report"]
 _REPORTS = ("autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile")
 """Engine options that ask for a report."""
 _ACTING = (*_REPORTS, "autoReport.directory", "debug.allowOutOfMemory")
-"""Engine options that act, and one that ``Options.enableProfiling`` sets."""
+"""Engine options that take effect, and one that ``Options.enableProfiling`` sets."""
 _KNOWN = (
     *_ACTING,
     "autoReport.executionProfileProgramRunCount",

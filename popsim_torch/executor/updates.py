@@ -125,13 +125,13 @@ def check_steps(
     accumulation: int,
     num_stages: int,
 ) -> None:
-    """Refuse what does not go together with weights that change in the middle of a trip.
+    """Refuse what does not go together with weights that change in the middle of an iteration.
 
     Args:
         traced: The body of a loop.
         plan: Its updates.
         captures: Gradients that go into queues.
-        accumulation: Trips of which one updates the weights (count).
+        accumulation: Iterations of which one updates the weights (count).
         num_stages: Pipeline stages (count).
 
     Raises:
@@ -145,27 +145,27 @@ def check_steps(
     if accumulation > 1:
         raise Error(
             f"{begin} {first.why_at_once}. With gradient_accumulation={accumulation} weights "
-            f"change once for {accumulation} trips, at their end. Do that in front of step(), or "
-            "leave gradient_accumulation out and call step() on the sum of several losses."
+            f"change once for {accumulation} iterations, at their end. Do that in front of step(), "
+            "or leave gradient_accumulation out and call step() on the sum of several losses."
         )
     if num_stages > 1:
         raise Error(
             f"{begin} {first.why_at_once}. With {num_stages} pipeline stages weights change at the "
-            "end of a trip only, when all stages are done with it. Do that in front of step(), or "
-            "put the body on one stage."
+            "end of an iteration only, when all stages are done with it. Do that in front of "
+            "step(), or put the body on one stage."
         )
     if plan is not None and plan.loss_scale_rule is not None:
         raise Error(
             f"{begin} {first.why_at_once}. Automatic loss scaling looks at all gradients at the "
-            "end of a trip. Do that in front of step(), or set the loss scale by the optimizer's "
-            "loss_scaling."
+            "end of an iteration. Do that in front of step(), or set the loss scale by the "
+            "optimizer's loss_scaling."
         )
     times = Counter(name for step in steps for name in step.parameters)
     times.update(traced.gradients)
     name, most = times.most_common(1)[0]
     if captures and most > 1:
         raise Error(
-            f"OutfeedOptimizer: the trip has {most} gradients of '{name}', one for each step(), "
-            "and an element of its queue has room for one. Enqueue parameter.grad in the body "
-            "instead."
+            f"OutfeedOptimizer: the iteration has {most} gradients of '{name}', one for each "
+            "step(), and an element of its queue has room for one. Enqueue parameter.grad in the "
+            "body instead."
         )

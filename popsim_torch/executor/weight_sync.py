@@ -62,7 +62,7 @@ class WeightSync:
         self._state: DeviceState | None = None
         self._host_version = 0
         self._shares: weakref.WeakKeyDictionary[WeightSync, bool] = weakref.WeakKeyDictionary()
-        # Of a loop: those that may train its weights, and how many there had been by then.
+        # For a loop: those that may train its weights, and how many there had been by then.
         self._others: list[weakref.ref[WeightSync]] = []
         self._num_known = 0
         self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()

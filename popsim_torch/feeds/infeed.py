@@ -30,12 +30,12 @@ taking: ContextVar[Callable[[InfeedQueue], Any] | None] = ContextVar("taking", d
 
 
 class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
-    """Brings the elements of a dataset into a running program, one for each trip of its loop.
+    """Brings the elements of a dataset into a running program, one for each iteration of its loop.
 
     A thread goes through the dataset, ahead of the program, and keeps elements ready in the types
     in which the device holds them. PyTorch works on that thread alone; a ``DataLoader`` with
     workers prepares elements on more. An element is a tensor, a tuple or list (positional arguments
-    of the body, behind the carried values) or a dictionary with string keys (keyword arguments);
+    of the body, after the carried values) or a dictionary with string keys (keyword arguments);
     its parts may be nested, and numbers and NumPy arrays count as tensors. All elements have the
     same shapes and types.
 
@@ -160,7 +160,7 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         return self
 
     def __next__(self) -> Any:
-        """Return the element of the trip, in the body of a loop that has no such argument.
+        """Return the element of the iteration, in the body of a loop that has no such argument.
 
         Raises:
             Error: It is called elsewhere, or a second time in the body.
@@ -169,8 +169,8 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         if take is None:
             raise Error(
                 "InfeedQueue: elements are there in the body of poptorch.repeat or "
-                "poptorch.while_loop only, one for each trip: as arguments, or by next(queue). To "
-                "look at the data on the host, go through the dataset."
+                "poptorch.while_loop only, one for each iteration: as arguments, or by "
+                "next(queue). To look at the data on the host, go through the dataset."
             )
         return take(self)
 
@@ -239,11 +239,11 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
             return (element,), {}
         return ((), element) if structure.container is dict else (tuple(element), {})
 
-    def _begin_run(self, trips: int | None = None) -> None:
+    def _begin_run(self, iterations: int | None = None) -> None:
         """A program that takes elements begins to run.
 
         Args:
-            trips: How many it takes (count); None if nobody knows.
+            iterations: How many it takes (count); None if nobody knows.
 
         Raises:
             Error: Another one does already: which of them gets an element would be chance.
@@ -302,7 +302,7 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
             self._produce(*self._first())
 
     def _produce(self, items: Any, first: list[torch.Tensor], most: int | None = None) -> None:
-        """Let a thread make elements, behind the first one; so many, if there is a number."""
+        """Let a thread make elements, after the first one; so many, if there is a number."""
         assert self._kind is not None
         ring = self._filled_ring()
         self._producer = Producer(items, first, self._kind, ring, self._source.can_restart, most)
@@ -325,7 +325,7 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         return self._ring
 
     def _first(self) -> tuple[Any, list[torch.Tensor]]:
-        """Return the dataset behind its first element, and that element's tensors."""
+        """Return the dataset after its first element, and that element's tensors."""
         try:
             items = self._source.items()
             element = next(items)

@@ -50,7 +50,7 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         patience: How long a program waits for a reader while nobody reads, before it ends with an
             Error (seconds); None for any time.
         every: Take one of so many elements that programs enqueue (count), the last of them: with 3
-            those of the trips 2, 5, 8, ... What is left out costs nothing.
+            those of the iterations 2, 5, 8, ... What is left out costs nothing.
         device_ordinal: Where real hardware runs the program; no effect here.
         optimise_latency: How real hardware moves elements; no effect here.
         replication_factor: Copies of the model; 1.

@@ -128,7 +128,7 @@ class Producer:
     Knows nothing of the queue that it belongs to, so that the queue can be dropped.
 
     Args:
-        items: The dataset behind its first element.
+        items: The dataset after its first element.
         first: The tensors of the first element.
         kind: Of all elements.
         ring: Gets the elements.
@@ -182,7 +182,7 @@ class Producer:
         """Fill the ring, and end it whatever happens.
 
         Args:
-            held: The dataset behind its first element, and the tensors of that one. The frame has
+            held: The dataset after its first element, and the tensors of that one. The frame has
                 them in no variable: a failure keeps the frame, and a loader its workers.
         """
         self._last_words = _DIED
@@ -238,9 +238,9 @@ def _as_utf8(text: str) -> str:
 def _end_of_data(count: int, can_restart: bool) -> str:
     advice = (
         "Make the queue with repeat=True, which begins anew there, call queue.reset() between "
-        "runs, or run fewer trips."
+        "runs, or run fewer iterations."
         if can_restart
-        else "Give the queue more data, or run fewer trips."
+        else "Give the queue more data, or run fewer iterations."
     )
     return (
         f"InfeedQueue: the end of the dataset was reached: the program asks for element {count} "

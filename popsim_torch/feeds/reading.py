@@ -172,7 +172,7 @@ class QueueReader:
 
         Raises:
             Error: The queue keeps the newest element only; or the program has failed: its own
-                error, behind the last element.
+                error, after the last element.
             UsageTimeoutError: Time is up.
         """
         self._check_is_all("follow")
@@ -226,7 +226,7 @@ class QueueReader:
         if op_listener.get() is not None:
             raise Error(
                 "OutfeedQueue: the queue is read in the body of a loop, or in forward: that would "
-                "happen once, while the program is traced and has no element yet. Read it behind "
+                "happen once, while the program is traced and has no element yet. Read it after "
                 "the call that runs the program, or in another thread."
             )
 
@@ -277,7 +277,7 @@ class QueueReader:
         deadline = _deadline(timeout)
         while True:
             idle, closed, failure = self._state()
-            # Asked behind the state: what the last run has enqueued is there then.
+            # Asked after the state: what the last run has enqueued is there then.
             if self._wait_briefly(0):
                 return True
             if idle and failure is not None:

@@ -1,7 +1,7 @@
 """What the program of a traced model depends on, in one number: the key of the cache.
 
 Forward is Python code, and nobody can tell from looking at it what it does: it has to be traced.
-What comes behind the trace depends on nothing but the trace, what the options and the optimizer
+What comes after the trace depends on nothing but the trace, what the options and the optimizer
 ask for, and this package. All of that is in the key, and only data that is understood is: if there
 is anything else, there is no key. Of the weights it has names, shapes and element types alone.
 """

@@ -47,7 +47,7 @@ class Instruction(NamedTuple):
 
 
 Formula = Callable[..., MapValue]
-"""Appends instructions to the code that comes first, behind it their operands."""
+"""Appends instructions to the code that comes first, after it their operands."""
 
 
 class MapCode:

@@ -88,7 +88,7 @@ def state(kind: str, parameter: str) -> str:
 
 
 def velocity_before_update(parameter: str) -> str:
-    """Return the name of a combined velocity behind a micro-batch's accumulation."""
+    """Return the name of a combined velocity after a micro-batch's accumulation."""
     return f"AcclIntoReduce{_SEPARATOR}{parameter}"
 
 
@@ -98,12 +98,12 @@ def velocity_into_update(parameter: str) -> str:
 
 
 def velocity_after_update(parameter: str) -> str:
-    """Return the name of a combined velocity behind the update."""
+    """Return the name of a combined velocity after the update."""
     return f"AcclOutOfAcclUpdate{_SEPARATOR}{parameter}"
 
 
 def final_reduced_gradient(parameter: str) -> str:
-    """Return the name of a gradient behind accumulation, as plain SGD takes it."""
+    """Return the name of a gradient after accumulation, as plain SGD takes it."""
     return f"FinalReducedGradient{_SEPARATOR}{parameter}"
 
 

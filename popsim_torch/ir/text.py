@@ -96,7 +96,7 @@ def _type_of(tensor: Tensor) -> str:
 
 
 def _op_lines(graph: Graph, shown: _Shown, origins: bool, indent: str = "") -> Iterator[str]:
-    """Yield a line for each op, and behind it those of its bodies, indented."""
+    """Yield a line for each op, and after it those of its bodies, indented."""
     for op in graph.ops:
         yield indent + _op_line(op, shown, origins)
         for body in op.bodies:

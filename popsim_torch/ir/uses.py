@@ -19,7 +19,7 @@ def walk(graph: Graph) -> Iterator[tuple[int, Op]]:
 
 
 def walk_all(graph: Graph) -> Iterator[tuple[Graph, Op]]:
-    """Yield every op of a program, and behind each those of its bodies, with the graph it is in."""
+    """Yield every op of a program, and after each those of its bodies, with the graph it is in."""
     for op in graph.ops:
         yield graph, op
         for body in op.bodies:

@@ -36,7 +36,7 @@ def is_fed(leaf: object) -> bool:
 class _ArgumentQueue(InfeedQueue):
     """Goes through the iterator of a call, and makes as many elements as each loop takes.
 
-    So nothing is made ahead when a loop ends, and nothing has to be kept behind a call. Where
+    So nothing is made ahead when a loop ends, and nothing has to be kept after a call. Where
     nobody knows how many that are (``while_loop``), or where a run fails, elements made ahead stay
     until another iterator comes.
     """
@@ -99,12 +99,12 @@ class _ArgumentQueue(InfeedQueue):
                 f"poptorch.function: an iterator that is an argument: {error.message}"
             ) from error
 
-    def _begin_run(self, trips: int | None = None) -> None:
-        super()._begin_run(trips)
+    def _begin_run(self, iterations: int | None = None) -> None:
+        super()._begin_run(iterations)
         with self._lock:
             if self._at_hand is not None:
                 (items, first), self._at_hand = self._at_hand, None
-                self._produce(items, first, trips)
+                self._produce(items, first, iterations)
 
     def _end_run(self, error: BaseException | None) -> None:
         super()._end_run(error)

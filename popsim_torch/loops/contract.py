@@ -46,7 +46,7 @@ def new_values(caller: str, result: Any, carried: Sequence[torch.Tensor]) -> lis
     Args:
         caller: Which loop, for messages.
         result: What the body returned.
-        carried: The values of this trip.
+        carried: The values of this iteration.
 
     Raises:
         UsageTypeError: They are others than the carried ones, or an operation comes first.
@@ -73,8 +73,8 @@ def new_values(caller: str, result: Any, carried: Sequence[torch.Tensor]) -> lis
 
 
 _HOW_TO_SEE_VALUES = (
-    " To see values of every trip, pass them to OutfeedQueue.enqueue and return nothing; to see "
-    "the last ones, give them first values in `inputs`."
+    " To see values of every iteration, pass them to OutfeedQueue.enqueue and return nothing; to "
+    "see the last ones, give them first values in `inputs`."
 )
 
 
@@ -82,7 +82,7 @@ def asked(condition: Callable[..., Any], carried: Sequence[torch.Tensor]) -> tor
     """Return what the condition of a ``while_loop`` says of the carried values.
 
     Raises:
-        UsageTypeError: It takes something else, or does not return one truth value.
+        UsageTypeError: It takes something else, or does not return one boolean.
     """
     check_takes(
         condition,
@@ -100,7 +100,7 @@ def asked(condition: Callable[..., Any], carried: Sequence[torch.Tensor]) -> tor
         value = torch.tensor(value, device="ipu")
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         what = _described([value])[0]
-        raise UsageTypeError(f"while_loop: the condition must return one truth value, got {what}.")
+        raise UsageTypeError(f"while_loop: the condition must return one boolean, got {what}.")
     return value.reshape(()).to(device="ipu", dtype=torch.bool)
 
 

@@ -1,4 +1,4 @@
-"""The elements of infeed queues that a trip takes: as arguments, and by ``next(queue)``."""
+"""The elements of infeed queues that an iteration takes: as arguments, and by ``next(queue)``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Elements"]
 
 
 class Elements:
-    """What the trips of one loop take.
+    """What the iterations of one loop take.
 
     Args:
         arguments: The queue whose elements are arguments of the body; None if there is none.
@@ -34,17 +34,17 @@ class Elements:
         self._kinds = [infeed._element() for infeed in self.infeeds]
 
     def inputs(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, _native.InputPlace]]:
-        """Yield name, shape, element type and origin of each tensor that a trip gets."""
+        """Yield name, shape, element type and origin of each tensor that an iteration gets."""
         for number, (_, components) in enumerate(self._kinds):
             for position, (dtype, shape) in enumerate(components):
                 name = f"infeed{number or ''}[{position}]"
                 yield name, tuple(shape), dtype, _native.InputPlace(number, position)
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the body is called with behind the carried values.
+        """Return what the body is called with after the carried values.
 
         Args:
-            tensors: Those of ``inputs``, in a trip.
+            tensors: Those of ``inputs``, in an iteration.
         """
         if self._arguments is None:
             return (), {}
@@ -53,10 +53,10 @@ class Elements:
 
     @contextmanager
     def at_hand(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Let ``next(queue)`` return the trip's element, for a scope.
+        """Let ``next(queue)`` return the iteration's element, for a scope.
 
         Args:
-            tensors: Those of ``inputs``, in a trip.
+            tensors: Those of ``inputs``, in an iteration.
         """
         left: dict[int, Any] = {}
         rest = list(tensors)
@@ -75,13 +75,15 @@ class Elements:
             listener: Any = op_listener.get()
             if listener.is_inside_of_body:
                 raise Error(
-                    f"next(queue){user_line(' at ')}: a trip of the device loop takes one element, "
-                    "in front of its inner loops and branches. Take it there, and pass it to them."
+                    f"next(queue){user_line(' at ')}: an iteration of the device loop takes one "
+                    "element, in front of its inner loops and branches. Take it there, and pass "
+                    "it to them."
                 )
             if id(infeed) not in left:
                 raise Error(
-                    f"next(queue){user_line(' at ')}: a trip takes one element of an InfeedQueue, "
-                    "and this is the second one. Let an element hold more, or make two trips."
+                    f"next(queue){user_line(' at ')}: an iteration takes one element of an "
+                    "InfeedQueue, and this is the second one. Let an element hold more, or make "
+                    "two iterations."
                 )
             return left.pop(id(infeed))
 

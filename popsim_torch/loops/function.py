@@ -54,8 +54,8 @@ class RecordedLoop:
 
     Attributes:
         run: Runs it: takes the carried and the captured tensors, returns the carried ones.
-        carried: What the first trip is given.
-        captured: What every trip reads.
+        carried: What the first iteration is given.
+        captured: What every iteration reads.
     """
 
     run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -148,8 +148,8 @@ class Recording:
 
         Args:
             run: As for :class:`RecordedLoop`.
-            carried: What the first trip is given.
-            captured: What every trip reads.
+            carried: What the first iteration is given.
+            captured: What every iteration reads.
         """
         value = self.tensors.value
         step = RecordedLoop(run, [value(one) for one in carried], [value(one) for one in captured])

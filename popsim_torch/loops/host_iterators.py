@@ -1,8 +1,8 @@
 """``next(iterator)`` in the body of a loop: the iterator becomes an infeed queue.
 
 A body runs once, while it is traced. What Python takes from an iterator then would be the same
-element in every trip. So a queue goes through the iterators that were there before the function was
-called, and each trip takes an element of the queue.
+element in every iteration. So a queue goes through the iterators that were there before the
+function was called, and each iteration takes an element of the queue.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class HostIterators:
         self._lasting = lasting
 
     @contextmanager
-    def taken_by_trips(self) -> Iterator[None]:
+    def taken_by_iterations(self) -> Iterator[None]:
         """Let ``next(iterator)`` take an element of the iterator's queue, for a scope."""
         on_host = builtins.next
 
-        def next_of_trip(iterator: Any, *default: Any) -> Any:
+        def next_of_iteration(iterator: Any, *default: Any) -> Any:
             if taking.get() is None:  # another thread
                 return on_host(iterator, *default)
             if any(iterator is one for one in self._reached):
@@ -62,7 +62,7 @@ class HostIterators:
 
         begin = DataLoader.__iter__
 
-        def begin_in_trip(loader: DataLoader[Any]) -> Any:
+        def begin_in_iteration(loader: DataLoader[Any]) -> Any:
             if taking.get() is None:
                 return begin(loader)
             raise Error(
@@ -73,15 +73,15 @@ class HostIterators:
             )
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(builtins, "next", next_of_trip))
-            stack.enter_context(mock.patch.object(DataLoader, "__iter__", begin_in_trip))
+            stack.enter_context(mock.patch.object(builtins, "next", next_of_iteration))
+            stack.enter_context(mock.patch.object(DataLoader, "__iter__", begin_in_iteration))
             for kind in {type(one) for one in self._reached}:
                 if isinstance(kind.__next__, types.FunctionType):
-                    advance = self._not_in_trip(kind.__next__)
+                    advance = self._not_in_iteration(kind.__next__)
                     stack.enter_context(mock.patch.object(kind, "__next__", advance))
             yield
 
-    def _not_in_trip(self, advance: Any) -> Any:
+    def _not_in_iteration(self, advance: Any) -> Any:
         """Return what takes an element of iterators of a class, but not in the body."""
 
         def advance_on_host(iterator: Any) -> Any:
@@ -96,7 +96,7 @@ class HostIterators:
         if default:
             raise Error(
                 f"{where}: in a loop it takes no default value, as the loop ends with an Error at "
-                "the end of the data. Leave it out, and make no more trips than there is data."
+                "the end of the data. Leave it out, and make no more iterations than there is data."
             )
         if not any(iterator is one for one in self._lasting):
             raise Error(
@@ -128,7 +128,7 @@ def _taken_otherwise(iterator: Iterator[Any], where: str) -> Error:
     return Error(
         f"The body of the loop takes elements of a {type(iterator).__name__}{where} otherwise than "
         "by next(iterator), such as by a `for` loop: that happened once, while the body was "
-        "traced. Call next(iterator) once in the body, and let the device loop make the trips."
+        "traced. Call next(iterator) once in the body, and let the device loop make the iterations."
     )
 
 

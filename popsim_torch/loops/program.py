@@ -109,14 +109,14 @@ class DeviceLoopProgram:
         """Run the loop.
 
         Args:
-            carried: What the first trip is given.
-            captured: Tensors that every trip reads.
+            carried: What the first iteration is given.
+            captured: Tensors that every iteration reads.
 
         Returns:
-            The carried values behind the last trip, in new tensors.
+            The carried values after the last iteration, in new tensors.
 
         Raises:
-            Error: A trip fails, or the data ends.
+            Error: An iteration fails, or the data ends.
             KeyboardInterrupt: Ctrl-C ends the loop within moments.
         """
         compiled = self._device.compiled
@@ -142,7 +142,7 @@ class DeviceLoopProgram:
     def _behind(
         self, carried: Sequence[torch.Tensor], compiled: CompiledModel
     ) -> list[torch.Tensor]:
-        """Return the carried values behind the last trip, like those of the first one."""
+        """Return the carried values after the last iteration, like those of the first one."""
         read = iter(compiled.executable.read_all(self._variables))
         return [
             before.clone() if place is None else _shaped_like(before, next(read))
@@ -155,9 +155,9 @@ class DeviceLoopProgram:
         values: dict[int, torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Run the program; what fails in a trip says in which one."""
+        """Run the program; what fails in an iteration says in which one."""
         executable = compiled.executable
-        runs, trips = executable.num_runs, executable.num_micro_batches
+        runs, iterations = executable.num_runs, executable.num_micro_batches
         try:
             if values:
                 executable.write_all(values)
@@ -166,10 +166,10 @@ class DeviceLoopProgram:
         except _native.ERRORS as error:
             if executable.num_runs == runs or was_stopped(str(error)):
                 raise
-            trip = executable.last_micro_batch
-            where = f"in trip {trip} of the loop, counted from 0"
-            if trip >= executable.num_micro_batches - trips:
-                where = f"trip {trip} of the loop, counted from 0, did not begin"
+            iteration = executable.last_micro_batch
+            where = f"in iteration {iteration} of the loop, counted from 0"
+            if iteration >= executable.num_micro_batches - iterations:
+                where = f"iteration {iteration} of the loop, counted from 0, did not begin"
             raise type(error)(f"{error} ({where})") from error
 
     def stop(self) -> bool:
@@ -178,8 +178,8 @@ class DeviceLoopProgram:
         return compiled is not None and compiled.executable.stop()
 
     @property
-    def num_trips(self) -> int:
-        """Trips begun so far, over all runs; from any thread."""
+    def num_iterations(self) -> int:
+        """Iterations begun so far, over all runs; from any thread."""
         assert self._device.compiled is not None
         return self._device.compiled.executable.num_micro_batches
 
@@ -253,7 +253,7 @@ def _as_inputs(
 
 
 def _shaped_like(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a carried value behind the last trip as the first trip was given it."""
+    """Return a carried value after the last iteration as the first iteration was given it."""
     if value.shape != before.shape:
         value = value.reshape(before.shape)
     return value if value.dtype is before.dtype else value.to(before.dtype)

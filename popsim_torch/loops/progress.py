@@ -13,34 +13,35 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 @contextlib.contextmanager
 def progress_bar(
-    num_trips: Callable[[], int],
-    trips: int,
+    num_iterations: Callable[[], int],
+    iterations: int,
     title: str,
     *,
-    unit: str = "trip",
+    unit: str = "iteration",
     leave: bool = True,
     figures: Callable[[], Mapping[str, str]] | None = None,
 ) -> Iterator[None]:
     """Draw a bar of a run, for a scope.
 
     Args:
-        num_trips: Returns the trips begun so far, over all runs (count); called by a thread.
-        trips: How many there will be (count); 0 draws nothing, and costs nothing.
+        num_iterations: Returns the iterations begun so far, over all runs (count); called by a
+            thread.
+        iterations: How many there will be (count); 0 draws nothing, and costs nothing.
         title: What stands in front of the bar.
-        unit: What a trip is called.
+        unit: What an iteration is called.
         leave: Leave the bar there at its end.
         figures: Returns what stands after the bar, by name; called by a thread.
     """
-    if not trips:
+    if not iterations:
         yield
         return
-    first, over = num_trips(), threading.Event()
-    bar = tqdm(total=trips, desc=title, unit=unit, leave=leave)
+    first, over = num_iterations(), threading.Event()
+    bar = tqdm(total=iterations, desc=title, unit=unit, leave=leave)
 
     def draw() -> None:
         if figures is not None:
             bar.set_postfix(figures(), refresh=False)
-        bar.update(num_trips() - first - bar.n)
+        bar.update(num_iterations() - first - bar.n)
 
     def look() -> None:
         while not over.wait(_SECONDS_BETWEEN_LOOKS):

@@ -53,25 +53,25 @@ def repeat(
     """Run a function ``n`` times on the device.
 
     Args:
-        n: Trips (count).
+        n: Iterations (count).
         body: Called with the carried values and then the tensors of an element of ``infeed``;
-            returns the carried values for the next trip, of the same shapes and types, or nothing
-            if there are none. It may train: ``loss.backward()``, ``optimizer.step()``.
-        inputs: The carried values of the first trip: a tensor or number, or a tuple of these.
-        infeed: Gives each trip an element.
-        gradient_accumulation: ``optimizer.step()`` updates weights behind each so many trips, with
-            their gradients together (mean or sum: ``Options.Training``). Divides ``n``. None for
-            what is set on the models of the body (``set_gradient_accumulation_options``) or on the
-            options of the function, else 1. Something else there is an error.
+            returns the carried values for the next iteration, of the same shapes and types, or
+            nothing if there are none. It may train: ``loss.backward()``, ``optimizer.step()``.
+        inputs: The carried values of the first iteration: a tensor or number, or a tuple of these.
+        infeed: Gives each iteration an element.
+        gradient_accumulation: ``optimizer.step()`` updates weights after each so many iterations,
+            with their gradients together (mean or sum: ``Options.Training``). Divides ``n``. None
+            for what is set on the models of the body (``set_gradient_accumulation_options``) or on
+            the options of the function, else 1. Something else there is an error.
         progress: Show a progress bar.
 
     Returns:
-        The carried values behind the last trip, in new CPU tensors: a tuple, one tensor if there is
-        one, None if there are none.
+        The carried values after the last iteration, in new CPU tensors: a tuple, one tensor if
+        there is one, None if there are none.
 
     Raises:
-        Error: It is not called in a ``poptorch.function``, or the body cannot be compiled, or a
-            trip fails.
+        Error: It is not called in a ``poptorch.function``, or the body cannot be compiled, or an
+            iteration fails.
         UsageTypeError: The body takes or returns something else.
     """
     check_count("repeat", "n", n, 0)
@@ -94,15 +94,16 @@ def while_loop(
     """Run a function on the device as long as a condition on the carried values holds.
 
     Args:
-        condition: Called with the carried values alone; returns one truth value.
+        condition: Called with the carried values alone; returns one boolean.
         body: As for :func:`repeat`.
         inputs: The carried values that the condition is first asked of; at least one.
-        infeed: Gives each trip an element.
-        maximum_iterations: Trips that there are at most (count); None for 2^31 - 1.
+        infeed: Gives each iteration an element.
+        maximum_iterations: Iterations that there are at most (count); None for 2^31 - 1.
         progress: Show a progress bar.
 
     Returns:
-        The carried values for which the condition does not hold, or those behind the last trip.
+        The carried values for which the condition does not hold, or those after the last
+        iteration.
 
     Raises:
         Error: As for :func:`repeat`.
@@ -148,7 +149,7 @@ class LoopCall:
     Attributes:
         function: Which, for messages.
         body: What it repeats.
-        carried: The carried values of the first trip.
+        carried: The carried values of the first iteration.
         infeed: Where elements come from.
         progress: Show a progress bar.
     """
@@ -165,7 +166,7 @@ class LoopCall:
             return None
         return values[0] if len(values) == 1 else tuple(values)
 
-    def run(self, trips: int, accumulation: int | None, condition: Body | None) -> Any:
+    def run(self, iterations: int, accumulation: int | None, condition: Body | None) -> Any:
         """Compile and run the loop; let later calls of the function run it."""
         owner = recording.get()
         if op_listener.get() is not None:
@@ -183,8 +184,8 @@ class LoopCall:
                 f"{self.function}: infeed is a {type(self.infeed).__name__}. Give it "
                 "poptorch.InfeedQueue(dataset)."
             )
-        if trips == 0:
-            return self.results(owner.run(_without_a_trip, self.carried, []))
+        if iterations == 0:
+            return self.results(owner.run(_without_an_iteration, self.carried, []))
         check_limits(owner.options)
         with without_function_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
@@ -192,7 +193,12 @@ class LoopCall:
                 found.add(module)
             captured = _captured(owner)
             settings = DeviceLoopSettings(
-                self.function, owner.options, owner.settings, trips, accumulation, takes_models=True
+                self.function,
+                owner.options,
+                owner.settings,
+                iterations,
+                accumulation,
+                takes_models=True,
             )
             program = _compile(self, owner, found, settings, condition, captured)
             asks = (
@@ -208,7 +214,7 @@ class LoopCall:
                 )
             )
             owner.programs += [program] if asks is None else [program, asks]
-            run = _Run(program, asks, trips if self.progress else 0, self.function)
+            run = _Run(program, asks, iterations if self.progress else 0, self.function)
             values = owner.run(run, self.carried, captured)
         return self.results(values)
 
@@ -225,7 +231,7 @@ def _captured(owner: Recording) -> list[torch.Tensor]:
 _FALSE = torch.zeros((), dtype=torch.bool)
 
 
-def _without_a_trip(
+def _without_an_iteration(
     carried: Sequence[torch.Tensor], _captured: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     with without_function_modes():
@@ -247,7 +253,7 @@ class _Run:
 
     program: DeviceLoopProgram
     asks: DeviceLoopProgram | None
-    shown_trips: int
+    shown_iterations: int
     function: str
 
     def __call__(
@@ -255,9 +261,11 @@ class _Run:
     ) -> list[torch.Tensor]:
         if self.asks is not None and not self.asks.run([*carried, _FALSE], captured)[-1]:
             return [value.clone() for value in carried]
-        if not self.shown_trips:
+        if not self.shown_iterations:
             return self.program.run(carried, captured)
-        with progress_bar(lambda: self.program.num_trips, self.shown_trips, self.function):
+        with progress_bar(
+            lambda: self.program.num_iterations, self.shown_iterations, self.function
+        ):
             return self.program.run(carried, captured)
 
 
@@ -265,7 +273,7 @@ def _settings_of_question(settings: DeviceLoopSettings) -> DeviceLoopSettings:
     """Return the settings of a program that computes the condition of a loop once."""
     options = settings.options.clone()
     options.anchored_tensors.clear()
-    return replace(settings, options=options, owned=(), trips=1, takes_models=False)
+    return replace(settings, options=options, owned=(), iterations=1, takes_models=False)
 
 
 def _compile(
@@ -349,7 +357,7 @@ def _request(
             settings.watched(plan, found),
             _standing_for(captured, tensors[num_fed:]),
             elements.at_hand(tensors[:num_fed]),
-            iterators.taken_by_trips(),
+            iterators.taken_by_iterations(),
         ):
             values = new_values(call.function, call.body(*carried, *args, **kwargs), carried)
             return values, None if condition is None else asked(condition, values)
@@ -367,7 +375,7 @@ def _request(
         places,
         _settings_reader(plan.options),
         body=DeviceLoopOptimizers(tuple(found.optimizers)),
-        trips=settings.trips if condition is None else None,
+        iterations=settings.iterations if condition is None else None,
     )
     return body, request
 

@@ -44,7 +44,7 @@ def _refusing(step: Callable[..., Any], is_recorded: Callable[[], bool]) -> Call
             return step(scheduler, *args, **kwargs)
         raise Error(
             f"{type(scheduler).__name__}.step() is called{user_line(' at ')} in a "
-            "poptorch.function, whose Python code runs once: later calls and trips would go "
+            "poptorch.function, whose Python code runs once: later calls and iterations would go "
             "without. Call it between calls of the function, which use the values that the "
             "optimizer has then."
         )

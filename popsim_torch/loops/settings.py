@@ -79,16 +79,16 @@ class DeviceLoopSettings:
         function: Which, for messages.
         options: Of the function that it is a part of.
         owned: Settings of what calls it (``poptorch.pipeline``).
-        trips: How often the body runs (count).
-        accumulation: Trips per weight update, as the user says (count); None for what the models
-            and the options say.
+        iterations: How often the body runs (count).
+        accumulation: Iterations per weight update, as the user says (count); None for what the
+            models and the options say.
         takes_models: Whether settings on models concern it.
     """
 
     function: str
     options: Options
     owned: tuple[Owned, ...]
-    trips: int
+    iterations: int
     accumulation: int | None
     takes_models: bool
 
@@ -118,11 +118,13 @@ class DeviceLoopSettings:
             own.Training.gradientAccumulationDtype(own_dtype)  # a pipeline's, if nobody chooses
         count: int = own.Training.gradient_accumulation if use.training else self.accumulation or 1
         self._check_multiple(count)
-        own.deviceIterations(self.trips // count)
+        own.deviceIterations(self.iterations // count)
         own.Training.gradientAccumulation(count)
         own.outputMode(OutputMode.Final)
         values = {name: change.value for name, (_, change) in changes.items()}
-        return DeviceLoopPlan(use, own.freeze(), LoopCounts(self.trips // count, count), values)
+        return DeviceLoopPlan(
+            use, own.freeze(), LoopCounts(self.iterations // count, count), values
+        )
 
     def guess(self, found: Reach) -> DeviceLoopPlan:
         """Return a plan for what the body can reach; if there is none, for nothing of it."""
@@ -165,11 +167,12 @@ class DeviceLoopSettings:
         return (needed.counts, needed.values) == (plan.counts, plan.values)
 
     def _check_multiple(self, accumulation: int) -> None:
-        if self.trips % accumulation:
-            lower = self.trips - self.trips % accumulation
+        if self.iterations % accumulation:
+            lower = self.iterations - self.iterations % accumulation
             raise UsageValueError(
-                f"{self.function}: n = {self.trips} is not a multiple of gradient_accumulation = "
-                f"{accumulation}. The nearest multiples are {lower} and {lower + accumulation}."
+                f"{self.function}: n = {self.iterations} is not a multiple of "
+                f"gradient_accumulation = {accumulation}. The nearest "
+                f"multiples are {lower} and {lower + accumulation}."
             )
 
 

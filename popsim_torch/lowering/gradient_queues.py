@@ -38,7 +38,7 @@ class GradientQueues:
         self._accumulator_of = accumulator_of
 
     def add(self, element: GradientEnqueue) -> None:
-        """Add what makes an element, in front of the updates and behind all accumulations."""
+        """Add what makes an element, in front of the updates and after all accumulations."""
         phase = Phase.UPDATE
         if element.mode == OutfeedOptimizerMode.AFTER_COMPUTE:
             phase = Phase.BACKWARD
@@ -82,6 +82,6 @@ class GradientQueues:
             [whole],
             {"running": False},
             place=place,
-            behind=gradient,
+            after=gradient,
         )
         return total

@@ -60,7 +60,7 @@ class LossScaleLowering:
             self._followed[key] = self._scalar(code, result, Place(phase, stage, scalar.name))
             if phase == Phase.BACKWARD:  # Accumulations do not stand at the end.
                 assert self._final is not None
-                self._builder.move_last_op_behind(self._final)
+                self._builder.move_last_op_after(self._final)
         return self._followed[key]
 
     def observe(self, gradient: Tensor, name: str) -> None:
@@ -77,9 +77,9 @@ class LossScaleLowering:
         code = MapCode()
         too_large = code("not", code("le", code("abs", gradient), self._rule.threshold))
         seen = emit_map(self._builder, code, too_large, _FLOAT, gradient.shape, place)
-        self._builder.move_last_op_behind(gradient)
+        self._builder.move_last_op_after(gradient)
         flags = self._builder.graph.root(seen)
-        count = self._sum(flags, place, behind=flags)
+        count = self._sum(flags, place, after=flags)
         total = self._state(f"{names.LOSS_SCALE_FACTOR}/count/{name}")
         self._builder.op(
             "accumulate",
@@ -87,13 +87,13 @@ class LossScaleLowering:
             [self._whole(total)],
             {"running": False},
             place=place,
-            behind=count,
+            after=count,
         )
         self._counts.append(total)
         self._num_elements += gradient.numel
 
     def adapt(self, scale: Tensor) -> None:
-        """Change the factor behind all updates.
+        """Change the factor after all updates.
 
         Args:
             scale: The optimizer's.
@@ -142,7 +142,7 @@ class LossScaleLowering:
         self._builder.op("cat", parts, [joined], {"axis": 0}, place=place)
         return self._sum(joined, place)
 
-    def _sum(self, tensor: Tensor, place: Place, behind: Tensor | None = None) -> Tensor:
+    def _sum(self, tensor: Tensor, place: Place, after: Tensor | None = None) -> Tensor:
         total = self._builder.value(_FLOAT, ())
         axes = list(range(len(tensor.shape)))
         self._builder.op(
@@ -151,7 +151,7 @@ class LossScaleLowering:
             [total],
             {"function": "sum", "axes": axes, "keepdim": False, "dtype": dtype_name(_FLOAT)},
             place=place,
-            behind=behind,
+            after=after,
         )
         return total
 

@@ -41,7 +41,7 @@ class NodeLowering:
     Args:
         named: The trace.
         offers: Tells which tensors of bodies are asked for.
-        steps: Adds updates in the middle of a trip, where there are some.
+        steps: Adds updates in the middle of an iteration, where there are some.
     """
 
     def __init__(self, named: NamedGraph, offers: Offers, steps: StepLowering | None) -> None:
@@ -91,7 +91,7 @@ class NodeLowering:
         return RULES.rule_of(node).lower(builder, node, place)
 
     # Tensors of bodies that are asked for are further results: of a loop, what they were in each
-    # trip; of a branch that is not taken, zeros.
+    # iteration; of a branch that is not taken, zeros.
 
     def _loop(
         self, builder: Builder, loop: Loop, inputs: Sequence[Tensor], place: Place

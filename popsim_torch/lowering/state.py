@@ -141,11 +141,11 @@ class StateLowering:
     def _keep_old_value(self, node: torch.fx.Node, tensor: Tensor) -> None:
         """Let everybody read the value that a placeholder had before forward changed it.
 
-        Who reads it behind the change, in the backward pass or on a later stage, is given a copy.
+        Who reads it after the change, in the backward pass or on a later stage, is given a copy.
         An earlier stage is already busy with the next micro-batch when it changes: refused.
         """
         stage = self._stage_of_change(node)
-        behind = False
+        after = False
         for reader in self._readers(node):
             origin = origin_of(reader)
             if not origin.backward and origin.stage < stage:
@@ -154,8 +154,8 @@ class StateLowering:
                     f"changed on stage {stage}. Read and change it on the same stage."
                 )
             reads_late = origin.backward or origin.stage > stage
-            behind = behind or (reads_late and not ignores(reader, node))
-        if behind:
+            after = after or (reads_late and not ignores(reader, node))
+        if after:
             self._give_copy(node, tensor)
 
     def _readers(self, node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -1,7 +1,7 @@
-"""Updates of weights in the middle of a trip, where the body of a device loop reads them again.
+"""Updates of weights within an iteration, where the body of a device loop reads them again.
 
 In the trace an update gives new weights and leaves the old ones as they are. On the device it
-writes them where they lie: behind it, a node that stands for the new weights looks at the same
+writes them where they lie: after it, a node that stands for the new weights looks at the same
 memory. What reads older ones later is given a copy.
 """
 
@@ -56,7 +56,7 @@ class StepLowering:
         self._last = {name: key for name, key in last.items() if name not in at_end}
 
     def lower(self, node: torch.fx.Node, place: Place) -> Value:
-        """Add the updates of a step; return the weights, as they are behind it."""
+        """Add the updates of a step; return the weights, as they are after it."""
         given: Any = node.args
         sources, gradients, key = given
         weights = [self._lowering.weight(name) for name in self._names[key]]

@@ -65,8 +65,8 @@ class UpdateLowering:
         Args:
             plan: The updates of all.
             gradients: Their gradients, by name.
-            place: Where the trip takes the step.
-            named: Those of which the results have names: what a trip leaves.
+            place: Where the iteration takes the step.
+            named: Those of which the results have names: what an iteration leaves.
         """
         self._gradients |= gradients
         updates = [update for update in plan.updates if update.parameter in gradients]
@@ -83,11 +83,11 @@ class UpdateLowering:
         gradients: Mapping[str, Tensor],
         elements: Iterable[GradientEnqueue] = (),
     ) -> None:
-        """Add the accumulations to the backward pass and the updates behind everything.
+        """Add the accumulations to the backward pass and the updates after everything.
 
         Args:
             plan: The updates.
-            gradients: Of the parameters that are updated behind everything, of one micro-batch, by
+            gradients: Of the parameters that are updated after everything, of one micro-batch, by
                 name.
             elements: Gradients that go into queues.
         """
@@ -116,7 +116,7 @@ class UpdateLowering:
     def _accumulate(
         self, parameter: str, accumulation: Accumulation, step: Place | None = None
     ) -> None:
-        """Add an accumulation, right behind its gradient or where a step is taken."""
+        """Add an accumulation, right after its gradient or where a step is taken."""
         gradient = self._gradients[parameter]
         place = Place(Phase.BACKWARD, self._stage_of(gradient), accumulation.output)
         state = self._state(parameter, accumulation.state)
@@ -129,7 +129,7 @@ class UpdateLowering:
             [out],
             dict(accumulation.attributes),
             place=place,
-            behind=gradient if step is None else None,
+            after=gradient if step is None else None,
         )
 
     def _gradient_norm(

@@ -16,7 +16,7 @@ from popsim_torch.lowering.emit.maps import emit_map
 
 
 def final_gradient(builder: Builder, gradient: Tensor, place: Place) -> Tensor:
-    """Return a copy of a gradient behind all micro-batches, where its update is."""
+    """Return a copy of a gradient after all micro-batches, where its update is."""
     copy = builder.value(gradient.dtype, gradient.shape)
     builder.op("copy", [gradient], [copy], place=place)
     return copy
@@ -25,7 +25,7 @@ def final_gradient(builder: Builder, gradient: Tensor, place: Place) -> Tensor:
 def velocity_so_far(
     builder: Builder, velocity: Tensor, gradient: Tensor, dampening: Tensor, place: Place
 ) -> Tensor:
-    """Return a combined velocity with the gradients so far, behind each micro-batch.
+    """Return a combined velocity with the gradients so far, after each micro-batch.
 
     Args:
         builder: The graph under construction.

@@ -48,7 +48,7 @@ class MaybeOutfeedQueue(Described):
         UsageTypeError: The filters are not a list of filters.
 
     Attributes:
-        queue: The ``OutfeedQueue`` behind it.
+        queue: The ``OutfeedQueue`` after it.
         note: What the values are, where the queue knows: how gradients were accumulated.
     """
 

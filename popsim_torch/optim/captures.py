@@ -25,7 +25,7 @@ class GradientQueue(Protocol):
     note: str
     """What the values are; the compilation says how they were accumulated."""
     queue: Any
-    """The outfeed queue behind it."""
+    """The outfeed queue after it."""
 
     def take_gradients(self, offers: Mapping[str, torch.Tensor]) -> tuple[Any, list[str]] | None:
         """Return the structure of the queue's elements and the keys that they have.

@@ -9,10 +9,10 @@ _LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class LossScaleRule:
-    """Halves the loss scale when gradients come near to overflow, and doubles it otherwise.
+    """Halves the loss scale when gradients are about to overflow, and doubles it otherwise.
 
     The scale of the backward pass is the optimizer's times a factor, which begins at 1. In each
-    update the elements of the parameters' gradients are counted, of all its micro-batches; behind
+    update the elements of the parameters' gradients are counted, of all its micro-batches; after
     every ``period`` updates the factor changes.
 
     Attributes:

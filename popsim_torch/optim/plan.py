@@ -183,7 +183,7 @@ class ParameterUpdate:
 
     Inputs of the op: ``[w, gradient, *states, *scalars]`` and then, when ``clipped``, the output of
     ``gradient_norm``. Outputs: ``[updated_name, *updated_state_names]``, each a view of the whole
-    of the tensor that it updates, and behind them ``terms``. The orders of states, scalars and
+    of the tensor that it updates, and after them ``terms``. The orders of states, scalars and
     terms are those of the op's schema (``csrc/ops/update``).
 
     Attributes:

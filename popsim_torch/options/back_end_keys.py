@@ -1,6 +1,6 @@
 """The settings of PopTorch's back end that ``Options`` may hold: their names, kinds and ranges.
 
-Which of them act here, and which are refused and why, is said here as well. Package private.
+This file also says which of them take effect, and which are refused and why. Package private.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ LIMITS: dict[str, Limit] = {
 """The settings that are refused with another value. See ``OVERRULED`` for those that are warned of;
 ``ensureFp32LossScaleTensor`` is refused with a float16 loss, and warned of with others.
 
-Those that act: ``autoRecomputation``, ``automaticLossScalingSettings`` (``enabled``,
+Those that take effect: ``autoRecomputation``, ``automaticLossScalingSettings`` (``enabled``,
 ``binEdgeLocation``, ``thresholdUpperCountProportion``, ``updatePeriod``), ``convolutionOptions``
 and ``matmulOptions`` (``partialsType``), ``cachePath``, ``enableEngineCaching``,
 ``enableFloatingPointChecks``, ``enableNonStableSoftmax`` (not inside of losses and of
@@ -191,5 +191,5 @@ OVERRULED: dict[str, Limit] = {
 }
 """Settings whose other values would change what is computed, and have no effect: a warning, once.
 
-Programs set them along with the option that acts, or without any need.
+Programs set them along with the option that takes effect, or without need.
 """

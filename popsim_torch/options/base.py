@@ -115,7 +115,7 @@ class Setting(Generic[T]):
         if self.enum is not None and value not in list(self.enum):
             members = ", ".join(f"{self.enum.__name__}.{member.name}" for member in self.enum)
             raise UsageValueError(f"{path}.{self.setter or self.name}({value!r}): use {members}.")
-        # A truth value counts as a number, and so does an enum member where ints are kept.
+        # A boolean counts as a number, and so does an enum member where ints are kept.
         counts = issubclass(self.kind, int) and self.kind is not bool
         return self.kind(value) if counts else value
 

@@ -187,7 +187,7 @@ class _TrainingOptions(_GroupWithBackEnd):
 
         The scale of the backward pass is the optimizer's ``loss_scaling`` times a factor, which the
         device keeps; together they are the tensor ``finalLossScale``, which can be anchored. The
-        factor begins at 1. Behind every weight update it is halved if more than one in ten
+        factor begins at 1. After every weight update it is halved if more than one in ten
         million elements of the parameters' gradients came near to overflow (an eighth of 65504, the
         largest number of float16, or more, or NaN), and doubled if not. It is not doubled where
         ``finalLossScale`` would be more than 32768, and not halved below 2^-24. All micro-batches

@@ -226,7 +226,7 @@ class HostOptions(OptionsGroup):
         """Keep compiled programs in a directory, and take them from there; no value changes.
 
         There is a file for each program. Forward is traced all the same, since nobody can tell
-        otherwise what it does; what comes behind the trace is saved. Processes may share the
+        otherwise what it does; what comes after the trace is saved. Processes may share the
         directory.
 
         Args:

@@ -147,7 +147,7 @@ class SettingsThen:
             owner = next((one[0] for one in now if one not in self._then), "Pipelining options")
             wrapping = "trainingModel" if self._training else "inferenceModel"
             raise UsageValueError(
-                f"{owner} were set behind {wrapping}, which had taken its options by then. Call "
+                f"{owner} were set after {wrapping}, which had taken its options by then. Call "
                 f"set_pipelining_options and set_gradient_accumulation_options before {wrapping}."
             )
         self._num_calls = num_calls()

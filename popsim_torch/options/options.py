@@ -243,7 +243,7 @@ class Options(OutputOptions, HostOptions):
         The model is called as ever, with tensors that tell shapes and types, but nothing is read of
         them. Floating-point inputs hold numbers of the normal distribution with mean 0 and
         deviation 1, new ones for every micro-batch, which follow from ``randomSeed``. Integers are
-        0 and truth values False: valid as labels and as indices. Outputs have the shapes and types
+        0 and booleans False: valid as labels and as indices. Outputs have the shapes and types
         that they always have, and hold what the model makes of those numbers; training changes the
         weights by them. Inputs that forward changes in place stay as they are on the host.
 
@@ -282,7 +282,7 @@ class Options(OutputOptions, HostOptions):
         return self
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
-        """Run the lines of a text file as Python, each behind ``options.``.
+        """Run the lines of a text file as Python, each after ``options.``.
 
         A line is a call or an assignment, for instance ``deviceIterations(4)``,
         ``Training.gradientAccumulation(8)  # comment`` or

@@ -66,10 +66,9 @@ class OutputOptions(OptionsGroup):
         """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
 
         It can be called on options that are frozen, until a model is wrapped with them: that model
-        has a copy of its own. On ``model.options`` it acts until the model is compiled. The
-        requests are
-        ``options.anchored_tensors``: by short name a list of the long name, whether mode and period
-        are the model's, the mode and the period.
+        has a copy of its own. On ``model.options`` it takes effect until the model is compiled. The
+        requests are ``options.anchored_tensors``: by short name a list of the long name, whether
+        mode and period are the model's, the mode and the period.
 
         Args:
             short_name: The name to fetch the tensor by. The same name again replaces the request.

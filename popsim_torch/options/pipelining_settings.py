@@ -235,27 +235,27 @@ class PipeliningOptions:
         counted = (
             "as the options say" if count is None else f"an update every {count} micro-batches"
         )
-        yield "gradient_accumulation_steps_per_replica", f"acts: {counted}"
+        yield "gradient_accumulation_steps_per_replica", f"in effect: {counted}"
         kind = _REDUCTIONS[values["gradient_accumulation_reduction_method"]][0]
         combined = "added up" if kind == ReductionType.Sum else "averaged"
-        yield "gradient_accumulation_reduction_method", f"acts: gradients are {combined}"
+        yield "gradient_accumulation_reduction_method", f"in effect: gradients are {combined}"
         if self.schedule is not None:
-            yield "pipeline_schedule", f"acts: {_in_flight(self.schedule, values)}"
+            yield "pipeline_schedule", f"in effect: {_in_flight(self.schedule, values)}"
             mapping = values["device_mapping"]
             placed = "stage i is on IPU i" if mapping is None else _placed(mapping)
-            yield "device_mapping", f"acts: {placed}"
+            yield "device_mapping", f"in effect: {placed}"
             summed = "one sum over a call" if values["accumulate_outfeed"] else "as the options say"
-            yield "accumulate_outfeed", f"acts: outputs come back {summed}"
+            yield "accumulate_outfeed", f"in effect: outputs come back {summed}"
             is_auto = values["recomputation_mode"] == RecomputationMode.Auto
             rebuilt = "what the options say" if is_auto else "all but the inputs of a stage"
-            yield "recomputation_mode", f"acts: the backward pass rebuilds {rebuilt}"
+            yield "recomputation_mode", f"in effect: the backward pass rebuilds {rebuilt}"
         for name in LOCATIONS:
             yield name, "hint about memory: kept in Options.TensorLocations, no effect on values"
         for name in COMPUTE_HINTS:
             yield name, "hint about compute: kept here, no effect"
         chosen = values["gradient_accumulation_dtype"] is not None
         dtypes = "accumulators have this type" if chosen else "accumulators are as optimizers say"
-        yield "gradient_accumulation_dtype", f"acts: {dtypes}"
+        yield "gradient_accumulation_dtype", f"in effect: {dtypes}"
         yield "accumulate_outfeed_dtype", "the type of the outputs"
         yield "batch_serialization_iterations", "only 1 is taken"
         yield "continuous_weight_updates", "only False is taken"

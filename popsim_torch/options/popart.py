@@ -44,7 +44,7 @@ class _PopartOptions(FreezableOptions):
 
     * 0: None.
     * 1: What is cheap to rebuild, where that saves memory: elementwise ops, norms, softmax, copies.
-    * 2: The results of norms and of the elementwise ops directly behind them.
+    * 2: The results of norms and of the elementwise ops directly after them.
     * 3: On each stage everything but what comes from other stages and the tensors given to
       ``recomputationCheckpoint``; on the last stage only what leads to such a tensor.
     * 4: Everything but what comes from other stages, those tensors, and random numbers that are
@@ -57,8 +57,8 @@ class _PopartOptions(FreezableOptions):
     softmax from overflowing, except inside of losses and of ``scaled_dot_product_attention``.
 
     Settings that would change values in a way that popsim_torch cannot are an error when a model is
-    compiled, or a warning, once in a process, where programs set them beside the option that acts:
-    ``enableGradientAccumulation``, those of several replicas, and
+    compiled, or a warning, once in a process, where programs set them beside the option that takes
+    effect: ``enableGradientAccumulation``, those of several replicas, and
     ``automaticLossScalingSettings.gradientTensorTrackingMethod``.
     """
 
@@ -116,9 +116,10 @@ class _PopartOptions(FreezableOptions):
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
         """Store options of the execution engine.
 
-        Those that ask for reports act, as ``Options.enableProfiling`` does: ``autoReport.all``,
-        ``autoReport.outputGraphProfile``, ``autoReport.outputExecutionProfile`` (``"true"``) and
-        ``autoReport.directory``. Others have no effect; of each a warning says so, once.
+        Those that ask for reports take effect, as ``Options.enableProfiling`` does:
+        ``autoReport.all``, ``autoReport.outputGraphProfile``, ``autoReport.outputExecutionProfile``
+        (``"true"``) and ``autoReport.directory``. Others have no effect: a warning says so, once
+        for each.
 
         Args:
             engine_options: Values by option name, replacing those stored before.

@@ -77,7 +77,7 @@ class _Scores:
 
 
 def _is_whole(match: Match, seen: Tensor) -> bool:
-    """Whether a tensor is all matrices, one behind the other."""
+    """Whether a tensor is all matrices, one after the other."""
     scores = _Scores.of(match)
     matrices = (scores.batch, scores.rows, scores.columns)
     whole = (math.prod(seen.shape[:-2]), *seen.shape[-2:]) == matrices

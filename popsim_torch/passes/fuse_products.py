@@ -206,7 +206,7 @@ _UPDATE_BEHIND_PRODUCT = Pattern(
 REWRITES = (
     Rewrite(
         "matmul with relu",
-        "A product of two matrices takes in the relu behind it.",
+        "A product of two matrices takes in the relu after it.",
         _MAP_BEHIND_PRODUCT,
         _with_relu,
     ),

@@ -25,7 +25,7 @@ def group_updates(graph: Graph) -> int:
 
     Args:
         graph: Complete, returns included: an op that reads what an update writes keeps its place
-            before or behind it.
+            before or after it.
 
     Returns:
         The number of ops that became part of another one.
@@ -55,7 +55,7 @@ def group_updates(graph: Graph) -> int:
 
 @dataclass
 class _Group:
-    """Ops that become one, and what they and the ops behind the first of them touch."""
+    """Ops that become one, and what they and the ops after the first of them touch."""
 
     members: list[Op]
     read: set[int] = field(default_factory=set)

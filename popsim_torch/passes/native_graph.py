@@ -23,7 +23,7 @@ def _attribute(key: str, value: Any) -> Any:
     if key == "arguments":
         return _native.Arguments([_argument(item) for item in value])
     if isinstance(value, list) and any(isinstance(item, bool) for item in value):
-        raise TypeError(f"{key} is a list of truth values, which C++ would take for numbers")
+        raise TypeError(f"{key} is a list of booleans, which C++ would take for numbers")
     return _text(value) if isinstance(value, str) else value
 
 

@@ -1,9 +1,9 @@
 """The passes over a program, in their order: those that state it, then those that fit it to a host.
 
 Between the two lists a program is the same on every machine; costs, reports, files and golden texts
-read it there. Each pass rewrites a program in place. The program is verified behind the first list,
+read it there. Each pass rewrites a program in place. The program is verified after the first list,
 and the device's library verifies what it is given (``csrc/ops/check.h``). With the environment
-variable ``POPSIM_VERIFY_PASSES=1`` it is verified behind each pass, so that an error tells which.
+variable ``POPSIM_VERIFY_PASSES=1`` it is verified after each pass, so that an error tells which.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ REWRITES: tuple[Rewrite, ...] = (
 
 
 def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:
-    """Run the passes that state a program, in place, and yield the name of each behind it.
+    """Run the passes that state a program, in place, and yield the name of each after it.
 
     Args:
         program: As it was lowered.
@@ -155,11 +155,11 @@ def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
 
 
 def _verify(run_pass: Callable[..., object], program: Program, *, in_flight: bool) -> None:
-    """Verify a program behind a pass, which the message names."""
+    """Verify a program after a pass, which the message names."""
     try:
         verify(program.graph, in_flight=in_flight)
     except InternalError as error:
-        raise InternalError(f"behind the pass {run_pass.__name__}: {error.message}") from error
+        raise InternalError(f"after the pass {run_pass.__name__}: {error.message}") from error
 
 
 def _verifies_passes() -> bool:

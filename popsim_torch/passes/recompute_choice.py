@@ -13,7 +13,7 @@ The rules of the modes:
   in another layer: of the sums along a residual network, which follow from one another cheaply,
   every other one is kept, or all would be in memory at once. Products, convolutions, pooling,
   recurrent layers, reductions, random draws and operators without an op of their own are kept.
-* ``NORM``: the same for norms, and for the elementwise ops directly behind them.
+* ``NORM``: the same for norms, and for the elementwise ops directly after them.
 * ``PIPELINE``: everything but checkpoints and what comes from another stage. On the last stage,
   whose backward follows its forward at once, only what leads to a checkpoint: the rest would be
   thrown away and computed again at the next moment.
@@ -224,7 +224,7 @@ class _Choice:
         }
 
     def is_norm(self, op: Op) -> bool:
-        """Whether an op is a norm or an elementwise op directly behind one."""
+        """Whether an op is a norm or an elementwise op directly after one."""
         return _is_cheap(op) and any(
             root in self._norms for root in self._repeatable.roots(op.outputs)
         )

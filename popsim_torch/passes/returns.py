@@ -71,7 +71,7 @@ _NUM_WRITERS_OF_KEPT = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
 class _Returns:
     """Adds the ops that copy tensors to the host.
 
-    Each is put right behind the op that computes its tensor, so that the tensor's memory is free
+    Each is put right after the op that computes its tensor, so that the tensor's memory is free
     again as early as it can be.
     """
 
@@ -87,7 +87,7 @@ class _Returns:
         # Tensors that are read from their own memory.
         self._staying: set[int] = set()
         self._uses = Uses(self._graph)
-        # Nobody knows which trip is the last of a loop that a condition ends.
+        # Nobody knows which iteration is the last of a loop that a condition ends.
         self._ends_by_value = any(op.kind == "repeat_while" for op in self._graph.ops)
         self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
 
@@ -113,7 +113,7 @@ class _Returns:
         kept: int | None = None
         stays = self._stays(root, mode, period)
         if self._ends_by_value and not stays and period <= self._loop.device_iterations:
-            raise Error(_of_unknown_trips(request))
+            raise Error(_of_unknown_iterations(request))
         if stays:
             self._staying.add(root.id)
         else:
@@ -141,7 +141,7 @@ class _Returns:
         if offered is not None:
             raise Error(
                 f"Options.anchorTensor: '{offered}' is in the body of a loop that makes no "
-                "trip, or as many as a value says: there is no fixed number of values to give "
+                "iteration, or as many as a value says: there is no fixed number of values to give "
                 "back. Return it from the body, and anchor the result of the loop."
             )
         everything = self._program.tensor_names()
@@ -261,7 +261,7 @@ class _Returns:
         return position - 1, phase, stage
 
     def _complete(self, tensor: Tensor) -> tuple[int, Phase, int]:
-        """Return behind which op, in which phase and stage a tensor is complete."""
+        """Return after which op, in which phase and stage a tensor is complete."""
         writers = self._uses.writers(tensor.id)
         if not writers or writers[-1].phase == Phase.SETUP:
             return self._last_setup(), Phase.FORWARD, 0
@@ -274,7 +274,7 @@ class _Returns:
     def _after_update(
         self, accumulator: Tensor, place: tuple[int, Phase, int]
     ) -> tuple[int, Phase, int]:
-        """Clear an accumulator behind its update, as a new device iteration would find it.
+        """Clear an accumulator after its update, as a new device iteration would find it.
 
         One that keeps the running mean keeps it; ``place`` is where that is complete.
         """
@@ -291,17 +291,17 @@ class _Returns:
         return len(self._graph.ops) - 1, Phase.UPDATE, 0
 
 
-def _of_unknown_trips(anchor: AnchorRequest) -> str:
+def _of_unknown_iterations(anchor: AnchorRequest) -> str:
     """Return the error text for an anchor in a loop that a condition ends."""
     call = f"Options.anchorTensor('{anchor.short_name}', '{anchor.long_name}')"
     what = (
-        "this tensor's value of the last trip would not be kept"
+        "this tensor's value of the last iteration would not be kept"
         if anchor.output_mode == OutputMode.Final
         else f"there is no fixed number of values for OutputMode.{anchor.output_mode.name}"
     )
     return (
-        f"{call}: nobody knows how many trips a while_loop makes, so {what}. Enqueue the tensor in "
-        "the body, to a poptorch.OutfeedQueue; or carry it (or its sum) through the loop."
+        f"{call}: nobody knows how many iterations a while_loop makes, so {what}. Enqueue the "
+        "tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its sum) through the loop."
     )
 
 

@@ -1,4 +1,4 @@
-"""Rounds float16 results up or down at random: an op in float32, and a rounding behind it.
+"""Rounds float16 results up or down at random: an op in float32, and a rounding after it.
 
 An op that computes a float16 result is given its float16 operands as float32, which is exact, and
 gives a float32 result, which ``stochastic_round`` rounds. So one op rounds for all, and no kernel

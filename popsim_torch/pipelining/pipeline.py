@@ -120,7 +120,7 @@ def pipeline(
     stages.check_captured(lambda tensor: owner.number_of(tensor) is not None)
     first = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
-    def trip(*element: Any, **named: Any) -> None:
+    def iteration(*element: Any, **named: Any) -> None:
         result = stages.run((*first, *element), named)
         loss = None if optimizer_function is None else _train(optimizer_function, result)
         outputs.enqueue(result, loss)
@@ -129,7 +129,7 @@ def pipeline(
     with _settings_of(owner, settings):
         repeat(
             runs * count,
-            trip,
+            iteration,
             infeed=infeed_queue,
             gradient_accumulation=count if training else 1,
             progress=progress,
@@ -227,7 +227,7 @@ class _Outputs:
             )
 
     def enqueue(self, result: Any, loss: torch.Tensor | None) -> None:
-        """Enqueue what the user asks for, in the trace of a trip."""
+        """Enqueue what the user asks for, in the trace of an iteration."""
         chosen = loss if self.loss else self._unmasked(result)
         if chosen is None:
             return

@@ -1,4 +1,4 @@
-"""The functions that are the stages of a pipeline: checks, and one trip through all of them."""
+"""The functions that are the stages of a pipeline: checks, and one pass through all of them."""
 
 from __future__ import annotations
 

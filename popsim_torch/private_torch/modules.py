@@ -2,7 +2,7 @@
 
 Why: a trace takes the place of what they do, where that needs a value and there is none. None of
 them has a public switch: the class that all batch norms share, a transformer's look at its mask,
-what ``torch.utils.checkpoint`` runs around a function and compares behind it, and the compiler's
+what ``torch.utils.checkpoint`` runs around a function and compares after it, and the compiler's
 setting that refuses a trace inside of a trace.
 
 Checked: 2.13.

@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 # Records a function as a graph of operators; without the mode that would note the function of
-# PyTorch behind each of them, which nobody reads.
+# PyTorch after each of them, which nobody reads.
 record_graph = functools.partial(make_fx, tracing_mode="real", _disable_torch_fn_metadata_mode=True)
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
-    """Return the last node of a graph; of an empty one what its first node will stand behind."""
+    """Return the last node of a graph; of an empty one what its first node will come after."""
     return graph._root.prev

@@ -39,7 +39,7 @@ class Position:
         device_iteration: Counted from 0 in each run.
         accumulation_step: Micro-batch within the device iteration.
         step: Micro-batches begun since the program was loaded; in the body of a loop, a number of
-            the trip.
+            the iteration.
     """
 
     device_iteration: int = 0
@@ -56,7 +56,7 @@ class Record:
         sums: Returns that add up, in float64 or int64.
         queues: Elements by queue, in the order in which they were enqueued.
         prints: Title and value of what was printed.
-        ends: The run ends behind this device iteration.
+        ends: The run ends after this device iteration.
     """
 
     returns: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)

@@ -10,16 +10,16 @@ from torch import Tensor
 from popsim_torch.reference.call import Call, op
 from popsim_torch.reference.draws import mix_seed
 
-_TRIP = 0x74726970  # trips have other numbers than micro-batches
+_ITERATION = 0x74726970  # iterations have other numbers than micro-batches
 
 
 @op
 def loop(call: Call, *values: Tensor) -> list[Tensor]:
-    """Run a body trip by trip.
+    """Run a body iteration by iteration.
 
-    The inputs are values that each trip hands on to the next, tensors of which it gets one slice,
-    and what all trips get. Returned are the values behind the last trip, and the body's further
-    results of all trips, stacked up.
+    The inputs are values that each iteration hands on to the next, tensors of which it gets one
+    slice, and what all iterations get. Returned are the values after the last iteration, and the
+    body's further results of all iterations, stacked up.
     """
     count, carried = call["count"], call["carried"]
     sliced = call.get("sliced", 0)
@@ -33,8 +33,8 @@ def loop(call: Call, *values: Tensor) -> list[Tensor]:
         if call.get("conditional", False) and not bool(now[0]):
             break
         inputs = [*now, *(x[position] for x in slices), *whole]
-        trip = replace(at, step=mix_seed(_TRIP, position, at.step))
-        results = call.run_body(call.op.bodies[0], inputs, trip)
+        iteration = replace(at, step=mix_seed(_ITERATION, position, at.step))
+        results = call.run_body(call.op.bodies[0], inputs, iteration)
         now, stacks[position] = results[:carried], results[carried:]
     if not stacks:
         return [*now, *_empty_stacks(call, carried)]
@@ -43,7 +43,7 @@ def loop(call: Call, *values: Tensor) -> list[Tensor]:
 
 
 def _empty_stacks(call: Call, carried: int) -> list[Tensor]:
-    """Return the stacks of a loop without a trip."""
+    """Return the stacks of a loop without an iteration."""
     body = call.op.bodies[0]
     stacked = [body.tensors[i] for i in body.ops[-1].inputs[carried:]]
     return [torch.empty((0, *one.shape), dtype=call.run.held(one.dtype)) for one in stacked]
@@ -70,5 +70,5 @@ def yield_(call: Call, *results: Tensor) -> None:
 
 @op
 def repeat_while(call: Call, condition: Tensor) -> None:
-    """End the run behind this device iteration, unless the condition holds."""
+    """End the run after this device iteration, unless the condition holds."""
     call.run.record.ends = not bool(condition)

@@ -64,7 +64,7 @@ INSTRUCTIONS: dict[str, Callable[..., Tensor]] = {
     "trunc": torch.trunc,
     "where": lambda condition, a, b: torch.where(_truth(condition), a, b),
 }
-"""What an instruction computes; truth values are 1 and 0."""
+"""What an instruction computes; booleans are 1 and 0."""
 
 
 def run_code(

@@ -122,7 +122,7 @@ class Interpreter:
     updates alone, and random numbers are keyed by the micro-batch.
 
     Args:
-        program: Before or behind the passes that fit it to a host.
+        program: Before or after the passes that fit it to a host.
         loop: How often a run goes through it.
         seed: Of random numbers.
         wide: Compute everything in float64 and round nothing: what a value would be with exact

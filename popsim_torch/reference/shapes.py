@@ -12,7 +12,7 @@ from popsim_torch.reference.call import Call, op
 
 @op
 def cat(call: Call, *tensors: Tensor) -> Tensor:
-    """Return the tensors one behind the other along an axis."""
+    """Return the tensors one after the other along an axis."""
     return torch.cat(tensors, call["axis"])
 
 
@@ -25,7 +25,7 @@ def into_zeros(call: Call, x: Tensor) -> Tensor:
 
 
 def _positions(call: Call, length: int, start: Tensor, count: int) -> Tensor:
-    """Return positions on an axis, which goes on at its beginning behind its end."""
+    """Return positions on an axis, which goes on at its beginning after its end."""
     step: int = call.get("step", 1)
     return (int(start) + step * torch.arange(count)) % length
 

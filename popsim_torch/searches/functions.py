@@ -36,7 +36,7 @@ def fps(
     Args:
         src: Points, shape ``(n, d)`` or ``(n,)``, floating point.
         ptr: Bounds of the segments: rows ``ptr[i]`` to ``ptr[i + 1] - 1`` are one. They ascend;
-            segments may be empty, and rows in front of the first and behind the last bound belong
+            segments may be empty, and rows in front of the first and after the last bound belong
             to none.
         ratio: Share of a segment's points to take, above 0 and up to 1.
         random_start: Draw the first point of each segment: anew in each micro-batch, by the
@@ -144,7 +144,7 @@ def ctc_beam_search_decoder(
     Returns:
         Three tensors, the most likely path first: log-probabilities, shape ``(batch, top_paths)``,
         in the type of ``probs``; numbers of labels, shape ``(batch, top_paths)``, integers; and
-        labels, shape ``(batch, top_paths, steps)``, integers, with blanks behind the last label.
+        labels, shape ``(batch, top_paths, steps)``, integers, with blanks after the last label.
         Where there are fewer paths, the log-probability of the others is minus infinity and they
         have no labels. Where a log-probability that counts is NaN or plus infinity, those of the
         sequence's paths are NaN and they have no labels.

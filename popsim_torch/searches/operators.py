@@ -1,4 +1,4 @@
-"""The operators behind the searches: each becomes one op of the device."""
+"""The operators after the searches: each becomes one op of the device."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def _checked_step(record: PipelineStageRecord, stage: object, last: int) -> int:
         )
     if last >= 0 and number not in (last, last + 1):
         raise UsageValueError(
-            f"{_SET}: layer {_of(record)} has stage {number} behind a layer of stage {last}. Each "
+            f"{_SET}: layer {_of(record)} has stage {number} after a layer of stage {last}. Each "
             f"stage is the one before or one more: {last} or {last + 1}."
         )
     return number

@@ -242,7 +242,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     _is_serial = False
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
-        """Let tensors leave the chip behind the forward phases; no effect on values.
+        """Let tensors leave the chip after the forward phases; no effect on values.
 
         Args:
             off_chip: Whether to do so.

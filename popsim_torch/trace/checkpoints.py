@@ -55,7 +55,7 @@ def _checkpointed(
     *_args: Any,
     **_kwargs: Any,
 ) -> Iterator[None]:
-    """Stand for what runs around ``checkpoint(use_reentrant=False)``, in front of it and behind.
+    """Stand for what runs around ``checkpoint(use_reentrant=False)``, in front of it and after.
 
     There is one run of the Python function only, so the second context of ``context_fn`` is not
     entered, and neither random numbers nor metadata have to be compared.
@@ -113,7 +113,7 @@ class _KeepingSelected(TorchDispatchMode):
 
 
 class _ReentrantCheckpoint:
-    """Stands for the autograd function behind ``checkpoint(use_reentrant=True)``."""
+    """Stands for the autograd function after ``checkpoint(use_reentrant=True)``."""
 
     @staticmethod
     def apply(function: Callable[..., Any], _preserve_random_state: bool, *args: Any) -> Any:

@@ -68,7 +68,7 @@ class HostChanges:
         return result
 
     def notice(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Warn of a call that the device makes, if what it changes is lost behind each run.
+        """Warn of a call that the device makes, if what it changes is lost after each run.
 
         Args:
             name: That of the function.

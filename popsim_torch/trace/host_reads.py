@@ -128,8 +128,8 @@ def warn_of_host_change(name: str, *, on_device: bool = False) -> None:
         return
     _said.add(line)
     what = (
-        "changes a copy of a tensor of the host: each run, and each trip of a loop, begins with a "
-        "new copy, and the tensor stays as it is"
+        "changes a copy of a tensor of the host: each run, and each iteration of a loop, begins "
+        "with a new copy, and the tensor stays as it is"
         if on_device
         else "changes a tensor of the host once, while the program is recorded, and in no run of it"
     )

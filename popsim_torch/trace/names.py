@@ -122,7 +122,7 @@ class NameTable:
     """Gives every result of a graph its name, and finds a result by its name.
 
     Names follow ``<scope>/<OpType>:<output>``; a name that is taken gets ``/1``, ``/2``,
-    ... behind.
+    ... after.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Hooks of the user's parameters: those of gradients act, those behind accumulation cannot."""
+"""Hooks of the user's parameters: those after accumulation cannot be called."""
 
 from __future__ import annotations
 

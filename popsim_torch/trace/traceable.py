@@ -59,7 +59,7 @@ def _isfinite(input: torch.Tensor) -> torch.Tensor:
 def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
     """Compute what ``tensor.random_(low, high)`` does.
 
-    The overload behind it is called ``from``, which torch.fx cannot write down in Python.
+    The overload after it is called ``from``, which torch.fx cannot write down in Python.
     """
     if high is None:
         high = _largest(tensor.dtype) + (tensor.dtype != torch.int64)

@@ -236,7 +236,7 @@ class _Tracer:
         self._result.loss_dtypes, self._result.has_backward = loop.loss_dtypes, loop.has_backward
         self._result.optimizers = loop.optimizers
         self._result.gradients = list(loop.gradients)
-        self._result.steps = loop.steps_in_trip
+        self._result.steps = loop.steps_in_iteration
         return list(loop.gradients.values())
 
     def _backward(

@@ -83,7 +83,7 @@ class Execution:
     @property
     def num_steps(self) -> int:
         """Steps begun so far, over all runs; from any thread."""
-        return sum(program.num_trips for program in self._function.programs)
+        return sum(program.num_iterations for program in self._function.programs)
 
     def run(self) -> Any:
         """Run once; return what the body gave, with an axis in front for the steps."""

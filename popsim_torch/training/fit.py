@@ -1,4 +1,4 @@
-"""``fit``, ``evaluate`` and ``predict``: whole epochs on the device, queues made behind them."""
+"""``fit``, ``evaluate`` and ``predict``: whole epochs on the device, queues made after them."""
 
 from __future__ import annotations
 
@@ -378,9 +378,9 @@ def _bar(
     shown: int,
     figures: Callable[[], Mapping[str, str]] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
-    trips = steps.per_epoch if shown == BAR else 0
+    iterations = steps.per_epoch if shown == BAR else 0
     return progress_bar(
-        lambda: execution.num_steps, trips, title, unit="step", leave=False, figures=figures
+        lambda: execution.num_steps, iterations, title, unit="step", leave=False, figures=figures
     )
 
 

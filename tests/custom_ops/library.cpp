@@ -153,7 +153,7 @@ void faulty(const Call& call) {
       if (begin == 0) throw std::runtime_error("a part failed");
     });
   }
-  if (is(call, "writes behind its output")) y[bytes] = 1;
+  if (is(call, "writes after its output")) y[bytes] = 1;
   if (is(call, "reads in front of its input")) {
     y[0] = reinterpret_cast<const char*>(call.input_data<float>(0))[-1];
   }

@@ -1,4 +1,4 @@
-"""What the tests of mistakes share: a model that can make one, and the check behind each.
+"""What the tests of mistakes share: a model that can make one, and the check after each.
 
 After a mistake the process, the user's model and the executor have to stay usable: every test
 ends with a good call whose values are compared with eager PyTorch.

@@ -14,17 +14,17 @@ SECONDS = 30.0  # longer than anything takes
 FOREVER = 10**9
 
 
-def passing(infeed, outfeed, trips, **settings):
+def passing(infeed, outfeed, iterations, **settings):
     """Return a function that enqueues the elements of a queue."""
 
     @poptorch.function(**settings)
     def program():
-        poptorch.repeat(trips, lambda x: outfeed.enqueue(x), infeed=infeed)
+        poptorch.repeat(iterations, lambda x: outfeed.enqueue(x), infeed=infeed)
 
     return program
 
 
-def counting(outfeed, trips, make=lambda count: count):
+def counting(outfeed, iterations, make=lambda count: count):
     """Return a function that enqueues what ``make`` makes of 0, 1, ..."""
 
     @poptorch.function
@@ -33,7 +33,7 @@ def counting(outfeed, trips, make=lambda count: count):
             outfeed.enqueue(make(count))
             return count + 1
 
-        return poptorch.repeat(trips, body, inputs=0)
+        return poptorch.repeat(iterations, body, inputs=0)
 
     return program
 
@@ -44,7 +44,7 @@ def numbers(count):
 
 
 class Gate:
-    """A dataset that makes 0.0, 1.0, ... and waits behind each as long as it is told to."""
+    """A dataset that makes 0.0, 1.0, ... and waits after each as long as it is told to."""
 
     def __init__(self):
         self._orders = queue.Queue()
@@ -57,11 +57,11 @@ class Gate:
             self._orders.put(None)
 
     def fail(self, error):
-        """Raise an error behind them."""
+        """Raise an error after them."""
         self._orders.put(error)
 
     def end(self):
-        """End the data behind them."""
+        """End the data after them."""
         self._orders.put(StopIteration())
 
     def __iter__(self):
@@ -137,7 +137,7 @@ def own_threads():
 
 @pytest.fixture
 def no_thread_stays():
-    """Check that all threads are gone behind a test, which has closed or dropped its queues."""
+    """Check that all threads are gone after a test, which has closed or dropped its queues."""
     before = own_threads()
     yield
     gc.collect()

@@ -138,7 +138,7 @@ def test_an_exception_from_a_body(refused):
     refused(loop(raises), Own, "from the body")
 
 
-def test_the_gradient_of_a_loop_without_a_number_of_trips(h):
+def test_the_gradient_of_a_loop_without_a_number_of_iterations(h):
     def forward(net, x):
         return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, net.fc(y).sum() + y))(net, x)
 
@@ -147,7 +147,7 @@ def test_the_gradient_of_a_loop_without_a_number_of_trips(h):
     )
 
 
-def test_more_trips_than_values_can_be_kept_for(h):
+def test_more_iterations_than_values_can_be_kept_for(h):
     def forward(net, x):
         (y,) = poptorch.for_loop(2**62, torch.sin, [net.fc(x)])
         return y, poptorch.identity_loss(y, "sum")
@@ -167,7 +167,7 @@ def test_an_anchor_in_a_loop_without_a_number_of_values(h, count):
     options = h.make_options()
     options.anchorTensor("sin", "Sin:0")
     model = poptorch.inferenceModel(h.Net(forward), options)
-    with pytest.raises(poptorch.Error, match="'Sin:0' is in the body of a loop that makes no trip"):
+    with pytest.raises(poptorch.Error, match="'Sin:0' is in the body of a loop that makes no"):
         model(torch.randn(2, 4))
 
 

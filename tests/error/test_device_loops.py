@@ -36,16 +36,16 @@ def looped(condition, body, inputs=ONE, infeed=None, **settings):
 
 
 def test_an_error_leaves_the_function_usable():
-    trips = [ONE]
+    iterations = [ONE]
 
     @poptorch.function
     def run():
-        return poptorch.repeat(2, lambda x: x if trips else x.sum(), ONE)
+        return poptorch.repeat(2, lambda x: x if iterations else x.sum(), ONE)
 
-    trips.clear()
+    iterations.clear()
     with pytest.raises(UsageTypeError):
         run()
-    trips.append(ONE)
+    iterations.append(ONE)
     assert run().tolist() == [1]
 
 
@@ -53,12 +53,12 @@ def test_an_error_leaves_the_function_usable():
 
 
 @pytest.mark.parametrize("n", [-1, 2.5, True, "3", ONE], ids=str)
-def test_the_number_of_trips(n):
+def test_the_number_of_iterations(n):
     with pytest.raises(Error, match=r"repeat: n must be an integer of 0 or more, got "):
         repeated(lambda: None, n)
 
 
-def test_the_largest_number_of_trips():
+def test_the_largest_number_of_iterations():
     with pytest.raises(Error, match="maximum_iterations must be an integer of 0 or more, got -1"):
         looped(lambda x: x > 0, lambda x: x, maximum_iterations=-1)
 
@@ -69,7 +69,7 @@ def test_the_accumulation(count):
         repeated(lambda: None, gradient_accumulation=count)
 
 
-def test_trips_that_leave_gradients_over():
+def test_iterations_that_leave_gradients_over():
     with pytest.raises(
         Error,
         match=r"n = 10 is not a multiple of gradient_accumulation = 4\. The nearest multiples are "
@@ -161,7 +161,7 @@ def test_other_values_than_those_carried(returned, listed):
 def test_values_where_none_are_carried():
     with pytest.raises(UsageTypeError, match=r"returns \[float32\[1\]\] and carries \[\]") as told:
         repeated(lambda: ONE)
-    assert "To see values of every trip, pass them to OutfeedQueue.enqueue" in str(told.value)
+    assert "To see values of every iteration, pass them to OutfeedQueue.enqueue" in str(told.value)
 
 
 def test_an_operation_in_front_of_a_value():
@@ -181,14 +181,14 @@ def test_an_operation_in_front_of_a_value():
     ids=["three", "none", "tuple"],
 )
 def test_a_condition_says_one_thing(asked, got):
-    with pytest.raises(UsageTypeError, match="must return one truth value, got ") as caught:
+    with pytest.raises(UsageTypeError, match="must return one boolean, got ") as caught:
         looped(asked, lambda x: x, torch.ones(3))
     assert str(caught.value).endswith(f"got {got}.")
 
 
 @pytest.mark.parametrize("holds", [True, torch.tensor(True)], ids=["bool", "tensor"])
 def test_a_condition_that_always_holds(holds):
-    """Values that are the same in each trip are no mistake."""
+    """Values that are the same in each iteration are no mistake."""
     assert looped(lambda x: holds, lambda x: x + 1, maximum_iterations=4).tolist() == [5]
 
 

@@ -1,7 +1,7 @@
 """Random faults at random times, in many rounds: no hang, no lost element, everything usable.
 
 A round runs a program with an infeed and an outfeed, and readers, while other threads stop it,
-close queues, let the dataset fail or stall, or lag behind. The seed of a round that fails is in its
+close queues, let the dataset fail or stall, or lag after. The seed of a round that fails is in its
 message: ``one_round(seed)`` runs it again.
 """
 
@@ -34,11 +34,11 @@ EXPECTED = (
 class Data:
     """0, 1, 2, ... with random pauses, an end, and perhaps a fault on the way."""
 
-    def __init__(self, chance, trips):
+    def __init__(self, chance, iterations):
         self._chance = random.Random(chance.random())
-        self._count = chance.choice([trips, trips, trips // 2, trips * 3])
+        self._count = chance.choice([iterations, iterations, iterations // 2, iterations * 3])
         self._fault = chance.choice([None, None, "raise", "shape"])
-        self._at = chance.randrange(1, trips)
+        self._at = chance.randrange(1, iterations)
         self._pace = chance.choice([0, 0, 0.0005])
 
     def __call__(self):
@@ -57,8 +57,8 @@ class Round:
 
     def __init__(self, seed):
         self.chance = chance = random.Random(seed)
-        self.trips = chance.randrange(2, 60) * 4
-        self.infeed = poptorch.InfeedQueue(Data(chance, self.trips), chance.randrange(1, 5))
+        self.iterations = chance.randrange(2, 60) * 4
+        self.infeed = poptorch.InfeedQueue(Data(chance, self.iterations), chance.randrange(1, 5))
         full = chance.choice(["wait"] * 5 + ["raise", "drop_oldest", "drop_newest", "spill"])
         bounds = [0, 64, 1000] if full in ("drop_oldest", "drop_newest", "spill") else [None, 0, 64]
         self.outfeed = poptorch.OutfeedQueue(max_bytes=chance.choice(bounds), when_full=full)
@@ -77,7 +77,7 @@ class Round:
                 self.outfeed.enqueue(y - 1 + count * 0)
                 return count + 1
 
-            return poptorch.repeat(self.trips, body, 0, infeed=self.infeed)
+            return poptorch.repeat(self.iterations, body, 0, infeed=self.infeed)
 
         self.program = program
 
@@ -139,14 +139,14 @@ class Round:
         reader = Job(self.read)
         self.pause()
         try:
-            assert int(self.program()) == self.trips
+            assert int(self.program()) == self.iterations
         except poptorch.Error as raised:
             error = raised
         self.over.set()
         for job in (*disturbers, reader):
             job.value()
         if error is None:
-            assert self.infeed.statistics()["taken"] - before == self.trips
+            assert self.infeed.statistics()["taken"] - before == self.iterations
         else:
             assert any(text in str(error) for text in EXPECTED), error
         if number == 0 and error is not None and "closed" not in str(error):

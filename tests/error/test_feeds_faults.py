@@ -1,7 +1,7 @@
 """Faults around running loops: of the data, of readers, of full queues.
 
-Behind each: what was enqueued before it is there, in order; the message says what and where;
-followers end, with the program's error behind the last element; function and queues are usable.
+After each: what was enqueued before it is there, in order; the message says what and where;
+followers end, with the program's error after the last element; function and queues are usable.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def test_the_dataset_fails():
     program, follower = passing(infeed, outfeed, 20), Follower(outfeed)
     with pytest.raises(poptorch.Error, match=r"failed at element 7 .*the disk is gone") as caught:
         program()
-    assert "(trip 7 of the loop, counted from 0, did not begin)" in str(caught.value)
+    assert "(iteration 7 of the loop, counted from 0, did not begin)" in str(caught.value)
     assert isinstance(caught.value.__cause__, OSError)
     assert follower.wait() is caught.value
     assert follower.elements == numbers(7)
@@ -87,7 +87,7 @@ def test_the_data_ends():
     program = passing(infeed, outfeed, 8)
     for _ in range(2):
         follower = Follower(outfeed)
-        text = r"the end of the dataset was reached.*element 5 .*\(trip 5 of the loop, .*not begin"
+        text = r"the end of the dataset was reached.*element 5.*\(iteration 5 of the.*not begin"
         with pytest.raises(poptorch.Error, match=text):
             program()
         assert re.search(text, str(follower.wait()))
@@ -173,7 +173,7 @@ def test_nobody_reads_a_full_queue_for_a_while():
 def test_a_full_queue_that_raises():
     outfeed = poptorch.OutfeedQueue(max_bytes=40, when_full="raise")
     program = counting(outfeed, 30)
-    text = r"queue is full: it holds 10 elements of 4 bytes.*max_bytes is 40.*\(in trip 10 of"
+    text = r"queue is full: it holds 10 elements of 4 bytes.*max_bytes is 40.*\(in iteration 10 of"
     for _ in range(2):
         with pytest.raises(poptorch.Error, match=text):
             program()
@@ -204,7 +204,7 @@ def test_closing_a_full_queue():
     run = Job(program)
     until(lambda: outfeed.statistics()["enqueued"] == 10)
     outfeed.close()
-    assert re.search(r"the outfeed queue is closed.*in trip 10", str(run.wait()))
+    assert re.search(r"the outfeed queue is closed.*in iteration 10", str(run.wait()))
     assert outfeed.dequeue().tolist() == list(range(10))
     with pytest.raises(poptorch.Error, match="the queue is closed"):
         program()

@@ -19,7 +19,7 @@ FULL = (
     r"outfeed queue is full, and nobody has read it for 0\.2 seconds \(patience\): it holds 10 "
     r"elements of 4 bytes that nobody has read, max_bytes is 40, and there is no place for element "
     r"10 \(counted from 0\) of int32\[\] enqueued at .*running_loops\.py:\d+.*queue\.follow\(\).*"
-    r"max_bytes.*when_full='drop_oldest'.*\(in trip 10 of the loop"
+    r"max_bytes.*when_full='drop_oldest'.*\(in iteration 10 of the loop"
 )
 
 

@@ -118,14 +118,14 @@ def test_a_function_that_nobody_destroys():
         return train
 
     before = weight.weight.detach().clone()
-    for trip in range(4):
+    for iteration in range(4):
         program = make()
         program()
         gone = weakref.ref(program.programs[0].compiled.executable)
         del program
         gc.collect()
         assert gone() is None
-        torch.testing.assert_close(weight.weight.detach(), before - 0.5 * 3 * (trip + 1))
+        torch.testing.assert_close(weight.weight.detach(), before - 0.5 * 3 * (iteration + 1))
     assert len(outfeed.dequeue()) == 12
     infeed.close()
 
@@ -133,7 +133,7 @@ def test_a_function_that_nobody_destroys():
 # The user's Python code
 
 
-@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_the_traced_code_raises(when):
     outfeed, mistake = poptorch.OutfeedQueue(), {"on": True}
 

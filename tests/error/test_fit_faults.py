@@ -76,7 +76,7 @@ def test_the_data_fails_in_the_second_execution():
             torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)
 
     data, told = Batches(batches, 5), Seen()
-    text = r"failed at element 5 .*the disk is gone.*\(trip 1 of the loop, .*not begin"
+    text = r"failed at element 5 .*the disk is gone.*\(iteration 1 of the loop, .*not begin"
     with pytest.raises(poptorch.Error, match=text):
         fit(data, told)
     check(5, told)

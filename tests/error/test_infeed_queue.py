@@ -9,12 +9,12 @@ from popsim_torch.errors import Error
 from popsim_torch.loops import function, repeat
 
 
-def run(elements, trips):
+def run(elements, iterations):
     infeed = poptorch.InfeedQueue(elements)
 
     @function
     def program():
-        repeat(trips, lambda *args, **kwargs: None, infeed=infeed)
+        repeat(iterations, lambda *args, **kwargs: None, infeed=infeed)
 
     program()
 

@@ -91,7 +91,7 @@ def outcome(function, *args):
 
 
 def check(model, function, bad):
-    """Check that a model fails where eager PyTorch fails, and is right before and behind that."""
+    """Check that a model fails where eager PyTorch fails, and is right before and after that."""
     indices = torch.tensor([GOOD[0].item(), bad])
     expected = outcome(function, X, indices)
     if expected is None:

@@ -48,7 +48,7 @@ def test_gradients_that_would_add_up(training):
     ) as told:
         repeated(body)
     assert "so that gradients of 'model.weight' would add up" in str(told.value)
-    assert "To update every g-th trip, pass gradient_accumulation=g to repeat." in str(told.value)
+    assert "every g-th iteration, pass gradient_accumulation=g to repeat." in str(told.value)
 
 
 def test_no_gradient(training):
@@ -125,13 +125,13 @@ def test_a_loss_from_before_a_step(gan):
     with pytest.raises(
         RuntimeError,
         match=rf"backward\(\) {LINE} needs weights as they were when the loss was computed, and "
-        rf"optimizer\.step\(\) {LINE} has changed them since\. Call step\(\) behind this",
+        rf"optimizer\.step\(\) {LINE} has changed them since\. Call step\(\) after this",
     ) as told:
         repeated(body)
     assert "modified by an inplace operation" in str(told.value)
 
 
-@pytest.mark.parametrize("change", ["steps behind", "loss behind"])
+@pytest.mark.parametrize("change", ["steps after", "loss after"])
 def test_what_that_message_says(gan, change):
     losses = poptorch.OutfeedQueue()
     before = gan.generator.weight.detach().clone()
@@ -140,7 +140,7 @@ def test_what_that_message_says(gan, change):
         gan.of_d.zero_grad()
         gan.of_g.zero_grad()
         of_d = gan.loss_d()
-        if change == "steps behind":
+        if change == "steps after":
             of_g = gan.loss_g()
             of_d.backward()
             of_g.backward()
@@ -158,7 +158,7 @@ def test_what_that_message_says(gan, change):
     assert not torch.equal(gan.generator.weight, before)
 
 
-def test_gradients_that_a_trip_leaves_to_the_next(gan):
+def test_gradients_that_an_iteration_leaves_to_the_next(gan):
     """The gradients of the generator's loss are left in the discriminator."""
 
     def body():
@@ -172,7 +172,7 @@ def test_gradients_that_a_trip_leaves_to_the_next(gan):
     with pytest.raises(
         Error,
         match=rf"step\(\) {LINE}: the gradient of '.*discriminator.weight' would contain what "
-        rf"backward\(\) {LINE} has left in the trip before\. Call zero_grad\(\) of its",
+        rf"backward\(\) {LINE} has left in the iteration before\. Call zero_grad\(\) of its",
     ):
         repeated(body)
 
@@ -189,7 +189,7 @@ def test_gradients_that_are_looked_at_and_add_up(training):
 
 
 def test_gradients_that_are_cleared_by_hand(training):
-    """In the first trip there is none to clear: the others are not like it."""
+    """In the first iteration there is none to clear: the others are not like it."""
 
     def body():
         for parameter in training.model.parameters():
@@ -202,7 +202,7 @@ def test_gradients_that_are_cleared_by_hand(training):
         repeated(body)
 
 
-def test_a_gradient_that_is_none_in_the_first_trip(gan):
+def test_a_gradient_that_is_none_in_the_first_iteration(gan):
     optimizer = torch.optim.SGD(gan.discriminator.parameters(), lr=0.1, weight_decay=0.1)
 
     def body():
@@ -214,7 +214,7 @@ def test_a_gradient_that_is_none_in_the_first_trip(gan):
     with pytest.raises(
         Error,
         match=rf"step\(\) {LINE}: the gradient of '.*discriminator.bias' is None in the first "
-        rf"trip, and zeros in all others: backward\(\) {LINE} leaves one behind",
+        rf"iteration, and zeros in all others: backward\(\) {LINE} leaves one behind",
     ):
         repeated(body)
 
@@ -235,8 +235,8 @@ def test_accumulation_of_what_is_read_behind_its_update(gan):
     with pytest.raises(
         Error,
         match=rf"step\(\) {LINE} has to change '.*discriminator\.weight' at once: the body at "
-        rf".*:\d+ uses its weights, or changes its gradients, behind step\(\)\. With "
-        r"gradient_accumulation=2 weights change once for 2 trips, at their end\. Do that in",
+        rf".*:\d+ uses its weights, or changes its gradients, after step\(\)\. With "
+        r"gradient_accumulation=2 weights change once for 2 iterations, at their end\. Do that in",
     ):
         run()
 
@@ -278,7 +278,7 @@ def test_stages_of_what_is_read_behind_its_update(gan):
     with pytest.raises(
         Error,
         match=rf"step\(\) {LINE} has to change '.*discriminator\.weight' at once: the body "
-        rf"{LINE} uses its weights.*With 2 pipeline stages weights change at the end of a trip",
+        rf"{LINE} uses its weights.*2 pipeline stages weights change at the end of an iteration",
     ):
         run()
 
@@ -315,7 +315,7 @@ def test_queues_of_gradients_of_several_steps(training):
             optimizer.step()
 
     with pytest.raises(
-        Error, match=r"OutfeedOptimizer: the trip has 2 gradients of '.*weight', one"
+        Error, match=r"OutfeedOptimizer: the iteration has 2 gradients of '.*weight', one"
     ):
         repeated(body)
 
@@ -366,7 +366,7 @@ def test_an_optimizer_that_is_made_in_the_body(training):
     ],
     ids=["each step", "each third step", "a step of its own"],
 )
-@pytest.mark.parametrize("in_body", [True, False], ids=["in the body", "behind the loop"])
+@pytest.mark.parametrize("in_body", [True, False], ids=["in the body", "after the loop"])
 def test_a_scheduler_in_the_function(training, make, in_body):
     scheduler = make(training.optimizer)
 

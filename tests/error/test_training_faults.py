@@ -37,7 +37,7 @@ def one_thread():
 
 
 class Words(nn.Module):
-    """An embedding whose indices may be out of range, with running statistics behind it."""
+    """An embedding whose indices may be out of range, with running statistics after it."""
 
     def __init__(self, pipelined=False):
         super().__init__()
@@ -65,7 +65,7 @@ def words(count, wrong=None):
 class Training:
     """A function that trains, and the same in eager PyTorch."""
 
-    def __init__(self, data, trips, accumulation=1, pipelined=False, combined=False):
+    def __init__(self, data, iterations, accumulation=1, pipelined=False, combined=False):
         self.model = Words(pipelined)
         self.eager = Words()
         self.infeed, self.outfeed = poptorch.InfeedQueue(data), poptorch.OutfeedQueue()
@@ -87,7 +87,9 @@ class Training:
 
         @poptorch.function
         def run():
-            poptorch.repeat(trips, step, infeed=self.infeed, gradient_accumulation=accumulation)
+            poptorch.repeat(
+                iterations, step, infeed=self.infeed, gradient_accumulation=accumulation
+            )
 
         self.run = run
 
@@ -120,7 +122,7 @@ def close(seen, expected):
     torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_an_index_out_of_range_in_trip_500():
+def test_an_index_out_of_range_in_iteration_500():
     good, bad = words(520), words(520, wrong=500)
     data = list(good)
     training = Training(data, 520)
@@ -130,12 +132,12 @@ def test_an_index_out_of_range_in_trip_500():
     data[:] = bad
     training.infeed.reset()
     follower = Follower(training.outfeed)
-    with pytest.raises(poptorch.Error, match=r"the table has 10 rows.*\(in trip 500 of") as caught:
+    with pytest.raises(poptorch.Error, match=r"the table has 10 rows.*iteration 500 of") as caught:
         training.run()
     assert "test_training_faults.py" in str(caught.value)
     assert follower.wait() is caught.value
     close(follower.elements, training.train_eager(good[:500]))
-    # Forward of the trip that failed came to the table alone.
+    # Forward of the iteration that failed came to the table alone.
     training.check()
     data[:] = good
     training.infeed.reset()
@@ -154,8 +156,8 @@ def test_a_fault_in_the_middle_of_an_update(fault, pipelined, combined):
     data = []
     training = Training(data, 16, 4, pipelined, combined)
     text = {
-        "end": r"element 10 .*\(trip 10 of the loop, counted from 0, did not begin",
-        "index": r"the table has 10 rows.*\(in trip 10 of the loop",
+        "end": r"element 10 .*\(iteration 10 of the loop, counted from 0, did not begin",
+        "index": r"the table has 10 rows.*\(in iteration 10 of the loop",
     }
     for _ in range(2):
         data[:] = good[:10] if fault == "end" else words(16, wrong=10)
@@ -165,7 +167,7 @@ def test_a_fault_in_the_middle_of_an_update(fault, pipelined, combined):
             training.run()
         assert follower.wait() is caught.value
         close(follower.elements[:8], training.train_eager(good[:8]))
-        # The trips of the update that is given up have enqueued their elements before.
+        # The iterations of the update that is given up have enqueued their elements before.
         assert len(follower.elements) in ((9, 10) if pipelined else (10,))
         training.check()
         data[:] = good
@@ -203,7 +205,7 @@ def test_a_while_loop_whose_data_ends():
             reference.step()
 
     for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"element 7 .*\(trip 7 of the loop, .*not begin"):
+        with pytest.raises(poptorch.Error, match=r"element 7.*\(iteration 7 of.*not begin"):
             run()
         assert outfeed.dequeue()[0].tolist() == list(range(7))
         train_eager(data)
@@ -215,7 +217,7 @@ def test_a_while_loop_whose_data_ends():
     infeed.close()
 
 
-def pipelined_inference(infeed, outfeed, trips):
+def pipelined_inference(infeed, outfeed, iterations):
     """Return a function that runs four stages; and what it computes."""
     layers = [nn.Linear(3, 3) for _ in range(4)]
 
@@ -228,7 +230,7 @@ def pipelined_inference(infeed, outfeed, trips):
                 x = torch.tanh(layer(x))
             outfeed.enqueue(x)
 
-        poptorch.repeat(trips, body, infeed=infeed)
+        poptorch.repeat(iterations, body, infeed=infeed)
 
     def eager(x):
         for layer in layers:
@@ -243,7 +245,7 @@ def test_a_pipeline_whose_data_ends_delivers_what_is_in_flight():
     infeed, outfeed = poptorch.InfeedQueue(data), poptorch.OutfeedQueue()
     run, eager = pipelined_inference(infeed, outfeed, 20)
     for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"element 7 .*\(trip 7 of the loop, .*not begin"):
+        with pytest.raises(poptorch.Error, match=r"element 7.*\(iteration 7 of.*not begin"):
             run()
         expected = torch.stack([eager(x) for x in data])
         torch.testing.assert_close(outfeed.dequeue(), expected, rtol=1e-5, atol=1e-6)
@@ -255,7 +257,7 @@ def test_a_pipeline_that_is_stopped_delivers_what_is_in_flight():
     gate = Gate()
     infeed, outfeed = poptorch.InfeedQueue(gate), poptorch.OutfeedQueue()
     run, eager = pipelined_inference(infeed, outfeed, 20)
-    gate.let(4)  # behind the first one, which every gate lets through
+    gate.let(4)  # after the first one, which every gate lets through
     job = Job(run)
     for count in (5, 10):
         until(lambda count=count: infeed.statistics()["taken"] == count)

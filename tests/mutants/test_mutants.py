@@ -1,6 +1,6 @@
 """Spoilt programs are refused, or are other programs that run: none does what it may not.
 
-What is refused behind a pass, the device's library refuses before it prepares a kernel as well:
+What is refused after a pass, the device's library refuses before it prepares a kernel as well:
 passes that fit a program to the host come in between.
 
 ``make test-asan`` runs the same under AddressSanitizer, where a kernel may touch the operands of
@@ -72,11 +72,11 @@ def fate(good: Compiled, graph: Graph) -> str:
             changed, good.loop, training=good.training, schedule=good.schedule
         )
     except InternalError:
-        return "refused as it is prepared" if problem is None else "refused behind a pass"
+        return "refused as it is prepared" if problem is None else "refused after a pass"
     if problem is not None:
         # C++ does not know the names by which a user finds tensors.
         assert "that is named" in problem, f"not refused as it is prepared: {problem}"
-        return "refused behind a pass"
+        return "refused after a pass"
     if runs_for_ever(graph):
         return "would run for ever"
     for tensor in graph.tensors:
@@ -142,7 +142,7 @@ def host(
 
 
 def problem_found(graph: Graph) -> str | None:
-    """Return what the verifier says of a graph, as behind a pass."""
+    """Return what the verifier says of a graph, as after a pass."""
     try:
         verify(graph)
     except InternalError as error:
@@ -174,7 +174,7 @@ def test_what_counts_operands_takes_no_memory(name, kind, counter):
     op = next(op for op in graph.ops if op.kind == kind)
     assert counter in op.attributes
     op.attributes[counter] = 2**40
-    assert fate(good, graph) == "refused behind a pass"
+    assert fate(good, graph) == "refused after a pass"
 
 
 def check(name: str, count: int) -> str:
@@ -186,7 +186,7 @@ def check(name: str, count: int) -> str:
         except Exception as error:
             raise AssertionError(f"{name}, {mutation}: {description}") from error
     total = sum(fates.values())
-    assert fates["refused behind a pass"] > 0.4 * total
+    assert fates["refused after a pass"] > 0.4 * total
     assert fates["runs"] < 0.25 * total
     return f"{name}: {total} mutants, {dict(sorted(fates.items()))}"
 

@@ -113,7 +113,7 @@ def transposed(value: torch.Tensor) -> torch.Tensor:
 
 
 def spread(value: torch.Tensor) -> torch.Tensor:
-    """Return the same values with gaps in between, behind an offset."""
+    """Return the same values with gaps in between, after an offset."""
     ends = {0, value.dim() - 1}
     shape = [2 * n + 1 if axis in ends else n for axis, n in enumerate(value.shape)]
     memory = torch.full(shape, 7.0).to(value.dtype)

@@ -38,7 +38,7 @@ class Case:
 
     @property
     def channels(self) -> int:
-        """Of the output."""
+        """How many the output has (count)."""
         return self.weight[1] * self.groups if self.transposed else self.weight[0]
 
     def eager(self, x, weight, bias) -> torch.Tensor:

@@ -29,7 +29,7 @@ class Case:
             self.targets = torch.tensor([label for labels in targets for label in labels])
         else:
             most = int(self.target_lengths.max()) + 1
-            # What is behind an item's labels counts for nothing.
+            # What is after an item's labels counts for nothing.
             self.targets = torch.tensor([t + [99] * (most - len(t)) for t in targets])
         self.input_lengths = torch.tensor(INPUT_LENGTHS)
         self.gradient = torch.rand(items, generator=generator).to(dtype)

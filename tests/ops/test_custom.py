@@ -202,7 +202,7 @@ def faulty(fault):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("writes behind its output", r"Faulty:0.*the kernel writes behind output 0"),
+        ("writes after its output", r"Faulty:0.*the kernel writes beyond output 0"),
         ("writes to its input", r"Faulty:0.*the kernel writes to input 0"),
     ],
 )
@@ -238,7 +238,7 @@ print(poptorch.inferenceModel(Model(), options)(torch.ones(5)).tolist())
 
 
 @pytest.mark.skipif(not UNDER_ASAN, reason="only a build with AddressSanitizer closes its memory")
-@pytest.mark.parametrize("fault", ["", "writes behind its output", "reads in front of its input"])
+@pytest.mark.parametrize("fault", ["", "writes after its output", "reads in front of its input"])
 def test_the_sanitizer_stops_a_kernel_that_leaves_its_operands(fault, tmp_path):
     built = str(Path(poptorch.__file__).parents[1])
     path = library.compiled("library.cpp", "sanitized", "-std=c++17", "-fsanitize=address")

@@ -11,7 +11,7 @@ DTYPES = [
     *(torch.float16, torch.bfloat16, torch.float32),
 ]
 SHAPE = (5, 12, 33)
-# Before the beginning, at it, inside, so that the end is reached, behind it, far away.
+# Before the beginning, at it, inside, so that the end is reached, after it, far away.
 STARTS = [-1, 0, 3, SHAPE[1] - 1, SHAPE[1] + 4, 10**12, -(10**12)]
 AXES = pytest.mark.parametrize("axis", [0, 1, 2])
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

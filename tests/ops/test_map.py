@@ -79,7 +79,7 @@ SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, 0.5, 1.5, 2.5, -0.5,
 
 
 def specimen(seed: int, numel: int = 1024) -> torch.Tensor:
-    """Normal numbers with special ones in between; no rest behind the last vector."""
+    """Normal numbers with special ones in between; no rest after the last vector."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(numel, generator=generator) * 3
     special = torch.tensor(SPECIAL)

@@ -35,7 +35,7 @@ def max_attributes(name: str) -> dict:
 
 def run_max(name: str, x: torch.Tensor, *, last: bool, index=torch.int64):
     _, kernel, stride, padding, dilation, ceil_mode = MAX_CASES[name]
-    # Of what PyTorch computes in float32: float16 is not supported everywhere.
+    # PyTorch computes it in float32: float16 is not supported everywhere.
     y, indices = F.max_pool2d(
         x.float(), kernel, stride, padding, dilation, ceil_mode, return_indices=True
     )

@@ -29,8 +29,8 @@ def assert_right_product(a, b):
     assert_right(product(a, b), exact_a @ exact_b, magnitude, a.shape[1])
 
 
-# Of results of about 30 times their product: down to denormal ones, whose operands are ordinary,
-# and to operands that are denormal themselves.
+# The results are about 30 times the product of two scales: down to denormal results of ordinary
+# operands, and to operands that are denormal themselves.
 SCALES = [
     *((1.0, scale) for scale in (1e-20, 1e-30, 1e-34, 1e-36, 1e-38, 1e-40, 1e-43)),
     *((1e-15, 1e-15), (1e-18, 1e-19), (1e-20, 1e-21), (1e-22, 1e-23), (1e15, 1e-44), (1e9, 1e-38)),

@@ -120,7 +120,7 @@ class Replay:
         return self.device.read(self.update.terms[position].name)
 
     def state(self, kind):
-        """Return a state behind the update."""
+        """Return a state after the update."""
         return self.device.read(f"{kind}___{self.update.parameter}").float()
 
     def kept_as(self, kind, value):
@@ -218,7 +218,7 @@ def test_the_terms_make_the_weights(make, dtype, micro_batches):
 
 
 def trained(make, dtype, *, terms=(), grouped=True):
-    """Return the weights and states behind some updates, terms on the way or not."""
+    """Return the weights and states after some updates, terms on the way or not."""
     torch.manual_seed(2)
     weights = {name: some_weight(shape, dtype) for name, shape in SMALL.items()}
     plan = plan_updates(make(weights.values()), weights, gradient_accumulation=2)

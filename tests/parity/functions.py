@@ -23,7 +23,7 @@ class Calls(nn.Module):
         fc: A linear layer, 4 to 3.
         host: A tensor of the host.
         sizes: A buffer of integers.
-        mask: A buffer of truth values.
+        mask: A buffer of booleans.
     """
 
     def __init__(self, function, training: bool) -> None:

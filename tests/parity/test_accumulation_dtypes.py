@@ -112,7 +112,7 @@ def test_pipelining_options():
     settings = poptorch.set_gradient_accumulation_options(
         options, COUNT, gradient_accumulation_dtype=HALF
     )
-    assert "acts: accumulators have this type" in settings.explain()
+    assert "in effect: accumulators have this type" in settings.explain()
     assert set(trained(options)[1].values()) == {"torch.float16"}
 
 

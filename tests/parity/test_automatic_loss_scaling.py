@@ -157,7 +157,7 @@ def test_small_gradients_of_a_float16_model_survive():
         model, _ = trainer(automatic(20, on=on), torch.float16, lr=2.0**20)
         model(torch.full((20,), 2.0**-28))
         moved[on] = model.model.weight.detach().clone()
-    # Behind the first updates the gradients are numbers that float16 has.
+    # After the first updates the gradients are numbers that float16 has.
     assert (moved[False] == 0).all()
     assert (moved[True] < -0.05).all()
 

@@ -26,19 +26,19 @@ def data():
 
 
 def eager(model, data, accumulation):
-    """Train a copy; return activations, gradients of trips and updates, and the copy."""
+    """Train a copy; return activations, gradients of iterations and updates, and the copy."""
     model = copy.deepcopy(model)
     activations = []
     after = {f"{name}_grad": [] for name, _ in model.named_parameters()}
     before = copy.deepcopy(after)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    for trip, x in enumerate(data):
+    for iteration, x in enumerate(data):
         previous = [0 if p.grad is None else p.grad.clone() for p in model.parameters()]
         activations.append(model[0](x).detach())
         model(x).square().mean().backward()
         for (name, p), old in zip(model.named_parameters(), previous, strict=True):
             after[f"{name}_grad"].append(p.grad - old)
-        if (trip + 1) % accumulation == 0:
+        if (iteration + 1) % accumulation == 0:
             for name, p in model.named_parameters():
                 p.grad /= accumulation
                 before[f"{name}_grad"].append(p.grad.clone())
@@ -56,10 +56,10 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_training_loop_with_an_infeed(model, data, accumulation):
-    hidden, trips, updates, trained = eager(model, data, accumulation)
+    hidden, iterations, updates, trained = eager(model, data, accumulation)
     queues = [MaybeOutfeedQueue(filters=["hidden"]), MaybeOutfeedQueue(), MaybeOutfeedQueue()]
     model.insert(1, MaybeOutfeed(queues[0], name="hidden"))
-    names = {"3": "2"}  # behind the layer that was put in
+    names = {"3": "2"}  # after the layer that was put in
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = OutfeedOptimizer(OutfeedOptimizer(sgd, queues[1], AFTER), queues[2], model=model)
     infeed = poptorch.InfeedQueue(list(data))
@@ -76,7 +76,7 @@ def test_a_training_loop_with_an_infeed(model, data, accumulation):
 
     train()
     torch.testing.assert_close(queues[0].dequeue(), {"hidden": hidden})
-    for queue, expected in ((queues[1], trips), (queues[2], updates)):
+    for queue, expected in ((queues[1], iterations), (queues[2], updates)):
         found = queue.dequeue()
         assert_close(
             {names.get(key[0], key[0]) + key[1:]: value for key, value in found.items()}, expected

@@ -19,7 +19,7 @@ ITERATIONS, BATCH = 3, 2
 
 
 class Net(nn.Module):
-    """Two layers, each followed by a tap; a ReLU in place behind the first one."""
+    """Two layers, each followed by a tap; a ReLU in place after the first one."""
 
     def __init__(self, queue):
         super().__init__()

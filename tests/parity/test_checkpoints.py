@@ -137,7 +137,7 @@ class Net(nn.Module):
 
 
 def train(make, wrap, *, dtype=torch.float32, staged=False, mode=None, ga=3):
-    """Return what calls and the weights behind them show, and the executor."""
+    """Return what calls and the weights after them show, and the executor."""
     torch.manual_seed(1)
     net = Net(make, wrap, staged=staged).to(dtype)
     options = make_options(1, ga, seed=3)

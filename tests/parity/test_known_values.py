@@ -151,7 +151,7 @@ def test_shape(function, kind):
     compare_with_eager(function, kind)
 
 
-# Parameters and buffers of integers and truth values
+# Parameters and buffers of integers and booleans
 
 CONSTANTS = {
     "item": lambda m, x: x * m.sizes[1].item(),

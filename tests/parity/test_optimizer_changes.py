@@ -1,4 +1,4 @@
-"""What optimizers of torch.optim are given between calls acts, as in eager PyTorch.
+"""What optimizers of torch.optim are given between calls takes effect, as in eager PyTorch.
 
 In a training model with ``setOptimizer``, in a function with ``repeat``, and between the epochs of
 ``fit``: each hyper-parameter of each optimizer, the schedulers that move several, and groups.
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
 import popsim_torch as poptorch
 
-STEPS = 3  # in front of each change, and behind the last
+STEPS = 3  # in front of each change, and after the last
 torch.manual_seed(3)
 INPUTS, TARGETS = torch.randn(4 * STEPS, 4, 3), torch.randn(4 * STEPS, 4, 2)
 
@@ -59,12 +59,12 @@ def in_a_training_model(net, optimizer, changes):
 def in_a_function(net, optimizer, changes):
     @poptorch.function
     def train(xs, ys):
-        def body(trip):
-            x, y = (poptorch.dynamic_slice(data, 0, trip, 1, 1)[0] for data in (xs, ys))
+        def body(iteration):
+            x, y = (poptorch.dynamic_slice(data, 0, iteration, 1, 1)[0] for data in (xs, ys))
             optimizer.zero_grad()
             mse_loss(net(x), y).backward()
             optimizer.step()
-            return trip + 1
+            return iteration + 1
 
         poptorch.repeat(STEPS, body, torch.tensor(0))
 
@@ -99,7 +99,7 @@ WAYS = [in_a_training_model, in_a_function, in_fit]
 
 
 def check(way, make_optimizer, make_changes, num_programs=1):
-    """Compare the weights behind all steps with those of eager PyTorch."""
+    """Compare the weights after all steps with those of eager PyTorch."""
     trained = []
     for train in (eager, way):
         net = make_net()

@@ -564,12 +564,12 @@ BEHIND = {
 @pytest.mark.parametrize("loss", BEHIND.values(), ids=BEHIND)
 def test_what_a_loss_depends_on_is_printed_though_nobody_reads_the_loss(capfd, loss):
     Trains(loss).in_a_loop()
-    trips = capfd.readouterr().err.count("w: ")
-    assert trips == (4 if loss is repeated else 2)
+    iterations = capfd.readouterr().err.count("w: ")
+    assert iterations == (4 if loss is repeated else 2)
     model = Trains(loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     poptorch.trainingModel(model, make_options(2), optimizer)(torch.ones(2))
-    assert capfd.readouterr().err.count("w: ") == trips
+    assert capfd.readouterr().err.count("w: ") == iterations
 
 
 def test_a_printed_loss_of_a_loop_shows_its_value_and_its_gradient(capfd):

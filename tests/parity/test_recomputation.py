@@ -169,7 +169,7 @@ def make_net(name, way, dtype, *, checkpoint=False):
 
 
 def train(name, way, mode, dtype=torch.float32, *, d=1, ga=7, checkpoint=False, anchors=()):
-    """Return what two calls and the weights behind them show, and the executor."""
+    """Return what two calls and the weights after them show, and the executor."""
     net = make_net(name, way, dtype, checkpoint=checkpoint)
     options = make_options(way, mode, d, ga)
     for anchor, anchor_mode in anchors:

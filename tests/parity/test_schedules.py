@@ -47,7 +47,7 @@ def options_for(schedule, ga):
 
 
 def train(stages, schedule, dtype=torch.float32, recompute=None, ga=GA):
-    """Return the outputs of some calls, and the state of the model behind them."""
+    """Return the outputs of some calls, and the state of the model after them."""
     model = Model(dtype)
     poptorch.set_pipeline_stage_assignment(model.layers, stages)
     options = options_for(schedule, ga)

@@ -153,7 +153,7 @@ def test_inference(kind, strategy):
 
 
 class ReadTooEarly(Net):
-    """Stage 0 reads it, by a part, when stage 1 is a micro-batch behind."""
+    """Stage 0 reads it, by a part, when stage 1 is a micro-batch after."""
 
     def first(self, hidden):
         return self.memory.clone().chunk(2)[0]

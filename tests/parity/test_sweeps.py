@@ -1,6 +1,6 @@
 """PyTorch's own samples of all its operators and modules, on the device against eager PyTorch.
 
-``sweep.py`` runs them in a process of its own, which is started again behind a sample that ends it.
+``sweep.py`` runs them in a process of its own, which is started again after a sample that ends it.
 There is no target for how many must pass; the shares are printed. But no sample may end the
 process, and none may give another result than eager PyTorch without saying so.
 """

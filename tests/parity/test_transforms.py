@@ -12,7 +12,7 @@ import popsim_torch as poptorch
 from tests.parity.compare import assert_close, quiet_options
 from tests.parity.functions import TOLERANCE, compare_with_eager, in_both
 
-# Of torch: rules of forward-mode differentiation, and what linearize does.
+# Warnings of torch: rules of forward-mode differentiation, and what linearize does.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),

@@ -10,14 +10,14 @@ class Refines(nn.Module):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.step = nn.Linear(4, 4)
-        self.register_buffer("trips", torch.zeros(1))
+        self.register_buffer("iterations", torch.zeros(1))
         self.loss = nn.MSELoss()
 
     def forward(self, x, target=None):
         start = self.first(x)
 
         def refine(y, norm):
-            self.trips += 1
+            self.iterations += 1
             y = y + 0.5 * torch.tanh(self.step(y) + start)
             return y, norm + y.abs().mean()
 
@@ -43,7 +43,7 @@ def main():
     losses = [training(x, target)[1].item() for _ in range(100)]
     training.copyWeightsToHost()
     print(f"losses {losses[0]:.4f} {losses[-1]:.4f}")
-    print(f"trips {int(model.trips)}")
+    print(f"iterations {int(model.iterations)}")
 
     inference = poptorch.inferenceModel(model.eval())
     small, large = inference(x[:2]), inference(x[:2] * 1000)

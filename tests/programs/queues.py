@@ -6,7 +6,7 @@ import poptorch
 import torch
 
 
-def run(trips):
+def run(iterations):
     dataset = [(torch.ones(800), torch.ones(800))]
     infeed = poptorch.InfeedQueue(dataset, prefetch_depth=3, repeat=True)
     outfeed = poptorch.OutfeedQueue()
@@ -19,7 +19,7 @@ def run(trips):
             newest.enqueue(count)
             return count + 1
 
-        return poptorch.repeat(trips, body, 0, infeed)
+        return poptorch.repeat(iterations, body, 0, infeed)
 
     seen = []
     watcher = threading.Thread(target=lambda: seen.extend(outfeed.follow()))

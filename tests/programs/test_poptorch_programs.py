@@ -169,7 +169,7 @@ def test_loops_and_branches(tmp_path):
     lines = dict(line.split(" ", 1) for line in out.splitlines())
     first, last = map(float, lines["losses"].split())
     assert last < 0.5 * first
-    assert lines["trips"] == "400"
+    assert lines["iterations"] == "400"
     assert lines["shapes"] == "(2, 4) (2, 4)"
     assert lines["largest"] == "True"
 

@@ -236,7 +236,7 @@ def test_many_fuzzed_programs(recipe):
     check(recipe)
 
 
-def test_a_loop_without_trips():
+def test_a_loop_without_iterations():
     """Its gradient has nothing to read."""
     first = Step("unary", 0, 0, 0, (0, 0, 0))
     loop = Control("loop", 0, 0, ((first,), (first,)))

@@ -122,7 +122,7 @@ def test_the_gradient_of_ctc_loss_agrees_on_what_the_loss_has_found():
         next(s for s in OTHERS if s.kind == kind) for kind in ("ctc_loss", "ctc_loss_grad")
     )
     _, alpha = loss.compile(F32).run()
-    # The operands of the gradient are drawn behind its own first one.
+    # The operands of the gradient are drawn after its own first one.
     forward = replace(loss, inputs=[lambda n: (n(9), n(*loss.inputs[0]))[1], *loss.inputs[1:]])
     one = forward.compile(F32)
     alpha = one.run()[1]

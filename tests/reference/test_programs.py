@@ -15,7 +15,7 @@ from tests.mutants import programs
 from tests.mutants.test_mutants import connect, host
 from tests.reference.agree import assert_agrees, run_kernel, variables_of
 
-# Of a program in float32, in which errors add up, and in float16.
+# For whole programs, in which errors add up, in float32 and in float16.
 LOOSE = {torch.float32: 2e-4, torch.float16: 2e-2}
 
 

@@ -42,7 +42,7 @@ def run_script(digits_root, capsys):
 
 
 def printed(text: str) -> list[str]:
-    """Return the lines behind that of the arguments."""
+    """Return the lines after that of the arguments."""
     first, *lines = text.splitlines()
     assert first.startswith("Namespace(") and "repeat_count=" in first
     return lines

@@ -114,7 +114,7 @@ def test_a_model_on_one_ipu_has_one_plain_tap(run_script):
     assert list(found) == [GRADIENTS, SINGLE]
     assert keys(found[GRADIENTS])["Dense_128.weight_grad"] == "(2, 128, 784)"
     assert keys(found[SINGLE]) == {"Dense_128_acts": "(8, 32, 128)"}
-    assert float(rows(found[SINGLE])["Dense_128_acts"][2]) == 0  # behind a ReLU
+    assert float(rows(found[SINGLE])["Dense_128_acts"][2]) == 0  # after a ReLU
 
 
 @pytest.mark.tutorial

@@ -81,11 +81,11 @@ def test_gradients_add_up_in_each_way_and_type(run_script):
 
 
 def test_networks_take_turns(run_script):
-    text = run_script("taking_turns.py", "--trips", "200")
+    text = run_script("taking_turns.py", "--iterations", "200")
     assert re.search(
-        r"^trip 150: loss of the discriminator 1\.\d+, of the generator 0\.\d+$", text, re.M
+        r"^iteration 150: loss of the discriminator 1\.\d+, of the generator 0\.\d+$", text, re.M
     )
-    (difference,) = re.findall(r"PyTorch in the first 20 trips: (\S+)$", text, re.M)
+    (difference,) = re.findall(r"PyTorch in the first 20 iterations: (\S+)$", text, re.M)
     assert float(difference) < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Functions that run before and behind every compilation."""
+"""Functions that run before and after every compilation."""
 
 import pytest
 import torch

@@ -207,7 +207,7 @@ def _python_room(module: Sequence[str]) -> str:
 
 
 def _imported_modules(path: Path, package: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the module behind each import, by its parts from the package on."""
+    """Yield the module after each import, by its parts from the package on."""
     # `__init__.py` is the package itself, so `from .` has one part more there.
     inside = [package.name, *path.relative_to(package).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What is set on a model acts wherever the model goes: each place times each argument."""
+"""What is set on a model takes effect wherever the model goes: each place times each argument."""
 
 import copy
 import inspect
@@ -262,14 +262,14 @@ def test_the_table_has_every_argument():
 # What contradicts
 
 
-def loop(body, trips=COUNT, **arguments):
+def loop(body, iterations=COUNT, **arguments):
     """Run a body as a loop with random elements."""
-    infeed = poptorch.InfeedQueue([torch.ones(SIZE, 4)] * trips)
+    infeed = poptorch.InfeedQueue([torch.ones(SIZE, 4)] * iterations)
     options = arguments.pop("options", None)
 
     @poptorch.function(options=options)
     def run():
-        poptorch.repeat(trips, body, infeed=infeed, **arguments)
+        poptorch.repeat(iterations, body, infeed=infeed, **arguments)
 
     try:
         run()
@@ -326,7 +326,7 @@ def test_a_count_of_the_options_of_the_function(count):
         loop(step_of(plain(2)), 8, options=options)
 
 
-def test_trips_that_are_no_multiple():
+def test_iterations_that_are_no_multiple():
     message = "repeat: n = 6 is not a multiple of gradient_accumulation = 4. The nearest .* 4 and 8"
     with pytest.raises(UsageValueError, match=message):
         loop(step_of(plain(4)), 6)
@@ -529,7 +529,7 @@ def test_setting_behind_training_model(called):
     if called:
         executor(torch.ones(SIZE, 4))
     accumulation(wrapper.inner["model"], 2)
-    with pytest.raises(UsageValueError, match="model Model were set behind trainingModel, which"):
+    with pytest.raises(UsageValueError, match="model Model were set after trainingModel, which"):
         executor(torch.ones(SIZE, 4))
 
 
@@ -550,7 +550,7 @@ def test_setting_behind_inference_model(part, called):
     if called:
         inference(torch.ones(2 * SIZE, 4))
     pipelining(model.first if part else model, COUNT, device_mapping=[1, 0])
-    message = r"were set behind inferenceModel, which had taken its .* before inferenceModel\."
+    message = r"were set after inferenceModel, which had taken its .* before inferenceModel\."
     with pytest.raises(UsageValueError, match=message):
         inference(torch.ones(2 * SIZE, 4))
 

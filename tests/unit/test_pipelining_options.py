@@ -113,14 +113,14 @@ def test_every_option_is_explained():
         names = set(inspect.signature(function).parameters) - {"target"}
         text = function(Options(), 4).explain()
         assert {line.split()[0] for line in text.splitlines()} == names
-    assert "acts: an update every 4 micro-batches" in text
-    assert "acts: gradients are added up" in text
+    assert "in effect: an update every 4 micro-batches" in text
+    assert "in effect: gradients are added up" in text
 
 
 def test_the_explanation_knows_the_devices():
     text = pipelining(Options(), 8, device_mapping=[1, 0]).explain()
-    assert "acts: stage 0 on IPU 1, stage 1 on IPU 0" in text
-    assert "acts: 4 micro-batches are in flight" in text
+    assert "in effect: stage 0 on IPU 1, stage 1 on IPU 0" in text
+    assert "in effect: 4 micro-batches are in flight" in text
 
 
 # What is refused

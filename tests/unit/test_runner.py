@@ -195,7 +195,7 @@ def argv(monkeypatch):
         (("info", "x"), "unknown command: info x"),
         (("run",), "a script is needed"),
         (("run", "--replace"), "a script is needed"),
-        (("run", "-m"), "a module is needed behind -m"),
+        (("run", "-m"), "a module is needed after -m"),
         (("run", "--slow", "x.py"), "unknown option of run: --slow"),
     ],
 )

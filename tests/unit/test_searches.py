@@ -90,7 +90,7 @@ WRONG_TYPES = {
     "src of integers": (lambda x: poptorch.fps(x.int(), [0, 4]), "src must be floating-point"),
     "ptr": (lambda x: poptorch.fps(x, x), "ptr must be a list of Python ints, got Tensor"),
     "ptr of numbers": (lambda x: poptorch.fps(x, [0, 2.5]), "got list of float and int"),
-    "ptr of truth values": (lambda x: poptorch.fps(x, [False, True]), "got list of bool"),
+    "ptr of booleans": (lambda x: poptorch.fps(x, [False, True]), "got list of bool"),
     "ptr of tensors": (lambda x: poptorch.fps(x, [x, x]), "got list of Tensor"),
     "ratio": (lambda x: poptorch.fps(x, [0, 4], "0.5"), "ratio must be a number, got str"),
     "ratio of the device": (lambda x: poptorch.fps(x, [0, 4], x[0, 0]), "ratio must be a number"),

@@ -1,6 +1,6 @@
 """The table of public names (docs/surface.toml) is that of the package: all exist, none is missing.
 
-What acting, accepted and refused mean is tested by kind of name: here for attributes and arguments,
+What the three states mean is tested by kind of name: here for attributes and arguments,
 in ``test_surface_*.py`` for optimizers, settings of the back end, variables of the environment,
 tensors, tracepoints, and everything that is refused.
 """
@@ -77,7 +77,7 @@ def test_no_name_is_listed_twice():
 
 
 def test_what_is_not_plainly_done_has_a_reason():
-    assert [name.path for name in NAMES if name.state != "acts" and not name.reason] == []
+    assert [name.path for name in NAMES if name.state != "supported" and not name.reason] == []
 
 
 def test_the_page_shows_every_name():
@@ -217,7 +217,7 @@ def test_a_setter_acts_if_something_that_it_stores_does(path):
     stored = {state_of_stored(key) for row in ROWS if row.path == path for key in row.stored}
     stored.discard(None)
     if path == "Training.setConvolutionDithering":  # An entry of convolutionOptions, not all of it.
-        assert stored == {"acts"}
+        assert stored == {"supported"}
     elif stored:
         state = STATES[f"{GROUPS[group]}.{setter}"]
         assert (state == "accepted") == (stored == {"accepted"})

@@ -1,4 +1,4 @@
-"""Variables of the environment: those that act are read where they count, others are checked."""
+"""Variables of the environment: supported ones are read where they count, others are checked."""
 
 import ast
 import os
@@ -45,7 +45,7 @@ def recording(monkeypatch):
 
 
 def use_everything():
-    """Do what the variables that act are about."""
+    """Do what the supported variables are about."""
     logs.obey_environment()
     _native._obey_environment()
     poptorch.ipuHardwareIsAvailable()
@@ -63,7 +63,7 @@ def variables(state):
 
 def test_variables_that_act_are_read_where_they_count(recording):
     use_everything()
-    assert variables("acts") - recording.read == set()
+    assert variables("supported") - recording.read == set()
 
 
 def test_accepted_variables_are_checked_and_not_used(recording):

@@ -1,4 +1,4 @@
-"""Arguments of optimizers: those that act change an update, those that are accepted change none."""
+"""Arguments of optimizers: supported ones change an update, accepted ones change none."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def described(kind, settings):
 
 
 def trained(kind, settings):
-    """Return weights and state behind two updates of two micro-batches."""
+    """Return weights and state after two updates of two micro-batches."""
     torch.manual_seed(0)
     net = Net()
     optimizer = getattr(poptorch.optim, kind)(net.parameters(), **settings)
@@ -80,7 +80,7 @@ def trained(kind, settings):
     return {"weight": net.weight.detach().clone(), **optimizer.state_dict()["ipu_state"]}
 
 
-@pytest.mark.parametrize(("kind", "argument"), listed("acts"))
+@pytest.mark.parametrize(("kind", "argument"), listed("supported"))
 def test_an_argument_that_acts_reaches_the_update(kind, argument):
     base, other = settings_of(kind, argument)
     assert described(kind, base) != described(kind, other)

@@ -1,6 +1,6 @@
-"""Stored options and settings of the back end that act are read where models and loaders are made.
+"""Supported options and settings of the back end are read where models and loaders are made.
 
-The others are only stored: what nobody reads cannot act.
+The others are only stored: what nobody reads has no effect.
 """
 
 import copy
@@ -96,9 +96,9 @@ GROUPS = [
 
 
 def test_stored_values_that_act_are_read(read):
-    acting = stored_values("acts") | stored_values("refused")
-    assert {"device_iterations", "gradient_accumulation", "output_mode"} <= acting
-    assert acting - read[0] == set()
+    supported = stored_values("supported") | stored_values("refused")
+    assert {"device_iterations", "gradient_accumulation", "output_mode"} <= supported
+    assert supported - read[0] == set()
 
 
 def test_accepted_stored_values_are_not_read(read):
@@ -109,8 +109,8 @@ def test_accepted_stored_values_are_not_read(read):
 
 
 def test_settings_of_the_back_end_that_act_are_read(read):
-    acting = set(entries(SETTINGS, "acts"))
-    assert acting - read[1] == LOOKED_FOR_IN_THE_TRACE
+    supported = set(entries(SETTINGS, "supported"))
+    assert supported - read[1] == LOOKED_FOR_IN_THE_TRACE
 
 
 def test_accepted_settings_of_the_back_end_are_not_read(read):

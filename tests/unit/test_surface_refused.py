@@ -105,7 +105,7 @@ def test_a_setting_of_the_back_end_takes_values_of_its_kind_and_no_others(key):
 
 
 def test_accepted_settings_of_the_back_end_change_no_value():
-    """All at once: weights behind two updates have the same bits as without."""
+    """All at once: weights after two updates have the same bits as without."""
     options = make_options(2, 2)
     for key in entries(SETTINGS, "accepted"):
         kind = next(kind for kind, keys in KEYS.items() if key in keys)

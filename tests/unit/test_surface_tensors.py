@@ -100,7 +100,7 @@ def pattern(family):
     return re.compile(rf"{text}({scalar})?")
 
 
-@pytest.mark.parametrize("family", entries(LISTS, "acts"))
+@pytest.mark.parametrize("family", entries(LISTS, "supported"))
 def test_a_family_of_names_has_members(found, family):
     assert any(map(pattern(family).fullmatch, found))
 
@@ -118,4 +118,4 @@ def test_a_refused_family_has_none_and_cannot_be_anchored(found, family):
 def test_every_scalar_of_an_update_is_listed(found):
     scalars = {re.split("___(?:specific|default)___", name)[0] for name in found if "___" in name}
     scalars = {name for name in scalars if re.fullmatch(r"[a-z][A-Za-z]+\d?", name)}
-    assert scalars <= set(entries(LISTS, "acts"))
+    assert scalars <= set(entries(LISTS, "supported"))

@@ -15,7 +15,7 @@ class Batches:
     same shape. The same seed gives the same batches.
 
     Args:
-        images: Of any shape behind the first axis.
+        images: Of any shape after the first axis.
         labels: One for each image.
         batch_size: Examples per batch (count).
         seed: Of the order.

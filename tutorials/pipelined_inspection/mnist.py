@@ -87,7 +87,7 @@ class PipelinedModel(nn.Module):
 
 
 def sequential_model(queue: poptorch.MaybeOutfeedQueue) -> nn.Sequential:
-    """Return two layers, each with a tap behind it; the taps share a queue."""
+    """Return two layers, each with a tap after it; the taps share a queue."""
     return nn.Sequential(
         OrderedDict(
             Flatten=nn.Flatten(),

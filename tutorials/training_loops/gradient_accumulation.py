@@ -55,7 +55,7 @@ def gradients_on_device(
 
     @poptorch.function(options=make_options(reduction))
     def train():
-        # The count of trips is that of batches; behind the last one there is an update.
+        # The count of iterations is that of batches; after the last one there is an update.
         poptorch.repeat(num_batches, step, infeed=infeed, gradient_accumulation=num_batches)
 
     train()

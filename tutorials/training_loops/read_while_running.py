@@ -36,7 +36,7 @@ def main() -> None:
         poptorch.repeat(arguments.steps, step, infeed=infeed)
 
     def read():
-        # Waits for the run to begin, and ends behind its last element.
+        # Waits for the run to begin, and ends after its last element.
         for i, loss in enumerate(outfeed.follow()):
             print(f"Step {i} loss = ", loss.item())
 

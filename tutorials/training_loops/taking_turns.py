@@ -1,4 +1,5 @@
-"""Train a generator and a discriminator in one trip of a loop, as the same text does in PyTorch."""
+"""Train a generator and a discriminator in one iteration of a loop, as the same text does in
+PyTorch."""
 
 import argparse
 import copy
@@ -41,7 +42,9 @@ class Gan:
         other.make_optimizers()
         return other
 
-    def trip(self, real: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def iteration(
+        self, real: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Train both on one batch; return their losses."""
         # The discriminator, on real points and on made ones: gradients add up.
         self.of_d.zero_grad()
@@ -70,46 +73,49 @@ class Points:
             yield 2 * torch.stack((angle.cos(), angle.sin()), 1), noise
 
 
-def train_on_device(gan: Gan, trips: int) -> torch.Tensor:
-    """Return the losses of all trips, shape ``(trips, 2)``."""
+def train_on_device(gan: Gan, iterations: int) -> torch.Tensor:
+    """Return the losses of all iterations, shape ``(iterations, 2)``."""
     points, losses = poptorch.InfeedQueue(Points()), poptorch.OutfeedQueue()
 
     def body(real, noise):
-        losses.enqueue(torch.stack(gan.trip(real, noise)))
+        losses.enqueue(torch.stack(gan.iteration(real, noise)))
 
     @poptorch.function
     def train():
-        poptorch.repeat(trips, body, infeed=points)
+        poptorch.repeat(iterations, body, infeed=points)
 
     train()
     points.deleter()
     return losses.dequeue()
 
 
-def train_in_pytorch(gan: Gan, trips: int) -> torch.Tensor:
+def train_in_pytorch(gan: Gan, iterations: int) -> torch.Tensor:
     found = [
-        torch.stack(gan.trip(real, noise)).detach()
-        for _, (real, noise) in zip(range(trips), Points(), strict=False)
+        torch.stack(gan.iteration(real, noise)).detach()
+        for _, (real, noise) in zip(range(iterations), Points(), strict=False)
     ]
     return torch.stack(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trips", type=count, default=600, help="(default: %(default)s)")
-    trips = parser.parse_args().trips
+    parser.add_argument("--iterations", type=count, default=600, help="(default: %(default)s)")
+    iterations = parser.parse_args().iterations
     gan = Gan()
     twin = gan.twin()
-    losses = train_on_device(gan, trips)
-    for trip in range(0, trips, max(1, trips // 4)):
-        of_d, of_g = losses[trip].tolist()
-        print(f"trip {trip}: loss of the discriminator {of_d:.3f}, of the generator {of_g:.3f}")
+    losses = train_on_device(gan, iterations)
+    for iteration in range(0, iterations, max(1, iterations // 4)):
+        of_d, of_g = losses[iteration].tolist()
+        print(
+            f"iteration {iteration}: loss of the discriminator {of_d:.3f}, "
+            f"of the generator {of_g:.3f}"
+        )
     with torch.no_grad():
         made = gan.generator(torch.randn(1000, 4)).norm(dim=1)
     print(f"made points lie at a radius of {made.mean():.1f}")
-    few = min(trips, 20)
+    few = min(iterations, 20)
     difference = (losses[:few] - train_in_pytorch(twin, few)).abs().max().item()
-    print(f"largest difference from PyTorch in the first {few} trips: {difference:.1e}")
+    print(f"largest difference from PyTorch in the first {few} iterations: {difference:.1e}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The smallest loop: constants stream in, two results a trip stream out, a counter is carried."""
+"""The smallest loop: constants stream in, two results an iteration stream out, a counter is
+carried."""
 
 import argparse
 import sys
@@ -25,7 +26,7 @@ class Constants:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trips", type=count, default=10)
+    parser.add_argument("--iterations", type=count, default=10)
     parser.add_argument("--length", type=count, default=800, help="of the vector")
     arguments = parser.parse_args()
 
@@ -38,7 +39,7 @@ def main() -> None:
 
     @poptorch.function
     def loop():
-        return poptorch.repeat(arguments.trips, body, inputs=torch.tensor(0), infeed=infeed)
+        return poptorch.repeat(arguments.iterations, body, inputs=torch.tensor(0), infeed=infeed)
 
     counter = loop()
     result = outfeed.dequeue()
@@ -52,7 +53,9 @@ def main() -> None:
 
     @poptorch.function
     def total():
-        return poptorch.repeat(arguments.trips, sum_up, inputs=torch.tensor(0.0), infeed=infeed)
+        return poptorch.repeat(
+            arguments.iterations, sum_up, inputs=torch.tensor(0.0), infeed=infeed
+        )
 
     print("sum of all that came in:", total().item())
 

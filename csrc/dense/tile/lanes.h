@@ -90,7 +90,7 @@ struct Floats {
 struct Bits {
   uint32_t of[kLanes];
 };
-// How many lanes, counted from the first, an operation acts on.
+// How many lanes, counted from the first, an operation works on.
 using Lanes = int64_t;
 
 inline Lanes first_lanes(int64_t count) {

@@ -194,7 +194,7 @@ class BlockedMatmul final : public Matmul {
   }
 
   // packed[panel][depth][column] of those panels that are packed, with zeros
-  // behind the last column.
+  // after the last column.
   void pack(const Stretch& stretch) const {
     if (spec_.b.column == 1) {
       const int64_t first = packs_b_ ? stretch.panels.begin : panels_ - 1;
@@ -259,7 +259,7 @@ class BlockedMatmul final : public Matmul {
     }
   }
 
-  // Where `a` lies by columns, rows behind those asked for are copied as well,
+  // Where `a` lies by columns, rows after those asked for are copied as well,
   // if there are any: whole blocks take less time than parts of them.
   void copy(const float* a, int64_t rows, int64_t existing, int64_t length,
             float* to) const {

@@ -16,7 +16,7 @@ using Vec = at::vec::Vectorized<float>;
 constexpr int kBlock = 16;
 
 // Row-major rows [first, first + kBlock) of a matrix that lies by columns, each
-// `column` elements behind the one before.
+// `column` elements after the one before.
 void transpose_rows(const float* a, int64_t column, int64_t first, int64_t rows,
                     int64_t columns, float* out) {
   const int64_t count = std::min<int64_t>(kBlock, rows - first);

@@ -13,7 +13,7 @@ namespace popsim::dense {
 inline constexpr int64_t kPackedPanels = 4;
 
 // packed[panel][row][column] = b[row][column] of `columns` columns, with zeros
-// behind the last one. Rows of b are `stride` apart.
+// after the last one. Rows of b are `stride` apart.
 inline void pack_rows(const float* b, int64_t stride, int64_t columns,
                       int64_t rows, float* packed) {
   constexpr int64_t kTogether = kPackedPanels * kTileColumns;

@@ -131,7 +131,7 @@ constexpr std::array<const Tiles*, 3> kAllTiles{&kTiles<TileResult::kStore>,
                                                 &kTiles<TileResult::kAdd>,
                                                 &kTiles<TileResult::kUpdate>};
 
-// A piece of the depth; what follows the sums comes behind the last one.
+// A piece of the depth; what follows the sums comes after the last one.
 void run_piece(const TileLeft& left, const TileRight& right, int64_t rows,
                int64_t columns, int64_t depth, const TileOutput& out,
                TileResult result, bool last) {

@@ -57,7 +57,7 @@ void check_initial(const OpCall& op, size_t initial, const ScoreShape& scores);
 // A product of the matrices of all heads.
 [[nodiscard]] graph::Product head_product(const ScoreShape& scores,
                                           int64_t width, DType dtype);
-// A map of the scores and the softmax behind it.
+// A map of the scores and the softmax after it.
 [[nodiscard]] graph::Elementwise softmax_work(const OpCall& op,
                                               const ScoreMapSpec& map,
                                               const ScoreShape& scores);

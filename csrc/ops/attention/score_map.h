@@ -12,7 +12,7 @@ namespace popsim::ops {
 
 // What the attributes of an attention op say about a map. Value 0 is the
 // scores; then come inputs of the op that broadcast to `shape`, which ends with
-// the rows and columns of the scores, behind the axes that make the batch.
+// the rows and columns of the scores, after the axes that make the batch.
 struct ScoreMapSpec {
   std::vector<std::string> code;
   std::vector<double> constants;

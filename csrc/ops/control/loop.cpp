@@ -1,10 +1,11 @@
 // Runs a body a fixed number of times, or as long as a value says.
 //
-// The inputs are, in this order: values that are carried from trip to trip,
-// tensors of which each trip reads one slice, and what every trip reads whole.
-// The results of the body are the carried values for the next trip and slices
-// of the further outputs, which stack up those of all trips. Outputs: the
-// carried values behind the last trip, then the stacks.
+// The inputs are, in this order: values that are carried from iteration to
+// iteration, tensors of which each iteration reads one slice, and what every
+// iteration reads whole. The results of the body are the carried values for the
+// next iteration and slices of the further outputs, which stack up those of all
+// iterations. Outputs: the carried values after the last iteration, then the
+// stacks.
 #include <cstring>
 
 #include "base/numbers.h"
@@ -23,8 +24,8 @@ struct Piece {
   int64_t bytes;
 };
 
-// A value has two places and is written to them in turn: a trip reads one while
-// it writes the other.
+// A value has two places and is written to them in turn: an iteration reads one
+// while it writes the other.
 struct Carried {
   TensorId input;
   TensorId output;
@@ -76,9 +77,9 @@ class Loop final : public Kernel {
       body_.bind_input(carried_.size() + sliced_.size() + i,
                        context.data(whole_[i]));
     }
-    for (int64_t trip = 0; trip < count_ && goes_on(); ++trip) {
-      // The last trip writes the outputs.
-      run_trip(context, trip, (count_ - 1 - trip) % 2 == 0);
+    for (int64_t iteration = 0; iteration < count_ && goes_on(); ++iteration) {
+      // The last iteration writes the outputs.
+      run_iteration(context, iteration, (count_ - 1 - iteration) % 2 == 0);
     }
     for (const Carried& value : carried_) {
       void* output = context.data(value.output);
@@ -93,8 +94,9 @@ class Loop final : public Kernel {
     return !conditional_ || *static_cast<const bool*>(carried_.front().now);
   }
 
-  void run_trip(const RunContext& context, int64_t trip, bool into_output) {
-    const int64_t position = reverse_ ? count_ - 1 - trip : trip;
+  void run_iteration(const RunContext& context, int64_t iteration,
+                     bool into_output) {
+    const int64_t position = reverse_ ? count_ - 1 - iteration : iteration;
     for (size_t i = 0; i < carried_.size(); ++i) {
       Carried& value = carried_[i];
       void* next = into_output ? context.data(value.output) : value.other;
@@ -111,12 +113,12 @@ class Loop final : public Kernel {
                         slice(context, stacked_[i], position));
     }
     body_.run(context, static_cast<int64_t>(mix_seed(
-                           kTrip, static_cast<uint64_t>(position),
+                           kIteration, static_cast<uint64_t>(position),
                            static_cast<uint64_t>(context.cursor.step))));
   }
 
-  // Trips have other numbers than micro-batches.
-  static constexpr uint64_t kTrip = 0x7472'6970;
+  // Iterations have other numbers than micro-batches.
+  static constexpr uint64_t kIteration = 0x7472'6970;
 
   static char* slice(const RunContext& context, const Piece& piece,
                      int64_t position) {
@@ -141,7 +143,7 @@ TensorType slice_of(const TensorType& whole) {
 void check_condition(const OpCall& op, size_t sliced, size_t stacked) {
   if (!op.attribute<bool>("conditional")) return;
   op.require(sliced == 0 && stacked == 0 && !op.attribute<bool>("reverse"),
-             "a loop whose trips nobody knows has no slices");
+             "a loop whose iterations nobody knows has no slices");
   const TensorType condition = op.input_type(0);
   op.require(
       condition.dtype == DType::kBool && num_elements(condition.shape) == 1,
@@ -167,14 +169,14 @@ std::vector<TensorType> loop_types(const OpCall& op) {
     TensorType given = op.input_type(i);
     if (i >= carried && i < carried + sliced) {
       op.require(!given.shape.empty() && given.shape[0] == count, "input ", i,
-                 " has a slice for each of ", count, " trips");
+                 " has a slice for each of ", count, " iterations");
       given = slice_of(given);
     }
     op.require(is_same(given, body.inputs[i]), "input ", i,
                " is what the body takes");
     if (i >= carried) continue;
     op.require(is_same(given, body.results[i]), "result ", i,
-               " of the body is what the next trip takes");
+               " of the body is what the next iteration takes");
     types.push_back(given);
   }
   for (size_t i = carried; i < body.results.size(); ++i) {
@@ -187,7 +189,7 @@ std::vector<TensorType> loop_types(const OpCall& op) {
   return types;
 }
 
-// As if all trips were made.
+// As if all iterations were made.
 std::vector<graph::Work> loop_work(const OpView& op) {
   const bool conditional = op.attribute<bool>("conditional");
   return work_of_body(*op.op().bodies.front(),

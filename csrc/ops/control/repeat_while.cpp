@@ -1,4 +1,4 @@
-// Lets the run go on to another device iteration, or end behind this one.
+// Lets the run go on to another device iteration, or end after this one.
 #include "ops/op_def.h"
 #include "ops/work.h"
 
@@ -20,7 +20,7 @@ class RepeatWhile final : public Kernel {
 std::vector<TensorType> repeat_while_types(const OpCall& op) {
   op.require(op.op().phase != graph::Phase::kSetup, "it runs with every run");
   op.require(op.input(0).dtype == DType::kBool && op.input(0).numel() == 1,
-             "the condition is one truth value");
+             "the condition is one boolean");
   return {};
 }
 

@@ -7,7 +7,7 @@
 //                       position of the kernel
 //   gradient of input   the same with output channels
 //   gradient of weight  16 neighbouring positions of the output, one image
-//                       behind the other
+//                       after the other
 // In the first two, all positions of the kernel come with one block of 16
 // channels before the next block. Biases are added to the sum in float32; their
 // gradients are float32 sums.

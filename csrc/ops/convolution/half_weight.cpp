@@ -116,7 +116,7 @@ class HalfWeightGradient final : public Kernel {
     }
   }
 
-  // One row of a panel: zeros beside the image and behind the last column.
+  // One row of a panel: zeros beside the image and after the last column.
   void gather(const float* input, int64_t group, int64_t panel, int64_t row,
               float* out) const {
     const int64_t channels = groups_ * in_channels_;

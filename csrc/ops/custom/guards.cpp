@@ -44,7 +44,7 @@ void Guards::take(const std::vector<void*>& operands) const {
     check_user(is_untouched(start, kGuardBytes),
                "the kernel writes in front of ", shown);
     check_user(is_untouched(data + bytes_[i], kGuardBytes),
-               "the kernel writes behind ", shown);
+               "the kernel writes beyond ", shown);
     if (bytes_[i] == 0) continue;
     if (is_input) {
       check_user(std::memcmp(data, operands[i], bytes_[i]) == 0,

@@ -74,7 +74,7 @@ bool BeamSearch::comes_first(const Candidate& a, const Candidate& b) {
 
 double BeamSearch::extended(const Entry& entry, int32_t label,
                             float log_prob) const {
-  // A label that follows itself is another one only behind a blank.
+  // A label that follows itself is another one only after a blank.
   const bool repeats = tree_.label(entry.sequence) == label;
   return (repeats ? entry.blank : entry.total) + log_prob;
 }

@@ -7,7 +7,7 @@
 namespace popsim::ops {
 
 // A tensor that comes back from a run: a model output or an anchor. Its entries
-// lie one behind the other, each contiguous.
+// lie one after the other, each contiguous.
 struct Return {
   graph::TensorId source;  // what each entry is a copy of
   int64_t num_entries;

@@ -1,5 +1,5 @@
 // Parts of a tensor along an axis that begin where a run says: read, and
-// replaced. Behind the end of the axis they go on at its beginning, or there is
+// replaced. After the end of the axis they go on at its beginning, or there is
 // no such part: that is what `wraps` says.
 #include <vector>
 
@@ -30,7 +30,7 @@ void require_positions(const OpCall& op, size_t start, const Positions& p) {
   op.require(
       p.count >= 1 && p.length >= 1 && p.count - 1 <= (p.length - 1) / p.step,
       "an axis of ", p.length, " has ", p.count, " positions, each ", p.step,
-      " behind the one before");
+      " after the one before");
   op.require(p.wraps || p.count == 1,
              "one position is looked up where parts do not wrap around");
 }

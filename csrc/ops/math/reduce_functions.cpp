@@ -34,7 +34,7 @@ float across(const Vec& lanes) {
       [](const Vec& a, const Vec& b) { return Op::of(a, b); }, lanes);
 }
 
-// The first `lanes` values, the identity behind them.
+// The first `lanes` values, the identity after them.
 template <typename Op>
 Vec load_some(const float* values, int64_t lanes) {
   return Vec::set(Vec(Op::kIdentity), Vec::loadu(values, lanes), lanes);

@@ -1,5 +1,5 @@
 // Numbers that stand for several: seeds for generators of PyTorch, and the step
-// of one trip of a loop.
+// of one iteration of a loop.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <ATen/cpu/vec/vec.h>
-// Behind vec.h, which includes parts of it in the wrong order otherwise.
+// After vec.h, which includes parts of it in the wrong order otherwise.
 #include <ATen/cpu/vec/functional_base.h>
 #pragma GCC diagnostic pop
 

@@ -144,7 +144,7 @@ class SlicedOutput {
         slices_ == Slices::kRows ? slice * slice_rows_ * columns_ : 0;
     return context.data<float>(id_) + first;
   }
-  // Hands on what space() holds behind the product of a slice.
+  // Hands on what space() holds after the product of a slice.
   void store(const RunContext& context, const float* values, int64_t slice,
              bool last) const {
     const bool more_to_add = slices_ == Slices::kDepth && !adds_rounded_;

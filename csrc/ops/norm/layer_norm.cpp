@@ -204,7 +204,7 @@ class LayerNormGrad final : public Kernel {
       for (size_t k = 0; k < kCount; ++k) {
         const Row& row = rows[k];
         Vec g = load(row.gradient + i, n);
-        // Zeros behind the end: g is 0 there.
+        // Zeros after the end: g is 0 there.
         const Vec y = (load(row.x + i, n) - Vec(row.mean)) * Vec(row.rstd);
         of_weight = at::vec::fmadd(g, y, of_weight);
         of_bias = of_bias + g;

@@ -14,7 +14,7 @@
 namespace popsim::ops {
 namespace {
 
-// Reading a truth value as C++ bool would be undefined for anything but 0
+// Reading a boolean as C++ bool would be undefined for anything but 0
 // and 1.
 using BoolByte = std::byte;
 

@@ -15,7 +15,7 @@ class FloatGather {
       : load_(load_floats(dtype)), walk_(shape, strides) {}
 
   // Writes elements [first, first + count) to `out`. The tensor begins `start`
-  // elements behind `source`.
+  // elements after `source`.
   void read(const void* source, int64_t first, int64_t count, float* out,
             int64_t start = 0) const {
     walk_.for_each_run(first, count,

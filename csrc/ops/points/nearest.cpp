@@ -25,7 +25,7 @@ namespace popsim::ops {
 namespace {
 
 constexpr int64_t kChunk = 128;         // rows
-constexpr int64_t kStride = 128 + 64;   // with room for a vector behind them
+constexpr int64_t kStride = 128 + 64;   // with room for a vector after them
 constexpr int64_t kBlockFloats = 4096;  // of candidates
 constexpr int64_t kAtOnce = 4;          // candidates that share what is loaded
 constexpr int64_t kElementCost = 3;     // in additions
@@ -165,7 +165,7 @@ class Nearest final : public Kernel {
                 std::bit_cast<float>(static_cast<int32_t>(among.begin)));
     for (int64_t j = among.begin; j < among.end; j += block_) {
       const threads::Range block{j, std::min(j + block_, among.end)};
-      // What the last vector writes behind the rows is not set up yet.
+      // What the last vector writes after the rows is not set up yet.
       for (int64_t i = rows.begin; i < rows.end; i += kLanes) {
         compare(scratch.columns.data() + i, block, candidates, least + i,
                 nearest + i);

@@ -1,7 +1,7 @@
 // The backward of one recurrent layer in one direction.
 //
 // Each step computes the gradient of its gates, from the gradient of h that
-// comes from outside and, through the weight, from the step behind it. All
+// comes from outside and, through the weight, from the step after it. All
 // weights, biases and inputs then get their gradients at once. With half
 // partials the gradients of the gates are rounded to float16, before they enter
 // a product.

@@ -5,7 +5,7 @@
 // Every update op has, for each of its parameters (parts.h), inputs
 // [weight, gradient, states..., scalars...] and, if it has the attribute
 // "max_grad_norm", the global gradient norm as the last one. Its outputs are
-// [weight, states...], views of the whole of the same tensors, and behind them
+// [weight, states...], views of the whole of the same tensors, and after them
 // terms: what the op computes in passing, where somebody looks at it. Scalars
 // are float32 tensors with one element. With the attribute "stream" what an op
 // writes as float16 is rounded at random (half_rounding.h), output i with the
@@ -61,7 +61,7 @@ void square_roots(float* values, int64_t size);
 // Sum of squares of at most a block, always added in the same order.
 [[nodiscard]] double sum_of_squares(const float* values, int64_t size);
 
-// A velocity that also adds the gradients up, behind one more of them. Rounds
+// A velocity that also adds the gradients up, after one more of them. Rounds
 // twice, as what shows it on the way does (lowering/update_terms.py).
 [[nodiscard]] inline float with_gradient(float velocity, float dampening,
                                          float gradient) {

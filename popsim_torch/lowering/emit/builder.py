@@ -145,7 +145,7 @@ class Builder:
         *,
         place: Place,
         fixed_phase: bool = False,
-        behind: Tensor | None = None,
+        after: Tensor | None = None,
         bodies: Sequence[Graph] = (),
     ) -> None:
         """Add an op.
@@ -158,7 +158,7 @@ class Builder:
             place: Where it belongs. An op on constants alone moves to the setup phase; a backward
                 op moves to the earliest stage among its backward inputs.
             fixed_phase: Keep the phase even if the inputs are constants (random ops, prints).
-            behind: Put the op right behind the one that wrote this tensor, not at the end.
+            after: Put the op right after the one that wrote this tensor, not at the end.
             bodies: What it repeats or chooses from.
 
         Raises:
@@ -179,8 +179,8 @@ class Builder:
             origin=place.origin,
             bodies=bodies,
         )
-        if behind is not None:
-            self.move_last_op_behind(behind)
+        if after is not None:
+            self.move_last_op_after(after)
 
     def _when(
         self,
@@ -211,8 +211,8 @@ class Builder:
                 )
         return phase, stage
 
-    def move_last_op_behind(self, tensor: Tensor) -> None:
-        """Put the op that was added last right behind the one that wrote a tensor."""
+    def move_last_op_after(self, tensor: Tensor) -> None:
+        """Put the op that was added last right after the one that wrote a tensor."""
         root = self.graph.root(tensor).id
         ops = self.graph.ops
         last = ops.pop()

@@ -22,5 +22,5 @@ def explained(error: BaseException, line: str) -> ChangedInPlaceError | None:
         return None
     return ChangedInPlaceError(
         f"{error} That is the gradient of the call at {line}; what it needs was changed in place "
-        "behind it. Change a copy (tensor.clone()), or compute a new tensor."
+        "after it. Change a copy (tensor.clone()), or compute a new tensor."
     )

@@ -3,7 +3,7 @@
 In the body of ``repeat`` the user's own code says where gradients are computed and where weights
 are updated: ``loss.backward()``, ``optimizer.zero_grad()``, ``optimizer.step()``. While the body is
 traced these do what they do in PyTorch, on traced tensors, but for the update: that is the
-optimizer's program, behind everything else of the trip.
+optimizer's program, after everything else of the iteration.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from popsim_torch.trace.books.leaves import leaves_of
 from popsim_torch.trace.books.left_gradients import LeftGradients
 from popsim_torch.trace.books.optimizer_groups import parameters_of, values_of
 from popsim_torch.trace.books.weight_steps import (
-    StepInTrip,
+    StepInIteration,
     WeightStep,
     leave_to_the_end,
     record_step,
@@ -62,9 +62,9 @@ class DeviceLoopBody(nn.Module):
     Args:
         modules: Modules that the body calls, by name.
         parameters: Parameters that it uses besides, by name.
-        carried: The first values of what is carried from trip to trip.
+        carried: The first values of what is carried from iteration to iteration.
         step: Called with the carried values and the inputs; returns the new carried values, and the
-            condition for another trip, or None.
+            condition for another iteration, or None.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DeviceLoopBody(nn.Module):
         del self._step
 
     def forward(self, *inputs: torch.Tensor) -> None:
-        """Run one trip on the values that are carried now."""
+        """Run one iteration on the values that are carried now."""
         carried = [self._buffers[name] for name in self.carried_names]
         values, condition = self._step(carried, inputs)  # type: ignore[arg-type]
         if condition is not None:
@@ -132,8 +132,8 @@ class DeviceLoopTrace:
         has_backward: Whether the body computes gradients.
         loss_dtypes: Element types of the losses, in order.
         steps: The calls of ``optimizer.step()``, by the key that they have in the graph.
-        staying: Where weights are looked at behind a step, by its key, for those that are taken
-            where they are called; the others are taken at the end of the trip.
+        staying: Where weights are looked at after a step, by its key, for those that are taken
+            where they are called; the others are taken at the end of the iteration.
         computed_outside: What the function computed of weights outside of the loop.
         called: The modules that the body calls, by identity.
     """
@@ -161,16 +161,17 @@ class DeviceLoopTrace:
 
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradient of each parameter that is updated at the end of the trip, by name."""
+        """The gradient of each parameter that is updated at the end of the iteration, by name."""
         at_end = [step for key, step in self.steps.items() if key not in self.staying]
         return {name: gradient for step in at_end for name, gradient in step.gradients.items()}
 
     @property
-    def steps_in_trip(self) -> dict[int, StepInTrip]:
+    def steps_in_iteration(self) -> dict[int, StepInIteration]:
         """The steps that are taken where they are called, by key."""
         found = ((key, self.steps[key], used) for key, used in sorted(self.staying.items()))
         return {
-            key: StepInTrip(tuple(step.gradients), step.source, used) for key, step, used in found
+            key: StepInIteration(tuple(step.gradients), step.source, used)
+            for key, step, used in found
         }
 
     # Gradients
@@ -217,8 +218,8 @@ class DeviceLoopTrace:
                     raise Error(
                         f"backward(){user_line(' at ')}: the loss depends on a weight by a tensor "
                         f"of shape {tuple(leaf.shape)} that was computed outside of the loop, "
-                        "where gradients of a trip do not get to. Compute it in the body, or use "
-                        "tensor.detach() of it."
+                        "where gradients of an iteration do not get to. Compute it in the body, or "
+                        "use tensor.detach() of it."
                     )
                 before = leaf.grad
                 leaf.grad = new if before is None else before + new
@@ -237,7 +238,7 @@ class DeviceLoopTrace:
             raise RuntimeError(
                 f"backward(){self._backward_line} needs weights as they were when the loss was "
                 f"computed, and optimizer.step(){step.source} has changed them since. Call step() "
-                "behind this backward(), or compute the loss behind step(), with the new weights. "
+                "after this backward(), or compute the loss after step(), with the new weights. "
                 f"PyTorch says: {error}"
             ) from error
 
@@ -304,7 +305,7 @@ class DeviceLoopTrace:
         if not gradients:
             raise Error(
                 f"optimizer.step(){where}: none of its parameters has a gradient. Call "
-                "loss.backward() before, in the same trip."
+                "loss.backward() before, in the same iteration."
             )
         self._check_alone(optimizer, gradients, where)
         self.has_backward = True  # also where torch.autograd.grad has computed them
@@ -324,14 +325,14 @@ class DeviceLoopTrace:
             if name in taken:
                 raise Error(
                     f"optimizer.step(){where}: another optimizer updates the parameter '{name}' "
-                    "in the same trip. Give each parameter to one optimizer."
+                    "in the same iteration. Give each parameter to one optimizer."
                 )
 
     def finish(self) -> None:
         """Check what can only be told at the end of the body, and put off what can be.
 
         Raises:
-            Error: Gradients would add up from trip to trip.
+            Error: Gradients would add up from iteration to iteration.
         """
         nodes = map(find_node, self._unread.values())
         if self.has_backward and not self.steps and not any(node and node.users for node in nodes):

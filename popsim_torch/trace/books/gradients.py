@@ -48,7 +48,7 @@ class Gradients:
         # Autograd nodes seen so far; kept, because their identity is what counts.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
-        # Prints with gradient: the tensor, and what stands for it behind the print.
+        # Prints with gradient: the tensor, and what stands for it after the print.
         self._printed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._depth_of_bodies = 0
         self.losses: list[torch.Tensor] = []

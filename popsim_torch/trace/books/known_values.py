@@ -116,7 +116,7 @@ class KnownValues(TorchDispatchMode):
             if self._is_changed(node):
                 raise Error(
                     "aten::item is only supported in eager mode: forward reads the value of "
-                    f"'{self._state[node][0]}'{line} and changes it in place behind that. It would "
+                    f"'{self._state[node][0]}'{line} and changes it in place after that. It would "
                     "be another value in each run, but the model is traced once. Count outside of "
                     "the model, and pass the number as an input."
                 )

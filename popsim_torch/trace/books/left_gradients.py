@@ -1,8 +1,8 @@
-"""What a trip of a device loop finds of the gradients of the trip before it.
+"""What an iteration of a device loop finds of the gradients of the iteration before it.
 
 The body is traced once, and gradients begin with nothing there. In PyTorch they begin with what the
-trip before has left, which ``zero_grad`` takes away. So the trace holds for all trips if gradients
-are taken away before they are used, or if none are left at the end.
+iteration before has left, which ``zero_grad`` takes away. So the trace holds for all iterations if
+gradients are taken away before they are used, or if none are left at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["LeftGradients"]
 
 @dataclass(frozen=True)
 class _Use:
-    """Something that depends on what the trip before has left of a gradient."""
+    """Something that depends on what the iteration before has left of a gradient."""
 
     parameter: torch.Tensor
     name: str
@@ -50,7 +50,7 @@ class LeftGradients:
         elif parameter.grad is not None:
             parameter.grad = self._zeros[id(parameter)] = torch.zeros_like(parameter.grad)
         elif id(parameter) not in self._cleared:
-            # None in the first trip; zeros in others, if something is left.
+            # None in the first iteration; zeros in others, if something is left.
             self._become_zeros.add(id(parameter))
         self._cleared.add(id(parameter))
 
@@ -60,7 +60,7 @@ class LeftGradients:
         self._cleared.add(id(parameter))
 
     def is_new(self, parameter: torch.Tensor) -> bool:
-        """Whether a gradient has nothing of the trip before."""
+        """Whether a gradient has nothing of the iteration before."""
         return id(parameter) in self._cleared
 
     def add(self, parameter: torch.Tensor, where: str) -> None:
@@ -80,7 +80,7 @@ class LeftGradients:
             self._uses.append(_Use(parameter, name, what, zeros))
 
     def check(self) -> None:
-        """Check at the end of a trip that the next one goes like it.
+        """Check at the end of an iteration that the next one goes like it.
 
         Raises:
             Error: A gradient would be left over.
@@ -90,7 +90,7 @@ class LeftGradients:
                 continue
             if use.zeros:
                 raise Error(
-                    f"{use.what}: the gradient of '{use.name}' is None in the first trip, and "
+                    f"{use.what}: the gradient of '{use.name}' is None in the first iteration, and "
                     f"zeros in all others: backward(){self._line(use)} leaves one behind, and "
                     "zero_grad(set_to_none=False) makes zeros of it. Call zero_grad() without "
                     "set_to_none=False."
@@ -98,14 +98,16 @@ class LeftGradients:
             if id(use.parameter) not in self._cleared:
                 raise Error(
                     f"{use.what}: the body never calls zero_grad(), so that gradients of "
-                    f"'{use.name}' would add up over all trips. Call optimizer.zero_grad() in the "
-                    "body. To update every g-th trip, pass gradient_accumulation=g to repeat."
+                    f"'{use.name}' would add up over all iterations. Call optimizer.zero_grad() in "
+                    "the body. To update every g-th iteration, pass gradient_accumulation=g "
+                    "to repeat."
                 )
             if use.parameter.grad is not self._zeros.get(id(use.parameter)):
                 raise Error(
                     f"{use.what}: the gradient of '{use.name}' would contain what "
-                    f"backward(){self._line(use)} has left in the trip before. Call zero_grad() "
-                    "of its optimizer or module in front of the first backward() of the body."
+                    f"backward(){self._line(use)} has left in the iteration before. Call "
+                    "zero_grad() of its optimizer or module in front of the first backward() of "
+                    "the body."
                 )
 
     def _line(self, use: _Use) -> str:

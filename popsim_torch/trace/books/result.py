@@ -14,7 +14,7 @@ from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.books.device_loop import DeviceLoopOptimizers
-from popsim_torch.trace.books.weight_steps import StepInTrip
+from popsim_torch.trace.books.weight_steps import StepInIteration
 from popsim_torch.trace.graph.bodies import Control
 from popsim_torch.trace.graph.enqueues import Enqueue
 
@@ -96,7 +96,7 @@ class TraceResult:
         has_backward: Whether the body of a loop computes gradients.
         optimizers: Those that the body of a loop steps.
         steps: What the ``popsim::step`` nodes change, by key: the steps that are not taken at the
-            end of a trip.
+            end of an iteration.
     """
 
     graph_module: torch.fx.GraphModule
@@ -121,13 +121,13 @@ class TraceResult:
     overlaps: bool = False
     has_backward: bool = False
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    steps: dict[int, StepInTrip] = field(default_factory=dict)
+    steps: dict[int, StepInIteration] = field(default_factory=dict)
 
     @property
     def trained(self) -> list[str]:
         """Names of the parameters that are updated."""
-        in_trip = [name for step in self.steps.values() for name in step.parameters]
-        return list(dict.fromkeys([*in_trip, *self.gradients]))
+        in_iteration = [name for step in self.steps.values() for name in step.parameters]
+        return list(dict.fromkeys([*in_iteration, *self.gradients]))
 
     @property
     def num_outputs(self) -> int:
@@ -137,7 +137,7 @@ class TraceResult:
     def is_constant(self, name: str) -> bool:
         """Whether a parameter or buffer is one of the program's constants, of its value now.
 
-        Those of integers and truth values are, but for counters.
+        Those of integers and booleans are, but for counters.
         """
         host = self.parameters[name] if name in self.parameters else self.buffers[name]
         return not host.dtype.is_floating_point and name not in self.counters

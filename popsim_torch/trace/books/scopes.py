@@ -1,4 +1,4 @@
-"""The scope that names begin with: the modules that are being called, and what users put behind."""
+"""The scope that names begin with: the modules that are being called, and what users add."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scopes:
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """Put ``name`` behind the current scope."""
+        """Put ``name`` after the current scope."""
         outer = self._scopes[-1]
         self._scopes.append(f"{outer}/{name}" if outer else name)
         try:

@@ -1,10 +1,10 @@
 """``optimizer.step()`` in the body of a device loop: new weights, as eager PyTorch has them.
 
 A step is recorded where it is called: ``popsim::step`` gives the new weights, which are copied into
-the old ones. So what is read behind it is new, autograd knows that a weight has changed, and views
-see it. What is done to the weights of a whole trip at its end can be done better (ops that ride on
-products, that work on all weights together, that add up several trips): where nothing behind a step
-looks at its weights, ``leave_to_the_end`` takes it out of the graph again.
+the old ones. So what is read after it is new, autograd knows that a weight has changed, and views
+see it. What is done to the weights of a whole iteration at its end can be done better (ops that
+ride on products, that work on all weights together, that add up several iterations): where nothing
+after a step looks at its weights, ``leave_to_the_end`` takes it out of the graph again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from popsim_torch.trace.graph.parts import is_in_place, is_view
 from popsim_torch.trace.graph.traced_tensors import current_graph, find_node
 from popsim_torch.typed_torch import new_library
 
-__all__ = ["STEP", "StepInTrip", "WeightStep", "leave_to_the_end", "record_step"]
+__all__ = ["STEP", "StepInIteration", "WeightStep", "leave_to_the_end", "record_step"]
 
 
 def _register() -> Any:
@@ -62,13 +62,13 @@ class WeightStep:
 
 
 @dataclass(frozen=True)
-class StepInTrip:
-    """A step that is taken where it is called, and not at the end of a trip.
+class StepInIteration:
+    """A step that is taken where it is called, and not at the end of an iteration.
 
     Attributes:
         parameters: Names of those that change, in the order of the node's arguments.
         source: Where it is called, for messages.
-        used: Where its weights are used behind it, or its gradients changed.
+        used: Where its weights are used after it, or its gradients changed.
     """
 
     parameters: tuple[str, ...]
@@ -77,10 +77,10 @@ class StepInTrip:
 
     @property
     def why_at_once(self) -> str:
-        """Why it is not left to the end of the trip, as a part of a sentence."""
+        """Why it is not left to the end of the iteration, as a part of a sentence."""
         if not self.used:
             return "the body calls step() once more for the same weights"
-        return f"the body at {self.used} uses its weights, or changes its gradients, behind step()"
+        return f"the body at {self.used} uses its weights, or changes its gradients, after step()"
 
 
 def record_step(
@@ -113,14 +113,14 @@ def record_step(
 def leave_to_the_end(
     steps: Mapping[int, WeightStep], weights: Mapping[str, torch.Tensor]
 ) -> dict[int, str]:
-    """Take those steps out of the graph that can as well be taken at the end of a trip.
+    """Take those steps out of the graph that can as well be taken at the end of an iteration.
 
     Args:
         steps: All steps, by key.
         weights: The traced parameters by name.
 
     Returns:
-        For the key of each step that stays: where its weights are looked at behind it.
+        For the key of each step that stays: where its weights are looked at after it.
     """
     graph = current_graph()
     if graph is None or not steps:
@@ -149,7 +149,7 @@ def _used_behind(
     seen: Mapping[str, Sequence[torch.fx.Node]],
     order: Mapping[torch.fx.Node, int],
 ) -> torch.fx.Node | None:
-    """Return a node behind a step that looks at its weights, or changes its gradients."""
+    """Return a node after a step that looks at its weights, or changes its gradients."""
     end = order[step.nodes[-1]]
     gradients: Any = step.nodes[0].args[1]
     for name, gradient in zip(step.gradients, gradients, strict=True):

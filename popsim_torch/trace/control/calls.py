@@ -54,7 +54,7 @@ class _NoGradient(torch.autograd.Function):
         raise Error(
             "forward differentiates a gradient of a loop or branch once more (create_graph=True), "
             "which is not supported. Compute the inner gradient in the body, or write a Python "
-            "loop: all its trips are recorded."
+            "loop: all its iterations are recorded."
         )
 
 

@@ -58,7 +58,7 @@ class Cut:
 
     Attributes:
         graph: Its nodes.
-        captures: The nodes outside that it reads: its inputs behind those that it is given.
+        captures: The nodes outside that it reads: its inputs after those that it is given.
         changed: Of the captures that it changes in place: the position of each, and the new value.
         results: As it was recorded.
     """
@@ -261,7 +261,7 @@ def cut(
 
 
 def _nodes_behind(last: torch.fx.Node) -> dict[torch.fx.Node, None]:
-    """Return the nodes of a graph behind one of them, in order."""
+    """Return the nodes of a graph after one of them, in order."""
     nodes: dict[torch.fx.Node, None] = {}
     node = last.next
     while node.op != "root":

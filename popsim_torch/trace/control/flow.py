@@ -64,13 +64,13 @@ class ControlFlow:
         values = [self._bodies.scopes.traced(number(value)) for value in inputs]
         goes_on = self._bodies.condition(name, condition(*values))
 
-        def trip(_goes_on: torch.Tensor, *arguments: torch.Tensor) -> list[torch.Tensor]:
+        def iteration(_goes_on: torch.Tensor, *arguments: torch.Tensor) -> list[torch.Tensor]:
             results = tensors_of(name, list(map(number, as_list(body(*arguments)))))
             results = [self._bodies.scopes.traced(result) for result in results]
             return [self._bodies.condition(name, condition(*results)), *results]
 
         values = [goes_on, *values]
-        recorded = self._bodies.record(name, trip, values, values)
+        recorded = self._bodies.record(name, iteration, values, values)
         _check_same(name, recorded.results, values)
         call = LoopCall(self._bodies, recorded, values, count, conditional=True)
         return call.run()[1:]

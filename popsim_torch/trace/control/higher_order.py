@@ -84,9 +84,9 @@ def _over_slices(
 ) -> Any:
     """Call a function of carried values and slices of tensors; stack what else it returns.
 
-    The first trip stands in front of the loop: it tells how large the stacks are. Where gradients
-    may be wanted all trips stand in a row, as a loop would keep the stacks of each trip for its
-    backward pass.
+    The first iteration stands in front of the loop: it tells how large the stacks are. Where
+    gradients may be wanted all iterations stand in a row, as a loop would keep the stacks of each
+    iteration for its backward pass.
     """
     flat = _Flat(function)
     count, num_carried = len(xs[0]), len(init)
@@ -109,7 +109,7 @@ def _over_slices(
         stacked = [torch.stack(stack) for stack in stacks]
     else:
 
-        def trip(number: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        def iteration(number: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
             slices = (x.index_select(0, number).squeeze(0) for x in xs)
             results = flat(*values[:num_carried], *slices, *further)
             written = (
@@ -120,7 +120,7 @@ def _over_slices(
 
         empty = [stack[0].expand(count, *stack[0].shape).clone() for stack in stacks]
         start = torch.ones(1, dtype=torch.int32, device=DEVICE)
-        _, *results = flow.for_loop(name, count - 1, trip, [start, *carried, *empty])
+        _, *results = flow.for_loop(name, count - 1, iteration, [start, *carried, *empty])
         carried, stacked = results[:num_carried], results[num_carried:]
     for place, whole in zip(places, stacked, strict=True):
         given[place] = whole

@@ -1,7 +1,7 @@
-"""A loop, and its gradient: a loop from the last trip to the first.
+"""A loop, and its gradient: a loop from the last iteration to the first.
 
-A loop that is differentiated keeps the carried values of each trip; its gradient computes what lies
-between once more.
+A loop that is differentiated keeps the carried values of each iteration; its gradient computes what
+lies between once more.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class LoopCall(Call):
         if differentiates and self._conditional:
             raise Error(
                 f"while_loop(){user_line(' at ')}: only supported in inference, as nobody knows "
-                "how many trips a gradient would have to go back. Use poptorch.for_loop with a "
-                "fixed count, or put the loop under torch.no_grad()."
+                "how many iterations a gradient would have to go back. Use poptorch.for_loop with "
+                "a fixed count, or put the loop under torch.no_grad()."
             )
         kept = self._read_again() if differentiates else []
         self._check_size(kept)
@@ -96,9 +96,9 @@ class LoopCall(Call):
             size = math.prod(value.shape) * value.dtype.itemsize
             if self._count * size >= _MAX_BYTES:
                 raise Error(
-                    f"for_loop{user_line(' at ')}: {self._count} trips are too many to be "
+                    f"for_loop{user_line(' at ')}: {self._count} iterations are too many to be "
                     "differentiated: the values at the start of each one are kept for the "
-                    "gradient. Use fewer trips, or put the loop under torch.no_grad()."
+                    "gradient. Use fewer iterations, or put the loop under torch.no_grad()."
                 )
 
     def _read_again(self) -> list[torch.fx.Node]:
@@ -114,7 +114,7 @@ class LoopCall(Call):
         return found + list(self._body.source_gradients().values())
 
     def _add(self, stacked: Sequence[torch.fx.Node]) -> list[torch.Tensor]:
-        """Add the loop; some of the carried values, as trips begin, are stacked up."""
+        """Add the loop; some of the carried values, as iterations begin, are stacked up."""
         cut = self._body.cut
         known = self._body.placeholders()
         results = [*self._next, *stacked]
@@ -135,9 +135,9 @@ def _no_gradient(_gradients: Sequence[Any]) -> Iterator[Any]:
 
 
 class _LoopGradient:
-    """The gradient of a loop: another loop, from the last trip to the first.
+    """The gradient of a loop: another loop, from the last iteration to the first.
 
-    It carries the gradients of the carried values, and adds up those of what every trip reads.
+    It carries the gradients of the carried values, and adds up those of what every iteration reads.
     """
 
     def __init__(self, call: LoopCall, read: Sequence[torch.fx.Node]) -> None:
@@ -152,11 +152,11 @@ class _LoopGradient:
         self._stacks: list[torch.fx.Node] = []
 
     def keep(self, stacks: list[torch.fx.Node]) -> None:
-        """Take note of where the carried values of all trips are."""
+        """Take note of where the carried values of all iterations are."""
         self._stacks = stacks
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> Iterator[Any]:
-        """Yield the gradients of the values and of what every trip reads."""
+        """Yield the gradients of the values and of what every iteration reads."""
         call, body = self._call, self._call._body
         sources = body.source_gradients()
         starts = [

@@ -138,7 +138,7 @@ class BodyRecorder:
         self._gone: set[torch.fx.Node] = set()
 
     def condition(self, name: str, value: Any) -> torch.Tensor:
-        """Return the traced tensor of a truth value.
+        """Return the traced tensor of a boolean.
 
         Raises:
             Error: It is something else.

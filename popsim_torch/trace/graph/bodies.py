@@ -27,16 +27,16 @@ __all__ = ["CONTROL", "INPUT", "Branch", "Control", "Loop", "control_of", "contr
 class Loop:
     """A function that is repeated.
 
-    Its inputs are values that are carried from trip to trip, then tensors of which each trip has
-    one slice, then what every trip has whole. Its results are the carried values for the next trip,
-    then slices of what stacks up over all trips.
+    Its inputs are values that are carried from iteration to iteration, then tensors of which each
+    iteration has one slice, then what every iteration has whole. Its results are the carried values
+    for the next iteration, then slices of what stacks up over all iterations.
 
     Attributes:
         body: The function.
-        count: How many trips; at most so many if it is conditional.
+        count: How many iterations; at most so many if it is conditional.
         carried: How many values are carried.
-        sliced: Of how many tensors each trip has a slice.
-        reverse: The first trip has the last slice.
+        sliced: Of how many tensors each iteration has a slice.
+        reverse: The first iteration has the last slice.
         conditional: It goes on as long as the first carried value is true.
         num_named: How many of the results have names.
         is_gradient: It computes gradients, which alone have names in it.
@@ -124,7 +124,7 @@ def control_of(node: torch.fx.Node, controls: Sequence[Control]) -> Control | No
 def with_bodies(
     nodes: Iterable[torch.fx.Node], controls: Sequence[Control]
 ) -> Iterator[torch.fx.Node]:
-    """Yield nodes, and behind each that runs bodies the nodes of these."""
+    """Yield nodes, and after each that runs bodies the nodes of these."""
     for node in nodes:
         yield node
         control = control_of(node, controls)

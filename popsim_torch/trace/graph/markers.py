@@ -2,7 +2,7 @@
 
 ``mark(x, key)`` is x; its node tells where the gradient that belongs to ``key`` is complete.
 ``constant(size, dtype, index)`` stands for captured data. ``print_tensor(x, key)`` is x, printed.
-``repeat_while(condition)`` ends a device loop behind the trip in which the condition is false.
+``repeat_while(condition)`` ends a device loop after the iteration in which the condition is false.
 """
 
 from __future__ import annotations

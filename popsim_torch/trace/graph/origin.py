@@ -105,7 +105,7 @@ def is_of_hook(node: torch.fx.Node) -> bool:
 
 @contextmanager
 def origin_kept() -> Iterator[None]:
-    """Let new nodes have the origin again that they have now, behind this scope."""
+    """Let new nodes have the origin again that they have now, after this scope."""
     meta = fx_traceback.get_current_meta()
     before = meta.get(_CHANNEL)
     try:

@@ -97,7 +97,7 @@ class PureRecorder(TorchDispatchMode):
         node_args, node_kwargs = tree_map_only(torch.Tensor, node_of, (args, kwargs))
         name = name_in_graph(self.graph, func)
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
-        if schema_of(func).is_mutable:  # an input's new value, behind everything
+        if schema_of(func).is_mutable:  # an input's new value, after everything
             return self._tracked(node, node_args[0].meta["val"])
         key = (func, *map(_key, args[: how.num_counting]), *map(_key, kwargs.items()))
         if key not in self._results:

@@ -153,8 +153,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             raise Error(
                 "The value of a tensor is read that was made in the body of a loop, or in forward, "
                 "and kept (in a list, or an attribute). That code ran once, to be traced, and the "
-                "tensor never had a value. Return it, or bring the values of every trip out by "
-                "OutfeedQueue.enqueue."
+                "tensor never had a value. Return it, or bring the values of every iteration out "
+                "by OutfeedQueue.enqueue."
             ) from error
 
 

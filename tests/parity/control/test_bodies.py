@@ -63,11 +63,11 @@ def expanded(net, x):
     return for_loop(3, lambda a: a[:1].expand(shape) * net.w, [z[:1].expand(shape)])
 
 
-def no_trip(net, x):
+def no_iteration(net, x):
     return for_loop(0, lambda y: torch.tanh(net.fc(y)), [net.fc(x)])
 
 
-def one_trip(net, x):
+def one_iteration(net, x):
     return for_loop(1, lambda y: torch.tanh(net.fc(y)), [net.fc(x)])
 
 
@@ -251,8 +251,8 @@ FUNCTIONS = [
     views_carried,
     transposed,
     expanded,
-    no_trip,
-    one_trip,
+    no_iteration,
+    one_iteration,
     all_types,
     everything_captured,
     convolution,

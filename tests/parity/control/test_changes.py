@@ -48,7 +48,7 @@ def one_tensor_as_two_arguments(net, x):
 
 
 def tensors_from_outside(net, x):
-    """The change ends with the trip, and the gradient of ``h`` outside knows nothing of it."""
+    """The change ends with the iteration, and the gradient of ``h`` outside knows nothing of it."""
     h = net.fc(x)
 
     def body(y):

@@ -39,7 +39,7 @@ EXPECTED = {
     chosen: [3, 4],
     chosen_by_torch: [3, 4],
     repeated: [0, 0, 1, 2, 2, 4, 3, 6, 4, 8],
-    # Of 2, its second trip: 3; of 3, both: 3 and 7.
+    # The second iteration of 2 enqueues 3; both of 3 enqueue 3 and 7.
     nested: [3, 3, 7, 4, 9],
 }
 

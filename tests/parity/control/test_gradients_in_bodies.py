@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def everything(net, x):
-    """A loop with an inner loop, a branch and a layer of its own in each trip."""
+    """A loop with an inner loop, a branch and a layer of its own in each iteration."""
 
     def body(y, i):
         y = torch.sin(y)
@@ -35,7 +35,7 @@ def everything(net, x):
 
 
 def eager_gradients(net, x):
-    """Return by name the gradients in eager PyTorch: trips are stacked in front."""
+    """Return by name the gradients in eager PyTorch: iterations are stacked in front."""
     seen = {}
 
     def see(name, tensor):
@@ -216,7 +216,7 @@ def expected_in_hooks(net, x):
     return torch.stack(seen)
 
 
-def test_a_hook_enqueues_from_the_last_trip_to_the_first():
+def test_a_hook_enqueues_from_the_last_iteration_to_the_first():
     queue = poptorch.OutfeedQueue()
     net = Net(hooked(lambda gradient: queue.enqueue({"g": gradient})))
     x = torch.randn(2, 3)

@@ -38,7 +38,7 @@ PROGRAMS = {
     "another axis": lambda m, scan, _, x: scan(
         lambda c, y: (c + y, c * y.mean()), x[:, 0], x * m.weight, dim=1
     ),
-    "one trip": lambda m, scan, _, x: scan(lambda c, y: (c + y, y * m.weight), x[0], x[:1]),
+    "one iteration": lambda m, scan, _, x: scan(lambda c, y: (c + y, y * m.weight), x[0], x[:1]),
     "layer": lambda m, _, mapped, x: mapped(lambda y: m.layer(y) * m.weight, x),
     "arguments": lambda m, _, mapped, x: mapped(lambda y, a: (y * a, y + 1), x, m.weight),
 }

@@ -24,7 +24,8 @@ def train(net, options=None):
 
 
 class Dropouts(nn.Module):
-    """Returns what dropout let through in each trip; the loss weighs trips differently."""
+    """Returns what dropout let through in each iteration; the loss weighs iterations
+    differently."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +50,7 @@ def drop(seed):
     return rows, device.getAnchoredTensor("gradient")
 
 
-def test_dropout_is_another_in_each_trip_and_the_same_in_the_gradient():
+def test_dropout_is_another_in_each_iteration_and_the_same_in_the_gradient():
     rows, gradient = drop(3)
     masks = rows != 0
     for i, j in [(0, 1), (0, 2), (1, 2)]:
@@ -87,14 +88,14 @@ def printed(device, capfd, x):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_prints_come_once_per_trip_and_in_order(capfd, training):
+def test_prints_come_once_per_iteration_and_in_order(capfd, training):
     net = Net(shows)
     device = train(net) if training else poptorch.inferenceModel(net.eval(), make_options())
     shown = printed(device, capfd, torch.zeros(1))
     inner, outer = "inner", "outer"
     forward = [(outer, 1), (inner, 2), (inner, 4), (outer, 5), (inner, 10), (inner, 20)]
     assert shown[:6] == forward
-    # The loss is the square of the result, 20; gradients come from the last trip to the first.
+    # The loss is the square of the result, 20; gradients come from the last iteration to the first.
     inner, outer = "inner_gradient", "outer_gradient"
     backward = [(inner, 40), (inner, 80), (outer, 160), (inner, 160), (inner, 320), (outer, 640)]
     assert shown[6:] == (backward if training else [])
@@ -136,7 +137,7 @@ def anchored(net, x):
 
 
 def expected_anchors(net, x):
-    """Return by name what eager PyTorch computes: trips are stacked in front."""
+    """Return by name what eager PyTorch computes: iterations are stacked in front."""
     found = {name: [] for name in ("Sin:0", "Tanh:0", "Exp:0", "Cos:0")}
     for i in range(3):
         x = torch.sin(x)

@@ -17,10 +17,10 @@ from popsim_torch.errors import Error
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 
-def summing(trips):
+def summing(iterations):
     @poptorch.function
     def run(iterator):
-        return poptorch.repeat(trips, lambda total: total + next(iterator), 0.0)
+        return poptorch.repeat(iterations, lambda total: total + next(iterator), 0.0)
 
     return run
 

@@ -14,7 +14,7 @@ def looped(n, body, inputs=(), **settings):
     return run
 
 
-def test_values_are_carried_from_trip_to_trip():
+def test_values_are_carried_from_iteration_to_iteration():
     run = looped(10, lambda i, total: (i + 1, total + i.float()), [torch.tensor(0), 0.0])
     for _ in range(2):  # each call begins anew
         count, total = run()
@@ -45,7 +45,7 @@ def test_every_type_is_carried(dtype):
     assert torch.equal(result, value.flip(0))
 
 
-def test_no_trip_leaves_the_values():
+def test_no_iteration_leaves_the_values():
     assert looped(0, lambda x: x + 1, 2.5)().item() == 2.5
 
 
@@ -112,14 +112,14 @@ def test_a_condition_ends_the_loop():
             lambda y, _: y.sum() < 100, lambda y, i: (y * 2, i + 1), [x, torch.tensor(0)]
         )
 
-    value, trips = doubled(torch.ones(3))
-    assert (value.tolist(), trips.item()) == ([64.0] * 3, 6)
-    value, trips = doubled(torch.full((3,), 200.0))
-    assert (value.tolist(), trips.item()) == ([200.0] * 3, 0)
+    value, iterations = doubled(torch.ones(3))
+    assert (value.tolist(), iterations.item()) == ([64.0] * 3, 6)
+    value, iterations = doubled(torch.full((3,), 200.0))
+    assert (value.tolist(), iterations.item()) == ([200.0] * 3, 0)
 
 
 @pytest.mark.parametrize(("most", "expected"), [(0, 1.0), (1, 2.0), (5, 32.0)])
-def test_a_while_loop_has_a_largest_number_of_trips(most, expected):
+def test_a_while_loop_has_a_largest_number_of_iterations(most, expected):
     @poptorch.function
     def run():
         return poptorch.while_loop(lambda x: x > 0, lambda x: x * 2, 1.0, maximum_iterations=most)
@@ -156,7 +156,7 @@ def test_elements_come_behind_the_carried_values():
         infeed.deleter()
 
 
-def test_random_numbers_differ_from_trip_to_trip():
+def test_random_numbers_differ_from_iteration_to_iteration():
     def run():
         outfeed = poptorch.OutfeedQueue()
 
@@ -229,7 +229,7 @@ def doubled(name, *mode):
     [(poptorch.OutputMode.All,), (poptorch.OutputMode.Sum,), (poptorch.OutputMode.EveryN, 2)],
     ids=lambda mode: mode[0].name,
 )
-def test_anchors_of_all_trips_of_a_while_loop_are_refused(mode):
+def test_anchors_of_all_iterations_of_a_while_loop_are_refused(mode):
     message = (
         rf"anchorTensor\('value', 'Mul:0'\): nobody knows .* for OutputMode\.{mode[0].name}\. "
         r"Enqueue the tensor in the body, to a poptorch\.OutfeedQueue; or carry it"
@@ -238,7 +238,7 @@ def test_anchors_of_all_trips_of_a_while_loop_are_refused(mode):
         doubled("Mul:0", *mode)()
 
 
-def test_an_anchor_of_a_while_loop_that_its_last_trip_does_not_keep_is_refused():
+def test_an_anchor_of_a_while_loop_that_its_last_iteration_does_not_keep_is_refused():
     with pytest.raises(
         poptorch.Error, match=r"while_loop makes, so this tensor's value of the last"
     ):
@@ -247,7 +247,7 @@ def test_an_anchor_of_a_while_loop_that_its_last_trip_does_not_keep_is_refused()
 
 def test_a_period_that_is_longer_than_a_while_loop_goes_on_from_call_to_call():
     run = doubled("Mul:0", poptorch.OutputMode.EveryN, 10)
-    run()  # seven trips
+    run()  # seven iterations
     with pytest.raises(poptorch.Error, match="7 have run"):
         run.programs[0].getAnchoredTensor("value")
     run()

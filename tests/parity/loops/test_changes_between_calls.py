@@ -104,13 +104,15 @@ def step(model, optimizer, x):
     optimizer.step()
 
 
-def make_step(model, num_trips, rate):
+def make_step(model, num_iterations, rate):
     """Return training steps of a model, by a function's loop."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
     @poptorch.function
     def train():
-        poptorch.repeat(num_trips, lambda: step(model, optimizer, torch.ones(1, 3, device="ipu")))
+        poptorch.repeat(
+            num_iterations, lambda: step(model, optimizer, torch.ones(1, 3, device="ipu"))
+        )
 
     return train
 
@@ -132,13 +134,13 @@ def test_functions_of_one_model_come_and_go_among_others():
             second = None
         if second is not None:
             second()
-        for one, num_trips, rate in (
+        for one, num_iterations, rate in (
             (eager, 1, 0.1),
             (eager_other, 1, 0.1),
             (eager, 2 if second else 0, 0.05),
         ):
             optimizer = torch.optim.SGD(one.parameters(), lr=rate)
-            for _ in range(num_trips):
+            for _ in range(num_iterations):
                 step(one, optimizer, torch.ones(1, 3))
         if call % 3 == 2:
             torch.testing.assert_close(executor(torch.ones(1, 3)), eager(torch.ones(1, 3)))

@@ -1,6 +1,6 @@
-"""Networks that take turns in one trip, against the same text in eager PyTorch.
+"""Networks that take turns in one iteration, against the same text in eager PyTorch.
 
-What is read behind ``optimizer.step()`` is the new weight.
+What is read after ``optimizer.step()`` is the new weight.
 """
 
 import copy
@@ -88,7 +88,7 @@ OPTIMIZERS = {
     "RMSprop": lambda module: torch.optim.RMSprop(module.parameters(), lr=1e-3),
     "poptorch Adam": lambda module: adam(module, poptorch.optim.Adam),
     "poptorch SGD": lambda module: momentum(module, poptorch.optim.SGD),
-    # (without decay: in this form a velocity contains that of the weights behind the last update)
+    # (without decay: in this form a velocity contains that of the weights after the last update)
     "combined": lambda module: poptorch.optim.SGD(
         module.parameters(), lr=0.01, momentum=0.9, use_combined_accum=True
     ),
@@ -101,7 +101,7 @@ EAGER = {
 
 
 def train_on_device(players, step, data, calls=1, between=lambda players: None, **options):
-    """Return what each trip returned, stacked, and the function."""
+    """Return what each iteration returned, stacked, and the function."""
     infeed, outfeed = poptorch.InfeedQueue(data), poptorch.OutfeedQueue()
 
     @poptorch.function(**options)
@@ -122,15 +122,15 @@ def train_on_device(players, step, data, calls=1, between=lambda players: None, 
 
 def train_in_eager(players, step, data, calls=1, between=lambda players: None):
     seen = []
-    for trip, element in enumerate(data, 1):
+    for iteration, element in enumerate(data, 1):
         seen.append([value.detach().clone() for value in step(players, *element)])
-        if trip % (len(data) // calls) == 0:
+        if iteration % (len(data) // calls) == 0:
             between(players)
     return [torch.stack(values) for values in zip(*seen, strict=True)]
 
 
 def assert_trains_like_eager(step, name="Adam", networks=small, data=None, **arguments):
-    """Train both ways; compare what each trip returned, and all weights and buffers."""
+    """Train both ways; compare what each iteration returned, and all weights and buffers."""
     ours = networks()
     theirs = Players(*copy.deepcopy(ours), EAGER.get(name, OPTIMIZERS[name]))
     ours = Players(*ours, OPTIMIZERS[name])
@@ -218,7 +218,7 @@ def test_wasserstein_gan_with_clipped_weights(name, clip):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_several_steps_of_one_optimizer_in_a_trip(name):
+def test_several_steps_of_one_optimizer_in_an_iteration(name):
     assert_trains_like_eager(wasserstein(lambda module: None), name)
 
 
@@ -314,7 +314,7 @@ def averaged(players, real, noise):
 
 
 def changed_gradients(players, real, noise):
-    """A gradient that changes in place behind its step."""
+    """A gradient that changes in place after its step."""
     players.of_d.zero_grad()
     loss = players.d(real).square().mean()
     loss.backward()
@@ -421,7 +421,7 @@ def test_what_is_read_behind_a_step_is_new(body, name):
 
 
 def looked_at(players, real, noise):
-    """Steps at the end of the trip, and a look at what they made of a weight."""
+    """Steps at the end of the iteration, and a look at what they made of a weight."""
     loss = at_the_end(players, real, noise)
     return *loss, players.d[2].bias, players.g[2].bias
 
@@ -467,11 +467,11 @@ def test_steps_that_nobody_looks_at_are_taken_together_at_the_end():
     assert updates(str(program.program(host=True))) == [("update", "adam_update", 8)]
 
 
-def test_the_last_step_of_a_trip_is_taken_at_its_end():
+def test_the_last_step_of_an_iteration_is_taken_at_its_end():
     data = batches((4, 3, 8, 8), (4, 8, 1, 1))
     function = assert_trains_like_eager(dcgan, "Adam", convolutional, data)
     (program,) = function.programs
-    # Of the discriminator, which the generator's loss goes through; then of the generator.
+    # First the discriminator, which the generator's loss goes through; then the generator.
     assert updates(str(program.program(host=True))) == [
         ("backward", "adam_update", 5),
         ("update", "adam_update", 4),
@@ -511,7 +511,7 @@ UNROLLED = {
 
 
 @pytest.mark.parametrize("name", UNROLLED)
-def test_steps_of_one_trip_have_the_bits_of_trips_of_one_step(name):
+def test_steps_of_one_iteration_have_the_bits_of_iterations_of_one_step(name):
     found = []
     for steps in (1, 3):
         net = small()[1]
@@ -540,13 +540,13 @@ def test_a_while_loop_takes_turns():
     theirs = Players(*copy.deepcopy((ours.g, ours.d)), momentum)
     real, noise = batches()[0]
 
-    def body(trip):
+    def body(iteration):
         wasserstein(clipped)(ours, real, noise)
-        return trip + 1
+        return iteration + 1
 
     @poptorch.function
     def train():
-        return poptorch.while_loop(lambda trip: trip < 7.0, body, torch.tensor(0.0))
+        return poptorch.while_loop(lambda iteration: iteration < 7.0, body, torch.tensor(0.0))
 
     assert train().item() == 7
     for _ in range(7):
@@ -621,7 +621,7 @@ class Labelled:
         self.of_g = torch.optim.Adam(self.g.parameters(), lr=0.01)
         self.of_d = torch.optim.SGD(self.d.parameters(), lr=0.1, momentum=0.9)
 
-    def trip(self, x, noise, labels):
+    def iteration(self, x, noise, labels):
         self.of_d.zero_grad()
         nn.functional.cross_entropy(self.d(x), labels[0]).backward()
         self.of_d.step()
@@ -638,7 +638,7 @@ class Labelled:
         return [value for value in found if value.is_floating_point()]
 
 
-def test_a_trip_that_fails_behind_a_step_leaves_nothing_changed():
+def test_an_iteration_that_fails_behind_a_step_leaves_nothing_changed():
     generator = torch.Generator().manual_seed(0)
     data = [
         (
@@ -653,14 +653,14 @@ def test_a_trip_that_fails_behind_a_step_leaves_nothing_changed():
     infeed = poptorch.InfeedQueue(data)
 
     @poptorch.function
-    def train(trips):
-        poptorch.repeat(trips, ours.trip, infeed=infeed)
+    def train(iterations):
+        poptorch.repeat(iterations, ours.iteration, infeed=infeed)
 
     try:
-        with pytest.raises(poptorch.Error, match="in trip 7 of the loop"):
+        with pytest.raises(poptorch.Error, match="in iteration 7 of the loop"):
             train(TRIPS)
         for element in data[:7]:
-            theirs.trip(*element)
+            theirs.iteration(*element)
         for value, reference in zip(ours.state(), theirs.state(), strict=True):
             torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-5)
     finally:
@@ -682,7 +682,7 @@ def test_a_loop_that_is_stopped_has_finished_both_steps():
     def stop():
         for _ in range(600):
             time.sleep(0.1)
-            if train.programs and train.programs[0].num_trips > 20:
+            if train.programs and train.programs[0].num_iterations > 20:
                 break
         train.stop()
 

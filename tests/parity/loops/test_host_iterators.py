@@ -1,4 +1,4 @@
-"""``next(iterator)`` in a body, of an iterator of the host's: each trip takes an element."""
+"""``next(iterator)`` in a body, of an iterator of the host's: each iteration takes an element."""
 
 import itertools
 
@@ -32,16 +32,16 @@ SOURCES = {
 }
 
 
-def looped(body, trips=3, inputs=()):
+def looped(body, iterations=3, inputs=()):
     @poptorch.function
     def run():
-        return poptorch.repeat(trips, body, inputs)
+        return poptorch.repeat(iterations, body, inputs)
 
     return run()
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_each_trip_takes_an_element_in_every_call(kind):
+def test_each_iteration_takes_an_element_in_every_call(kind):
     iterator, elements = SOURCES[kind](), poptorch.OutfeedQueue()
 
     @poptorch.function
@@ -147,7 +147,7 @@ def test_another_thread_goes_on_with_iterators_of_its_own():
 @pytest.mark.parametrize(
     ("make", "body", "message"),
     [
-        (generated, lambda it, x: x + next(it) + next(it), rf"{LINE}: a trip takes one element"),
+        (generated, lambda it, x: x + next(it) + next(it), rf"{LINE}: an iteration takes one"),
         (generated, lambda it, x: x + next(it, 0), rf"{LINE}: in a loop it takes no default"),
         (generated, lambda it, x: x + sum(it), "takes elements of a generator otherwise than by"),
         (
@@ -165,7 +165,7 @@ def test_another_thread_goes_on_with_iterators_of_its_own():
         (
             generated,
             lambda it, x: poptorch.for_loop(2, lambda y: y + next(it), [x])[0],
-            rf"{LINE}: a trip of the device loop takes one element, in front of its inner loops",
+            rf"{LINE}: an iteration of the device loop takes one element, in front of its inner",
         ),
     ],
 )

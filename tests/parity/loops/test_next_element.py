@@ -13,15 +13,15 @@ from popsim_torch.errors import Error
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 
-def looped(body, trips=3, inputs=(), infeed=None):
+def looped(body, iterations=3, inputs=(), infeed=None):
     @poptorch.function
     def run():
-        return poptorch.repeat(trips, body, inputs, infeed)
+        return poptorch.repeat(iterations, body, inputs, infeed)
 
     return run()
 
 
-def test_each_trip_takes_an_element():
+def test_each_iteration_takes_an_element():
     with poptorch.InfeedQueue(torch.arange(8.0)) as infeed:
         elements = poptorch.OutfeedQueue()
 
@@ -101,7 +101,7 @@ def test_mistakes():
         line = r"at .*test_next_element\.py:\d+"
         with pytest.raises(Error, match="elements are there in the body of poptorch"):
             next(infeed)
-        with pytest.raises(Error, match=rf"{line}: a trip takes one element of an InfeedQueue"):
+        with pytest.raises(Error, match=rf"{line}: an iteration takes one element of an"):
             looped(lambda x: next(infeed) + next(infeed), inputs=0.0)
         with pytest.raises(Error, match=rf"{line}: the elements of this InfeedQueue are arguments"):
             looped(lambda c, x: c + next(infeed), inputs=0.0, infeed=infeed)

@@ -78,11 +78,11 @@ def test_a_function_that_is_recorded_anew_goes_on(make):
     task = Task(make)
 
     @poptorch.function
-    def train(trips):
-        poptorch.repeat(trips, task.step, infeed=task.infeed)
+    def train(iterations):
+        poptorch.repeat(iterations, task.step, infeed=task.infeed)
 
-    for trips in (10, 5, 10, 5):
-        train(trips)
+    for iterations in (10, 5, 10, 5):
+        train(iterations)
     task.train_eagerly(30)
     task.check()
 
@@ -174,12 +174,12 @@ def test_the_state_of_a_poptorch_optimizer_is_that_of_the_last_run():
     task = Task("poptorch Adam")
 
     @poptorch.function
-    def train(trips):
-        poptorch.repeat(trips, task.step, infeed=task.infeed)
+    def train(iterations):
+        poptorch.repeat(iterations, task.step, infeed=task.infeed)
 
-    for trips in (2, 3, 2):
-        train(trips)
-        task.train_eagerly(trips)
+    for iterations in (2, 3, 2):
+        train(iterations)
+        task.train_eagerly(iterations)
         expected = task.reference.state[task.eager[0].weight]["exp_avg"]
         states = task.optimizer.state_dict()["ipu_state"]
         (found,) = (
@@ -208,18 +208,18 @@ class HostTask(Task):
             del MAKE[make]
 
         @poptorch.function
-        def train(trips):
-            poptorch.repeat(trips, self.step, infeed=self.infeed)
+        def train(iterations):
+            poptorch.repeat(iterations, self.step, infeed=self.infeed)
 
         self.train = train
 
-    def train_both(self, trips):
-        self.train(trips)
-        self.train_eagerly(trips)
+    def train_both(self, iterations):
+        self.train(iterations)
+        self.train_eagerly(iterations)
 
-    def train_ours_eagerly(self, trips):
+    def train_ours_eagerly(self, iterations):
         """Both by PyTorch; the infeed has other batches by then."""
-        for x, y in self.data[:trips]:
+        for x, y in self.data[:iterations]:
             self.step(x, y)
             self.reference.zero_grad()
             functional.cross_entropy(self.eager(x), y).backward()
@@ -239,8 +239,8 @@ def assert_same_state(ours, theirs):
 @pytest.mark.parametrize("make", HOST)
 def test_the_dictionary_of_a_torch_optimizer_has_the_states_of_the_device(make):
     task = HostTask(make)
-    for trips in (4, 3):
-        task.train_both(trips)
+    for iterations in (4, 3):
+        task.train_both(iterations)
         assert_same_state(task.optimizer.state_dict(), task.reference.state_dict())
     task.train.destroy()
     assert_same_state(task.optimizer.state_dict(), task.reference.state_dict())

@@ -205,8 +205,8 @@ def test_what_nobody_holds_is_no_input_of_a_loop():
     assert run(torch.tensor(2.0)).item() == 52 * 4
 
 
-@pytest.mark.parametrize("trips", [0, 2])
-def test_while_loop(trips):
+@pytest.mark.parametrize("iterations", [0, 2])
+def test_while_loop(iterations):
     @poptorch.function
     def run(x, limit):
         bound = limit * 1.0
@@ -214,7 +214,7 @@ def test_while_loop(trips):
         return y - bound
 
     for start in (0.0, 0.25):
-        assert run(torch.tensor(start), torch.tensor(trips)).item() == start + 0.5
+        assert run(torch.tensor(start), torch.tensor(iterations)).item() == start + 0.5
 
 
 def test_constants_can_be_read():

@@ -85,7 +85,7 @@ def test_a_loop_trains_like_eager(name):
 
 
 @pytest.mark.parametrize("mean", [True, False])
-def test_gradients_of_several_trips_update_once(mean):
+def test_gradients_of_several_iterations_update_once(mean):
     model, data = network(), batches()
     eager = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -362,7 +362,7 @@ def set_gradients_to_none(model, _optimizer):
         parameter.grad = None
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize("after", [False, True], ids=["in front", "after"])
 @pytest.mark.parametrize(
     "clear",
     [
@@ -375,7 +375,7 @@ def set_gradients_to_none(model, _optimizer):
     ],
     ids=["optimizer", "optimizer, zeros", "model", "model, zeros", "parts", "none"],
 )
-def test_all_ways_to_take_gradients_away(clear, behind):
+def test_all_ways_to_take_gradients_away(clear, after):
     model, data = network(), batches(6)
     eager = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -383,11 +383,11 @@ def test_all_ways_to_take_gradients_away(clear, behind):
     infeed = poptorch.InfeedQueue(data)
 
     def step(model, optimizer, x, y):
-        if not behind:
+        if not after:
             clear(model, optimizer)
         LOSS(model(x), y).backward()
         optimizer.step()
-        if behind:
+        if after:
             clear(model, optimizer)
 
     @poptorch.function

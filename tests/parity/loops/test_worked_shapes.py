@@ -9,15 +9,15 @@ import popsim_torch as poptorch
 
 
 @pytest.mark.parametrize(
-    ("mode", "trips", "axis"),
+    ("mode", "iterations", "axis"),
     [
         (poptorch.OutfeedMode.ALL, 20, (20,)),
         (poptorch.OutfeedMode.ALL, 40, (40,)),
         (poptorch.OutfeedMode.LAST, 20, ()),
     ],
 )
-def test_the_worked_shapes_of_elements(mode, trips, axis):
-    """Of a tensor, a tuple and a dictionary; one replica has no axis of its own."""
+def test_the_worked_shapes_of_elements(mode, iterations, axis):
+    """A tensor, a tuple and a dictionary; one replica has no axis of its own."""
     tensor, pair, named = (poptorch.OutfeedQueue(mode) for _ in range(3))
 
     @poptorch.function
@@ -28,7 +28,7 @@ def test_the_worked_shapes_of_elements(mode, trips, axis):
             named.enqueue({"x": x, "y": y})
             return x + 1, y
 
-        poptorch.repeat(trips, body, (torch.ones(4, 4), torch.ones(1)))
+        poptorch.repeat(iterations, body, (torch.ones(4, 4), torch.ones(1)))
 
     run()
     assert tensor.dequeue().shape == (*axis, 4, 4)
@@ -41,7 +41,7 @@ def test_the_worked_shapes_of_elements(mode, trips, axis):
 @pytest.mark.parametrize(("mode", "steps"), [("BEFORE_APPLY", 100), ("AFTER_COMPUTE", 1600)])
 def test_the_worked_shapes_in_full(mode, steps):
     """Two stages of 784-256-128-10, 16 micro-batches of 32 for each of 100 updates."""
-    # Of each micro-batch, the gradients of weights would be more than a gigabyte.
+    # The gradients of all weights, for each micro-batch, would be more than a gigabyte.
     filters = ["dense1", "dense2"] if steps == 100 else ["dense1.bias", "dense2.bias"]
     gradients, losses = poptorch.MaybeOutfeedQueue(filters=filters), poptorch.OutfeedQueue()
     first, second = poptorch.MaybeOutfeedQueue(filters=["dense1"]), poptorch.MaybeOutfeedQueue()

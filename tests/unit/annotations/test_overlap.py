@@ -142,8 +142,8 @@ def test_other_ops_may_read_an_output():
         y = mark_output(y, LOOP)
         return y, before, y.sum()
 
-    y, before, behind = inference(function, overlapping())(X)
-    assert torch.equal(before, behind)
+    y, before, after = inference(function, overlapping())(X)
+    assert torch.equal(before, after)
     assert torch.equal(y, inference(lambda m, x: m.fc(x), overlapping())(X))
 
 

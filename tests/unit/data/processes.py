@@ -72,7 +72,7 @@ _started = []
 
 
 def end_programs():
-    """Leave no program behind when a test has failed."""
+    """Leave no program after when a test has failed."""
     while _started:
         process = _started.pop()
         process.kill()

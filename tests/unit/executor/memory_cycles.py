@@ -1,7 +1,7 @@
 """Compiles, runs and destroys models over and over; a script that says what stays of a cycle.
 
 ``python -m tests.unit.executor.memory_cycles 50 200`` prints, as JSON, by how many bytes and Python
-objects the process grew with each of 200 cycles behind the first 50.
+objects the process grew with each of 200 cycles after the first 50.
 """
 
 import ctypes

@@ -11,7 +11,7 @@ from popsim_torch.loops import function, repeat
 SECONDS = 20.0  # longer than anything takes
 
 
-def counting(outfeed, trips, make=lambda count: count):
+def counting(outfeed, iterations, make=lambda count: count):
     """Return a function that enqueues what ``make`` makes of 0, 1, ..."""
 
     @function
@@ -20,12 +20,12 @@ def counting(outfeed, trips, make=lambda count: count):
             outfeed.enqueue(make(count))
             return count + 1
 
-        return repeat(trips, body, inputs=0)
+        return repeat(iterations, body, inputs=0)
 
     return program
 
 
-def passing(infeed, outfeed, trips):
+def passing(infeed, outfeed, iterations):
     """Return a function that enqueues the elements of a queue, dictionaries as such."""
 
     @function
@@ -33,7 +33,7 @@ def passing(infeed, outfeed, trips):
         def body(*args, **kwargs):
             outfeed.enqueue(kwargs or (args[0] if len(args) == 1 else args))
 
-        repeat(trips, body, infeed=infeed)
+        repeat(iterations, body, infeed=infeed)
 
     return program
 

@@ -107,7 +107,7 @@ def test_a_folder_that_is_not_there(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at all")
     queue = poptorch.OutfeedQueue(max_bytes=8, when_full="spill")
     program = counting(queue, 5)
-    text = r"cannot make a file in '/nowhere/at all'.*No such file.*TMPDIR.*in trip 2 of the loop"
+    text = r"cannot make a file in '/nowhere/at all'.*No such file.*TMPDIR.*in iteration 2 of the"
     with pytest.raises(Error, match=text):
         program()
     assert queue.dequeue().tolist() == [0, 1]

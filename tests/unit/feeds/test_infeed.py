@@ -1,4 +1,4 @@
-"""``InfeedQueue``: elements come into a program, one a trip."""
+"""``InfeedQueue``: elements come into a program, one an iteration."""
 
 import gc
 import os

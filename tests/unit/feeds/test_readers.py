@@ -24,10 +24,10 @@ def values(elements):
 class Paced:
     """A program that enqueues what a test tells it to, and runs in a thread of its own."""
 
-    def __init__(self, trips):
+    def __init__(self, iterations):
         self.gate = Gate()
         self.infeed, self.queue = queues(self.gate)
-        self.program = passing(self.infeed, self.queue, trips)
+        self.program = passing(self.infeed, self.queue, iterations)
         self.running = Reader(self.program)
         assert self.queue.get(SECONDS) == 0
 
@@ -237,7 +237,7 @@ def pause(rng):
 @pytest.mark.parametrize("seed", range(3))
 def test_many_readers_share_the_elements(seed):
     queue = poptorch.OutfeedQueue(buffer_depth=1 + seed, max_bytes=None if seed else 400)
-    trips = 3000
+    iterations = 3000
     over = threading.Event()
 
     def read(kind):
@@ -255,13 +255,13 @@ def test_many_readers_share_the_elements(seed):
         return found
 
     readers = [Reader(lambda kind=kind: read(kind)) for kind in range(6)]
-    counting(queue, trips)()
+    counting(queue, iterations)()
     rest = queue.dequeue().tolist()
     over.set()
     shares = [*(reader.value() for reader in readers), rest]
     assert all(share == sorted(share) for share in shares)
-    assert sorted(itertools.chain(*shares)) == list(range(trips))
-    assert queue.statistics()["dequeued"] == trips
+    assert sorted(itertools.chain(*shares)) == list(range(iterations))
+    assert queue.statistics()["dequeued"] == iterations
 
 
 def test_followers_share_the_elements():
@@ -281,9 +281,10 @@ def resident_bytes():
 
 
 @pytest.mark.parametrize(
-    "trips", [100_000, pytest.param(10_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "iterations",
+    [100_000, pytest.param(10_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
-def test_two_queues_with_many_small_elements(trips):
+def test_two_queues_with_many_small_elements(iterations):
     queues = [poptorch.OutfeedQueue(max_bytes=1 << 20) for _ in range(2)]
 
     @function
@@ -293,11 +294,11 @@ def test_two_queues_with_many_small_elements(trips):
             queues[1].enqueue({"twice": 2 * count, "pair": torch.stack([count, -count])})
             return count + 1
 
-        return repeat(trips, body, inputs=0)
+        return repeat(iterations, body, inputs=0)
 
     def read(queue, counts_in):
         done = most = 0
-        while done < trips:
+        while done < iterations:
             taken = queue.dequeue(timeout=1.0)
             if not isinstance(taken, list):
                 counts = counts_in(taken)
@@ -316,12 +317,12 @@ def test_two_queues_with_many_small_elements(trips):
         Reader(lambda: read(queues[0], lambda taken: taken)),
         Reader(lambda: read(queues[1], of_pairs)),
     ]
-    assert program() == trips
+    assert program() == iterations
     for reader in readers:
         assert reader.value() - before < 150 << 20
     for queue in queues:
         found = queue.statistics()
-        assert found["enqueued"] == found["dequeued"] == trips
+        assert found["enqueued"] == found["dequeued"] == iterations
         assert found["peak_bytes"] <= 1 << 20
 
 

@@ -39,7 +39,7 @@ def cached(folder, options=None):
 
 
 def trained(net, folder, options=None, lr=0.1):
-    """Return the weights behind two calls."""
+    """Return the weights after two calls."""
     torch.manual_seed(5)
     optimizer = poptorch.optim.SGD(net.parameters(), lr=lr)
     model = poptorch.trainingModel(net, cached(folder, options), optimizer)
@@ -82,7 +82,7 @@ def test_weights_and_learning_rates_are_not_part_of_the_key(tmp_path, made):
 
 
 def looped(net, folder, enqueues=False):
-    """Return the weights behind two calls of a training loop."""
+    """Return the weights after two calls of a training loop."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     infeed, outfeed = poptorch.InfeedQueue([batch()] * 6), poptorch.OutfeedQueue()
 

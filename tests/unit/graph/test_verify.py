@@ -221,7 +221,7 @@ def test_a_value_read_before_it_is_written(program):
 
 def test_phases_out_of_order(program):
     program.product.phase = Phase.UPDATE
-    refused(program, "stands behind a later phase")
+    refused(program, "comes after a later phase")
 
 
 @pytest.mark.parametrize("stage", [-1, 2**20])

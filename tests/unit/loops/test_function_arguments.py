@@ -67,7 +67,7 @@ def test_arguments_that_have_a_history_lose_it_on_their_way():
         result = add(value, other)
         assert result.item() == 3
         assert not result.requires_grad
-    # What comes back is another tensor, also where no trip changes it.
+    # What comes back is another tensor, also where no iteration changes it.
     same = poptorch.function(lambda x: poptorch.repeat(1, lambda y: y, x))
     for _ in range(2):
         result = same(TENSOR)

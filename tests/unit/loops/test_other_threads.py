@@ -49,7 +49,7 @@ def test_models_and_optimizers_of_other_threads_do_not_concern_the_trace():
 
 
 def test_a_function_runs_while_another_trains_other_weights():
-    def make(num_trips):
+    def make(num_iterations):
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -58,7 +58,7 @@ def test_a_function_runs_while_another_trains_other_weights():
             model(torch.ones(1, 2, device="ipu")).sum().backward()
             optimizer.step()
 
-        return model, poptorch.function(lambda: poptorch.repeat(num_trips, body))
+        return model, poptorch.function(lambda: poptorch.repeat(num_iterations, body))
 
     (_, endless), (model, known) = make(2**30), make(1)
     known()
@@ -73,7 +73,7 @@ def test_a_function_runs_while_another_trains_other_weights():
     other = threading.Thread(target=run)
     other.start()
     try:
-        while not any(program.num_trips for program in endless.programs):
+        while not any(program.num_iterations for program in endless.programs):
             assert other.is_alive()
         before = model.weight.detach().clone()
         known()

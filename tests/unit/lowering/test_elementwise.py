@@ -11,7 +11,7 @@ from popsim_torch.lowering.rules.elementwise import RULES
 
 aten = torch.ops.aten
 
-# What each operator of the table is called with behind its first tensor. Names in angle brackets
+# What each operator of the table is called with after its first tensor. Names in angle brackets
 # stand for tensors: <y> any values, <p> positive ones, <m> a mask, <n> small integers (as floats).
 Y, P, M, N = "<y>", "<p>", "<m>", "<n>"
 BEHIND = {

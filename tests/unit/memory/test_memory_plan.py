@@ -31,7 +31,7 @@ def align(count):
 
 
 class Classifier(nn.Module):
-    """A body with a loss behind it."""
+    """A body with a loss after it."""
 
     def __init__(self, body):
         super().__init__()
@@ -320,7 +320,7 @@ def test_a_pipeline_stashes_what_is_in_flight():
 
 
 class DeepStages(nn.Module):
-    """Eight layers on each of four stages, or on one; checkpoints behind each eight."""
+    """Eight layers on each of four stages, or on one; checkpoints after each eight."""
 
     DEPTH, WIDTH = 8, 32
 

@@ -177,7 +177,7 @@ CASES = {
 
 
 def reference(rule_of, settings, ga, data):
-    """Return the weights behind training, and per micro-batch the value of each term by name."""
+    """Return the weights after training, and per micro-batch the value of each term by name."""
     torch.manual_seed(2)
     net = Net().double()
     rules = {name: rule_of(ga, settings) for name, _ in net.named_parameters()}
@@ -248,11 +248,11 @@ def test_the_last_gradient_makes_the_velocity_that_the_update_takes():
         options.anchorTensor(name, name, OutputMode.All)
     torch.manual_seed(1)
     _, model = trained_on(make, settings, options, torch.randn(UPDATES * 3 * 5, 4))
-    behind, taken = (
+    after, taken = (
         model.getAnchoredTensor(name).reshape(UPDATES, 3, 3, 4) for name in options.anchored_tensors
     )
-    assert torch.equal(behind[:, -1], taken[:, -1])
-    assert not torch.equal(behind[:, 0], taken[:, 0])
+    assert torch.equal(after[:, -1], taken[:, -1])
+    assert not torch.equal(after[:, 0], taken[:, 0])
 
 
 def trained_on(make, settings, options, data):

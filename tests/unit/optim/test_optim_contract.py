@@ -395,9 +395,9 @@ def test_loaded_state_counts_from_the_next_run(fc, caplog):
     assert logged(caplog, "The optimizer state has no value") == []
     model(torch.ones(1, 3))
     assert len(logged(caplog, "The optimizer state has no value")) == 1
-    behind = optimizer.state_dict()["ipu_state"]
-    assert behind["Step___fc.weight"].item() == 11
-    assert behind["Step___fc.bias"].item() == 2
+    after = optimizer.state_dict()["ipu_state"]
+    assert after["Step___fc.weight"].item() == 11
+    assert after["Step___fc.bias"].item() == 2
 
 
 def test_loaded_state_reaches_the_device_with_set_optimizer(fc):

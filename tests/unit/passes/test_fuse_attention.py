@@ -257,7 +257,7 @@ class Attention(nn.Module):
     Args:
         kind: How the attention is written.
         mask: A float mask or a bool one, True where a key is seen.
-        dropout: Behind the softmax.
+        dropout: After the softmax.
     """
 
     def __init__(self, kind: str, mask: torch.Tensor | None, dropout: float = 0.0) -> None:

@@ -340,10 +340,10 @@ def test_norms_and_what_is_directly_behind_them():
     program = Program()
     x = program.linear(program.input(), "fc")
     norm = program.forward("layer_norm", x, name="norm")
-    behind = program.forward("map", norm, name="behind")
-    further = program.forward("map", behind, name="further")
+    after = program.forward("map", norm, name="after")
+    further = program.forward("map", after, name="further")
     other = program.forward("map", x, name="other")
-    program.backward(x, norm, behind, further, other)
+    program.backward(x, norm, after, further, other)
     assert program.recompute(NORM) == 2
     assert program.lines() == [
         "norm__re(fc)",

@@ -94,7 +94,7 @@ def test_whatever_touches_the_device_is_refused_while_it_runs():
             with pytest.raises(Error, match=r"running|another thread is in it"):
                 use()
     assert model.isCompiled()
-    # And nothing is out of order behind it.
+    # And nothing is out of order after it.
     model.copyWeightsToHost()
     assert torch.equal(
         net.fc.weight.detach(),
@@ -141,7 +141,7 @@ def test_an_inference_model_of_weights_in_training_is_refused():
 
 
 def test_weights_read_between_runs_of_another_thread_are_whole():
-    """Readers meet runs or the time between them: an error, or the weights behind a whole run."""
+    """Readers meet runs or the time between them: an error, or the weights after a whole run."""
     short = 300
     options = poptorch.Options().showCompilationProgressBar(False).deviceIterations(short)
 

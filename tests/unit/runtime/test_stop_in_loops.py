@@ -18,7 +18,7 @@ FOREVER = 10**12
 
 
 class Counts(nn.Module):
-    """Changes buffers in front of and behind a loop of ``count`` trips."""
+    """Changes buffers in front of and after a loop of ``count`` iterations."""
 
     def __init__(self, count, differentiates=False):
         super().__init__()
@@ -106,7 +106,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_a_million_trips():
+def test_a_million_iterations():
     class Model(nn.Module):
         def forward(self, x):
             return poptorch.for_loop(10**6, lambda y: y * 0.5 + 1, [x])[0]
@@ -115,6 +115,6 @@ def test_a_million_trips():
     assert torch.allclose(model(torch.zeros(8)), torch.full((8,), 2.0))
     before, start = resident(), time.process_time()
     model(torch.zeros(8))
-    # Far more than it takes: 0.05 us for a trip with its op.
+    # Far more than it takes: 0.05 us for an iteration with its op.
     assert time.process_time() - start < 2.0
     assert resident() - before < 2**20

@@ -269,7 +269,7 @@ def test_a_full_pipeline_keeps_every_stage_busy():
     """Between fill and drain, each stage works on another micro-batch."""
     stages, micro_batches = 3, 8
     words = generate("pipelined", stages, micro_batches, False).split()
-    full = words[3:-3]  # behind the fill 0F0 | 1F0 0F1, before the drain
+    full = words[3:-3]  # after the fill 0F0 | 1F0 0F1, before the drain
     slots = [full[i : i + stages] for i in range(0, len(full), stages)]
     for slot in slots:
         assert [word[0] for word in slot] == ["2", "1", "0"]

@@ -118,7 +118,7 @@ def test_copies_have_the_assignment(recorder):
         ([0, 1], UsageValueError, r"2 stages for the 3 layers of Sequential: 0, 1, 2\."),
         ([0] * 4, UsageValueError, r"4 stages for the 3 layers"),
         ([1, 1, 1], UsageValueError, r"layer '0' \(Linear\) is the first and has stage 1"),
-        ([0, 2, 2], UsageValueError, r"layer '1' \(ReLU\) has stage 2 behind a layer of stage 0"),
+        ([0, 2, 2], UsageValueError, r"layer '1' \(ReLU\) has stage 2 after a layer of stage 0"),
         ([0, 1, 0], UsageValueError, r"layer '2' \(Linear\) has stage 0 .* 1: 1 or 2|stage 1"),
         ([0, "1", 1], UsageTypeError, r"layer '1' \(ReLU\): the stage '1' is a str"),
         ([0, True, 1], UsageTypeError, r"layer '1' \(ReLU\): the stage True is a bool"),
@@ -172,8 +172,8 @@ def test_an_int_moves_a_nested_model():
     "given, message",
     [
         ([0, [0], 1], r"1 stages for the 2 layers of layer '1' \(Sequential\): 1.0, 1.1"),
-        ([0, [2, 2], 2], r"layer '1.0' \(Linear\) has stage 2 behind a layer of stage 0"),
-        ([0, [0, 1], 0], r"layer '2' \(Linear\) has stage 0 behind a layer of stage 1"),
+        ([0, [2, 2], 2], r"layer '1.0' \(Linear\) has stage 2 after a layer of stage 0"),
+        ([0, [0, 1], 0], r"layer '2' \(Linear\) has stage 0 after a layer of stage 1"),
     ],
 )
 def test_the_rules_of_a_nested_list(given, message):
@@ -218,7 +218,7 @@ def records_of(model, edit):
         (lambda r: r.append(r[0]), UsageValueError, r"record of '0' \(Linear\) is of no layer"),
         (lambda r: r.append(1), UsageTypeError, r"1 stands among records"),
         (lambda r: setattr(r[1], "stage", None), UsageValueError, r"'1' \(ReLU\) has no stage"),
-        (lambda r: setattr(r[1], "stage", 2), UsageValueError, r"'1' \(ReLU\) has stage 2 behind"),
+        (lambda r: setattr(r[1], "stage", 2), UsageValueError, r"'1' \(ReLU\) has stage 2 after"),
         (lambda r: setattr(r[1], "stage", "a"), UsageTypeError, r"the stage 'a' is a str"),
     ],
 )

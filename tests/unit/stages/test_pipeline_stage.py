@@ -174,7 +174,7 @@ def test_what_cannot_be_decorated(thing):
 
 
 def places(strategy, *stages):
-    """Return stage and IPU behind each number."""
+    """Return stage and IPU after each number."""
     assigner = StageAssigner(strategy)
     found = []
     for stage in stages:
@@ -211,7 +211,7 @@ def test_phases_have_no_numbers():
 
 
 class Model(nn.Module):
-    """Two stages, with work before, between and behind them."""
+    """Two stages, with work before, between and after them."""
 
     def __init__(self, how):
         super().__init__()

@@ -36,7 +36,7 @@ SEEN = {
     "long": (lambda x, i: x.long(), INT),
     "argmax": (lambda x, i: x.argmax(1), INT),
     "topk": (lambda x, i: x.topk(2)[1], INT),
-    "sum of truth values": (lambda x, i: (x > 0).sum(), INT),
+    "sum of booleans": (lambda x, i: (x > 0).sum(), INT),
     "sum in float64": (lambda x, i: x.sum(dtype=torch.float64), FLOAT),
     "comparison": (lambda x, i: x > 0, torch.bool),
     "host tensor": (lambda x, i: x + VALUES.double(), FLOAT),
@@ -156,7 +156,7 @@ def test_bincount_of_known_values_needs_none():
 EAGERS_WORDS = {
     "images": lambda i: torch.bincount(i.view(1, 3), minlength=2),
     "one number": lambda i: torch.bincount(i[0], minlength=2),
-    "truth values": lambda i: torch.bincount(i > 0, minlength=2),
+    "booleans": lambda i: torch.bincount(i > 0, minlength=2),
     "floats": lambda i: torch.bincount(i.float(), minlength=2),
     "another length": lambda i: torch.bincount(i, torch.ones(2), minlength=2),
     "a negative length": lambda i: torch.bincount(i, minlength=-1),
@@ -212,7 +212,7 @@ SIZES = {
     "float32": (torch.zeros(2, 3), 4),
     "float16": (torch.zeros(2, 3, dtype=torch.float16), 2),
     "int8": (torch.zeros(2, 3, dtype=torch.int8), 1),
-    "truth values": (torch.zeros(2, 3, dtype=torch.bool), 1),
+    "booleans": (torch.zeros(2, 3, dtype=torch.bool), 1),
 }
 
 

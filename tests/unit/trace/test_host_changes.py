@@ -69,7 +69,7 @@ def test_an_argument_of_the_function_that_the_body_adds_to_is_told(caplog):
 
         return poptorch.repeat(2, body, x)
 
-    assert run(torch.ones(()), torch.zeros(())).item() == 4  # each trip begins with 0
+    assert run(torch.ones(()), torch.zeros(())).item() == 4  # each iteration begins with 0
     (text,) = told(caplog)
     assert "begins with a new copy" in text
 

@@ -7,19 +7,19 @@ from popsim_torch.trace.graph import parts
 
 
 class Chain(torch.nn.Module):
-    def __init__(self, trips, *, cut):
+    def __init__(self, iterations, *, cut):
         super().__init__()
-        self.trips, self.cut = trips, cut
+        self.iterations, self.cut = iterations, cut
 
     def forward(self, x):
         x = x * 2
         row = x.unbind(0)[0] if self.cut else x
-        for _ in range(self.trips):
+        for _ in range(self.iterations):
             row += 1
         return x
 
 
-def looks(trips, cut, monkeypatch):
+def looks(iterations, cut, monkeypatch):
     count = 0
     original = parts.is_in_place
 
@@ -30,8 +30,8 @@ def looks(trips, cut, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(parts, "is_in_place", counting)
-        found = poptorch.inferenceModel(Chain(trips, cut=cut))(torch.ones(2, 2))
-    assert found.tolist() == [[2 + trips] * 2, [2 if cut else 2 + trips] * 2]
+        found = poptorch.inferenceModel(Chain(iterations, cut=cut))(torch.ones(2, 2))
+    assert found.tolist() == [[2 + iterations] * 2, [2 if cut else 2 + iterations] * 2]
     return count
 
 
