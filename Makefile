@@ -10,7 +10,8 @@ export POPSIM_TARGETS ?= own
 
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.popsim_torch
-PIP_INSTALL := $(PY) -m pip install --quiet --quiet
+# Python compiles a module when it is first imported: most of those of PyTorch never are.
+PIP_INSTALL := $(PY) -m pip install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:

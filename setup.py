@@ -93,6 +93,15 @@ COMMON = (
 UNITS = ("csrc/dense/tile/units.cpp", ["-mamx-tile", "-mamx-bf16", "-mavx512bf16"])
 
 
+# The files of a folder are compiled as one, since most of the time goes to the headers that they
+# share. These are compiled alone: they use names of other files of their folder for their own parts.
+ALONE = (
+    UNITS[0],
+    "csrc/ops/attention/grad.cpp",
+    "csrc/ops/matmul/serialized.cpp",
+    "csrc/ops/recurrent/grad.cpp",
+)
+
 # The file beside the extension that popsim_torch/_native.py reads.
 BUILT_FOR = "built_for.txt"
 
@@ -342,11 +351,32 @@ def list_targets(targets: list[str]) -> str:
     )
 
 
-def write_header(name: str, text: str) -> None:
-    """Write a header of this checkout, if it is another one than before."""
-    header = ROOT / name
-    if not header.exists() or header.read_text(encoding="utf-8") != text:
-        header.write_text(text, encoding="utf-8")
+def write(path: Path, text: str) -> None:
+    """Write a file that is compiled, if it is another one than before."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def together(sources: list[str], folder: Path) -> list[str]:
+    """Return the files to compile: for each folder of sources one file that includes all of them.
+
+    Args:
+        sources: Relative to this checkout.
+        folder: Where the files are written.
+    """
+    rooms: dict[str, list[str]] = {}
+    for source in sources:
+        rooms.setdefault(source if source in ALONE else os.path.dirname(source), []).append(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for room, own in rooms.items():
+        if len(own) == 1:
+            files += own
+            continue
+        file = folder / f"{room.removeprefix('csrc/').replace('/', '_')}.cpp"
+        write(file, "".join(f'#include "{name.removeprefix("csrc/")}"\n' for name in own))
+        files.append(os.path.relpath(file, ROOT))
+    return files
 
 
 class Build(BuildExtension):
@@ -354,8 +384,8 @@ class Build(BuildExtension):
 
     def build_extensions(self) -> None:
         """Compile, and show the files' names."""
-        write_header(LISTED_OPS, list_ops(ROOT))
-        write_header(BUILT_TARGETS, list_targets(chosen_targets()))
+        write(ROOT / LISTED_OPS, list_ops(ROOT))
+        write(ROOT / BUILT_TARGETS, list_targets(chosen_targets()))
         targets = ", ".join(chosen_targets())
         title = (
             f"Compiling the C++ library, with kernels for {targets}. The first time takes minutes."
@@ -370,6 +400,7 @@ class Build(BuildExtension):
         targets = chosen_targets()
         for target in targets:
             ext.extra_objects += self.build_kernels(ext, target, folder / target)
+        ext.sources = together(ext.sources, folder / "rooms")
         floor = BASELINE if targets == [BASELINE] else "sse4"
         ext.extra_compile_args = [*common, *TARGETS[floor]]
         onednn = find_onednn()
@@ -409,7 +440,7 @@ class Build(BuildExtension):
         objects: list[str] = []
         for number, (files, arguments) in enumerate(groups):
             objects += self.compiler.compile(
-                files,
+                together(files, folder / "rooms"),
                 output_dir=str(folder / str(number)),
                 include_dirs=ext.include_dirs,
                 extra_postargs=arguments,

@@ -23,7 +23,7 @@ constexpr int64_t kFileBytes = int64_t{1} << 26;
 // A reader gets a copy of less.
 constexpr int64_t kCopiedBytes = int64_t{1} << 16;
 constexpr size_t kMaxSpare = 4;
-constexpr std::chrono::milliseconds kBetweenQuestions{20};
+constexpr std::chrono::milliseconds kBetweenLooks{20};
 
 bool held_by_nobody(const std::vector<at::Tensor>& arrays) {
   return std::ranges::all_of(arrays, [](const at::Tensor& array) {
@@ -168,7 +168,7 @@ bool Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
     return std::chrono::duration<double>(Clock::now() - time).count();
   };
   while (lasts && !closed_ && !has_room()) {
-    writable_.wait_for(lock, kBetweenQuestions);
+    writable_.wait_for(lock, kBetweenLooks);
     if (has_room()) break;
     if (statistics_.dequeued != dequeued) {
       // Somebody reads; another program has taken the place.

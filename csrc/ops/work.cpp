@@ -1,11 +1,11 @@
 #include "ops/work.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace popsim::ops {
 namespace {
-
-using Ids = std::vector<graph::TensorId>;
 
 // Without the elements that are seen several times.
 int64_t bytes_of(const graph::Tensor& tensor) {
@@ -18,11 +18,10 @@ int64_t bytes_of(const graph::Tensor& tensor) {
 
 int64_t bytes_moved(const OpView& op) {
   int64_t bytes = 0;
-  Ids read = op.op().inputs;
+  std::vector<graph::TensorId> read = op.op().inputs;
   std::ranges::sort(read);
   read.erase(std::ranges::unique(read).begin(), read.end());
-  const Ids* const both[] = {&read, &op.op().outputs};
-  for (const Ids* ids : both) {
+  for (const auto* ids : {&std::as_const(read), &op.op().outputs}) {
     for (const graph::TensorId id : *ids) {
       if (id != graph::kNoTensor) bytes += bytes_of(op.graph().tensor(id));
     }

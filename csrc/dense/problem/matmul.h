@@ -22,6 +22,7 @@ struct MatrixStrides {
   [[nodiscard]] bool column_major(int64_t rows) const {
     return row == 1 && column >= rows;
   }
+  [[nodiscard]] bool has_unit_stride() const { return row == 1 || column == 1; }
   // The matrix lies row by row or column by column.
   [[nodiscard]] bool plain(int64_t rows, int64_t columns) const {
     return row_major(columns) || column_major(rows);

@@ -29,7 +29,7 @@ class WithTileUnits final : public Convolution {
   std::unique_ptr<Convolution> other_;
 };
 
-double product(const Extents& values) {
+double product_of(const Extents& values) {
   return std::accumulate(values.begin(), values.end(), 1.0,
                          std::multiplies<>());
 }
@@ -40,8 +40,9 @@ double other_cycles(const ConvolutionSpec& spec) {
   constexpr double kFlopsPerCycle = 75;
   const int64_t per_position =
       spec.batch * spec.in_channels * spec.out_channels;
-  return 2.0 * static_cast<double>(per_position) * product(spec.kernel_size) *
-         product(spec.output_size) / kFlopsPerCycle;
+  return 2.0 * static_cast<double>(per_position) *
+         product_of(spec.kernel_size) * product_of(spec.output_size) /
+         kFlopsPerCycle;
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ namespace popsim::dense {
 namespace {
 
 // Packed weights, or packed images, that stay in a core's cache.
-constexpr int64_t kCacheBytes = 1 << 20;
+constexpr int64_t kBandBytes = 1 << 20;
 // The least number of images, or parts of them, that threads share.
-constexpr int64_t kUnits = 4;
+constexpr int64_t kUnitsOfBatch = 4;
 // Steps whose sum is added to that of the steps before, which keeps the error
 // of long sums small.
 constexpr int64_t kMaxSteps = 64;
@@ -153,9 +153,9 @@ class ImageConvolution final : public TileConvolution {
     const int64_t num_rows = products_.num_rows();
     const int64_t row_bytes =
         2 * image_numbers() / source.extent[source.band_axis];
-    const int64_t per_image = ceil_div(kUnits, batch_);
+    const int64_t per_image = ceil_div(kUnitsOfBatch, batch_);
     const int64_t rows = std::clamp<int64_t>(
-        std::min(kCacheBytes / std::max<int64_t>(row_bytes, 1),
+        std::min(kBandBytes / std::max<int64_t>(row_bytes, 1),
                  ceil_div(num_rows, per_image)),
         1, num_rows);
     num_bands_ = ceil_div(num_rows, rows);
@@ -206,10 +206,10 @@ class ImageConvolution final : public TileConvolution {
     for (const Part& part : parts_) {
       block_bytes = std::max(block_bytes, 2 * part.weights.block_size());
     }
-    chunk_ = std::clamp<int64_t>(kCacheBytes / block_bytes, 1, num_blocks_);
+    chunk_ = std::clamp<int64_t>(kBandBytes / block_bytes, 1, num_blocks_);
     if (chunk_ < num_blocks_) {
-      images_ = std::clamp<int64_t>(kCacheBytes / image_bytes, 1,
-                                    ceil_div(batch_, kUnits));
+      images_ = std::clamp<int64_t>(kBandBytes / image_bytes, 1,
+                                    ceil_div(batch_, kUnitsOfBatch));
     }
     share_bytes_ = images_ * image_bytes;
     for (const Part& part : parts_) {

@@ -347,14 +347,10 @@ class BlockedMatmul final : public Matmul {
   int64_t limit_;  // of shares
 };
 
-bool has_unit_stride(const MatrixStrides& strides) {
-  return strides.row == 1 || strides.column == 1;
-}
-
 }  // namespace
 
 std::unique_ptr<Matmul> create_blocked_matmul(const MatmulSpec& spec) {
-  if (!has_unit_stride(spec.a) || !has_unit_stride(spec.b)) return nullptr;
+  if (!spec.a.has_unit_stride() || !spec.b.has_unit_stride()) return nullptr;
   return std::make_unique<BlockedMatmul>(spec);
 }
 

@@ -164,15 +164,11 @@ class HalfMatmul final : public Matmul {
   int64_t row_groups_;
 };
 
-bool has_unit_stride(const MatrixStrides& strides) {
-  return strides.row == 1 || strides.column == 1;
-}
-
 }  // namespace
 
 std::unique_ptr<Matmul> create_half_matmul(const MatmulSpec& spec) {
   check_internal(!spec.update, "an update by a product with half partials");
-  if (!has_unit_stride(spec.a) || !has_unit_stride(spec.b)) return nullptr;
+  if (!spec.a.has_unit_stride() || !spec.b.has_unit_stride()) return nullptr;
   return std::make_unique<HalfMatmul>(spec);
 }
 

@@ -24,7 +24,7 @@ constexpr int64_t kMinLanes = 8;
 constexpr int64_t kMinTransposed = 12;
 // Products that are added up one after the other: the error of such a sum grows
 // with its length.
-constexpr int64_t kMaxDepth = 1024;
+constexpr int64_t kMaxTerms = 1024;
 // Rows that push each other out of the caches are copied if at least this many
 // tiles read them: for fewer, a copy takes as long as it saves.
 constexpr int64_t kMinReads = 4;
@@ -36,8 +36,8 @@ constexpr int64_t kStripColumns =
     ceil_div((kStripTiles - 1) * kMaxTileRows + kTileLanes, kTileLanes) *
     kTileLanes;
 // Side of the blocks that a matrix is transposed in.
-constexpr int kBlock = 16;
-constexpr int64_t kColumnUnit = std::max<int64_t>(kTileLanes, kBlock);
+constexpr int kTransposedBlock = 16;
+constexpr int64_t kColumnUnit = std::max<int64_t>(kTileLanes, kTransposedBlock);
 
 threads::Shares shares_of(const MatmulSpec& spec, int64_t pieces) {
   return {threads::multiplications(spec.m * spec.n * spec.k), pieces};
@@ -140,17 +140,17 @@ class RowMajorShort final : public Matmul {
     }
     if (whole && ends_in_tile_) {
       run_deep_tile(
-          left, right, rows_.length(i), columns, spec_.k, kMaxDepth,
+          left, right, rows_.length(i), columns, spec_.k, kMaxTerms,
           ended_output(spec_, operands, row * spec_.n + column, column));
       return;
     }
-    if (whole && spec_.update && spec_.k <= kMaxDepth) {
+    if (whole && spec_.update && spec_.k <= kMaxTerms) {
       run_tile(left, right, rows_.length(i), columns, spec_.k,
                {out, spec_.n, operands.rate, operands.decay, kept},
                TileResult::kUpdate);
       return;
     }
-    run_deep_tile(left, right, rows_.length(i), columns, spec_.k, kMaxDepth,
+    run_deep_tile(left, right, rows_.length(i), columns, spec_.k, kMaxTerms,
                   tile.output());
     for (int64_t r = 0; r < rows_.length(i); ++r) {
       const int64_t offset = (row + r) * spec_.n + column;
@@ -208,14 +208,15 @@ class ColumnMajorShort final : public Matmul {
   // columns[d][i] = a[i][d], padded with zeros.
   void transpose(const float* a, float* columns) const {
     const MatrixStrides& stride = spec_.a;
-    for (int64_t i = 0; i < width_; i += kBlock) {
-      for (int64_t d = 0; d < spec_.k; d += kBlock) {
+    for (int64_t i = 0; i < width_; i += kTransposedBlock) {
+      for (int64_t d = 0; d < spec_.k; d += kTransposedBlock) {
         const float* block = a + i * stride.row + d * stride.column;
         float* out = columns + d * width_ + i;
-        const int64_t rows = std::min<int64_t>(kBlock, spec_.m - i);
-        const int64_t depth = std::min<int64_t>(kBlock, spec_.k - d);
+        const int64_t rows = std::min<int64_t>(kTransposedBlock, spec_.m - i);
+        const int64_t depth = std::min<int64_t>(kTransposedBlock, spec_.k - d);
         if (stride.column == 1) {
-          transpose_padded<kBlock>(block, stride.row, out, width_, rows, depth);
+          transpose_padded<kTransposedBlock>(block, stride.row, out, width_,
+                                             rows, depth);
         } else {
           copy_block(block, rows, depth, out);
         }
@@ -229,7 +230,8 @@ class ColumnMajorShort final : public Matmul {
       for (int64_t i = 0; i < rows; ++i) {
         out[d * width_ + i] = block[i * spec_.a.row + d * spec_.a.column];
       }
-      std::fill(out + d * width_ + rows, out + d * width_ + kBlock, 0.0F);
+      std::fill(out + d * width_ + rows, out + d * width_ + kTransposedBlock,
+                0.0F);
     }
   }
 
@@ -251,7 +253,7 @@ class ColumnMajorShort final : public Matmul {
       for (int64_t row = 0; row < spec_.m; row += kTileColumns) {
         const int64_t rows = std::min(kTileColumns, spec_.m - row);
         run_deep_tile(left, {columns + row, width_}, blocks_.length(i), rows,
-                      spec_.k, kMaxDepth, {tile.data(), kTileColumns});
+                      spec_.k, kMaxTerms, {tile.data(), kTileColumns});
         for (int64_t r = 0; r < rows; r += kTileLanes) {
           transpose_square<kTileLanes>(
               tile.data() + r, kTileColumns,

@@ -191,16 +191,12 @@ class VectorMatmul final : public Matmul {
   threads::Shares shares_;
 };
 
-bool has_unit_stride(const MatrixStrides& strides) {
-  return strides.row == 1 || strides.column == 1;
-}
-
 }  // namespace
 
 std::unique_ptr<Matmul> create_vector_matmul(const MatmulSpec& spec) {
   const bool is_vector = spec.batch == 1 && (spec.m == 1 || spec.n == 1);
   if (!is_vector ||
-      !has_unit_stride(spec.n == 1 && spec.m > 1 ? spec.a : spec.b)) {
+      !(spec.n == 1 && spec.m > 1 ? spec.a : spec.b).has_unit_stride()) {
     return nullptr;
   }
   return std::make_unique<VectorMatmul>(spec);

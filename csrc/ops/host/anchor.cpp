@@ -144,7 +144,7 @@ std::vector<TensorType> anchor_types(const OpCall& op) {
   return {};
 }
 
-std::vector<graph::Work> work(const OpView& op) {
+std::vector<graph::Work> anchor_work(const OpView& op) {
   return {graph::Host{op.input(0).bytes()}};
 }
 
@@ -176,7 +176,7 @@ extern const OpDef kAnchor{
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AnchorKernel>(op);
     },
-    .work = work,
+    .work = anchor_work,
     .exact = true,
 };
 

@@ -72,7 +72,7 @@ std::vector<TensorType> enqueue_types(const OpCall& op) {
   return {};
 }
 
-std::vector<graph::Work> work(const OpView& op) {
+std::vector<graph::Work> enqueue_work(const OpView& op) {
   int64_t bytes = 0;
   for (size_t i = 0; i < op.num_inputs(); ++i) bytes += op.input(i).bytes();
   return {graph::Host{bytes}};
@@ -88,7 +88,7 @@ extern const OpDef kEnqueue{
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<EnqueueKernel>(op);
     },
-    .work = work,
+    .work = enqueue_work,
 };
 
 }  // namespace popsim::ops

@@ -88,7 +88,7 @@ std::vector<TensorType> result_types(const OpCall& op) {
   return types;
 }
 
-std::vector<graph::Work> work(const OpView& op) {
+std::vector<graph::Work> host_call_work(const OpView& op) {
   int64_t bytes = 0;
   for (size_t i = 0; i < op.num_inputs(); ++i) bytes += op.input(i).bytes();
   for (size_t i = 0; i < op.num_outputs(); ++i) {
@@ -110,7 +110,7 @@ extern const OpDef kHostCall{
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<HostCallKernel>(op);
     },
-    .work = work,
+    .work = host_call_work,
     .exact = true,
     .calls_host = true,
 };

@@ -113,7 +113,7 @@ std::vector<TensorType> printed_type(const OpCall& op) {
   return {op.input_type(0)};
 }
 
-std::vector<graph::Work> work(const OpView& op) {
+std::vector<graph::Work> print_work(const OpView& op) {
   return {graph::Host{op.input(0).bytes()}};
 }
 
@@ -129,7 +129,7 @@ extern const OpDef kPrint{
     .family = "host",
     .shape = printed_type,
     .prepare = prepare_print,
-    .work = work,
+    .work = print_work,
     .outputs = OutputLayout::kAny,
     .exact = true,
 };

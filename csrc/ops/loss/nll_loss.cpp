@@ -243,7 +243,7 @@ void check_labels(const OpCall& op, size_t labels, const Shape& samples,
   if (op.has_input(labels + 1)) op.require_shape(labels + 1, {classes});
 }
 
-std::vector<TensorType> loss_types(const OpCall& op) {
+std::vector<TensorType> nll_loss_types(const OpCall& op) {
   op.require_rank(0, 2);
   const TensorType x = op.input_type(0);
   const Shape samples{x.shape[0]};
@@ -252,7 +252,7 @@ std::vector<TensorType> loss_types(const OpCall& op) {
   return {{x.dtype, reduces ? Shape{} : samples}, {x.dtype, {}}};
 }
 
-std::vector<TensorType> gradient_type(const OpCall& op) {
+std::vector<TensorType> nll_loss_grad_type(const OpCall& op) {
   const auto& reduction = op.attribute<std::string>("reduction");
   const int64_t classes = op.attribute<int64_t>("classes");
   op.require_rank(2, 1);
@@ -268,7 +268,7 @@ std::vector<TensorType> gradient_type(const OpCall& op) {
 }
 
 // Only the classes of the labels are read.
-std::vector<graph::Work> loss_work(const OpView& op) {
+std::vector<graph::Work> nll_loss_work(const OpView& op) {
   const int64_t samples = op.input(0).shape[0];
   return {graph::Reduce{samples},
           graph::Move{samples * size_in_bytes(op.input(0).dtype) +
@@ -284,11 +284,11 @@ extern const OpDef kNllLoss{
         "Tensor{floats}? weights, *, str{none, mean, sum} reduction, "
         "int ignore_index) -> (Tensor? loss, Tensor? total_weight)",
     .family = "loss",
-    .shape = loss_types,
+    .shape = nll_loss_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<NllLoss>(op);
     },
-    .work = loss_work,
+    .work = nll_loss_work,
     .layer = true,
 };
 
@@ -300,7 +300,7 @@ extern const OpDef kNllLossGrad{
         "str{none, mean, sum} reduction, int ignore_index, int{1..} classes, "
         "dtype{floats} dtype) -> Tensor",
     .family = "loss",
-    .shape = gradient_type,
+    .shape = nll_loss_grad_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<NllLossGrad>(op);
     },
@@ -317,7 +317,7 @@ extern const OpDef kCrossEntropyGrad{
         "str{none, mean, sum} reduction, int ignore_index, int{1..} classes, "
         "dtype{floats} dtype) -> Tensor",
     .family = "loss",
-    .shape = gradient_type,
+    .shape = nll_loss_grad_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<CrossEntropyGrad>(op);
     },

@@ -13,9 +13,9 @@ namespace {
 
 // What an instruction reads: a block of values, or one value for all of it.
 template <bool kUniform>
-class Operand {
+class LaneOperand {
  public:
-  explicit Operand(const float* values) : values_(values) {}
+  explicit LaneOperand(const float* values) : values_(values) {}
   [[nodiscard]] Vec at(int64_t i) const { return Vec::loadu(values_ + i); }
   [[nodiscard]] Vec at(int64_t i, int64_t lanes) const {
     return Vec::loadu(values_ + i, lanes);
@@ -26,9 +26,9 @@ class Operand {
 };
 
 template <>
-class Operand<true> {
+class LaneOperand<true> {
  public:
-  explicit Operand(const float* value) : value_(*value) {}
+  explicit LaneOperand(const float* value) : value_(*value) {}
   [[nodiscard]] Vec at(int64_t /*i*/) const { return value_; }
   [[nodiscard]] Vec at(int64_t /*i*/, int64_t /*lanes*/) const {
     return value_;
@@ -45,7 +45,7 @@ void run_block(float* out, const float* a, const float* b, const float* c,
                int64_t n) {
   const std::array<const float*, kMaxMapOperands> pointers{a, b, c};
   const std::tuple operands{
-      Operand<((kMask >> kIndex) & 1) != 0>(pointers[kIndex])...};
+      LaneOperand<((kMask >> kIndex) & 1) != 0>(pointers[kIndex])...};
   const Function function{};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {

@@ -246,7 +246,7 @@ std::vector<TensorType> types(const OpCall& op) {
   return {op.input_type(0), moments, moments};
 }
 
-std::vector<TensorType> gradient_types(const OpCall& op) {
+std::vector<TensorType> group_norm_grad_types(const OpCall& op) {
   const Groups groups(op, 1);
   op.require_shape(0, op.input(1).shape);
   for (const size_t i : {2, 3}) op.require_shape(i, groups.moments());
@@ -284,7 +284,7 @@ extern const OpDef kGroupNormGrad{
         "int{1..} groups) -> (Tensor? for_x, Tensor? for_weight, "
         "Tensor? for_bias)",
     .family = "norm",
-    .shape = gradient_types,
+    .shape = group_norm_grad_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<GroupNormGrad>(op);
     },

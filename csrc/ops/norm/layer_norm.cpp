@@ -259,7 +259,7 @@ class LayerNormGrad final : public Kernel {
   std::vector<std::vector<float>> scratch_;  // by task
 };
 
-std::vector<TensorType> types(const OpCall& op) {
+std::vector<TensorType> layer_norm_types(const OpCall& op) {
   const Normed normed(op, 0);
   for (const size_t i : {1, 2}) {
     if (op.has_input(i)) op.require_shape(i, normed.row);
@@ -268,7 +268,7 @@ std::vector<TensorType> types(const OpCall& op) {
   return {op.input_type(0), moments, moments};
 }
 
-std::vector<TensorType> gradient_types(const OpCall& op) {
+std::vector<TensorType> layer_norm_grad_types(const OpCall& op) {
   const Normed normed(op, 1);
   op.require_shape(0, op.input(1).shape);
   for (const size_t i : {2, 3}) op.require_shape(i, normed.moments);
@@ -289,7 +289,7 @@ extern const OpDef kLayerNorm{
         "Tensor{floats}? bias, *, int{1..} axes, float epsilon) -> "
         "(Tensor? y, Tensor? mean, Tensor? rstd)",
     .family = "norm",
-    .shape = types,
+    .shape = layer_norm_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LayerNorm>(op);
     },
@@ -305,7 +305,7 @@ extern const OpDef kLayerNormGrad{
         "int{1..} axes) -> (Tensor? for_x, Tensor? for_weight, "
         "Tensor? for_bias)",
     .family = "norm",
-    .shape = gradient_types,
+    .shape = layer_norm_grad_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LayerNormGrad>(op);
     },

@@ -28,7 +28,7 @@ constexpr int64_t kChunk = 128;         // rows
 constexpr int64_t kStride = 128 + 64;   // with room for a vector after them
 constexpr int64_t kBlockFloats = 4096;  // of candidates
 constexpr int64_t kAtOnce = 4;          // candidates that share what is loaded
-constexpr int64_t kElementCost = 3;     // in additions
+constexpr int64_t kDifferenceCost = 3;  // in additions
 static_assert(kStride - kChunk >= kLanes);
 
 // Between all rows and all candidates.
@@ -101,7 +101,7 @@ class Nearest final : public Kernel {
         rows_(op, 0, width_),
         candidates_(op.input_id(1), op.input(1), workspace_),
         out_(op.output_id(0)),
-        shares_(threads::additions(kElementCost * num_differences(op)),
+        shares_(threads::additions(kDifferenceCost * num_differences(op)),
                 ceil_div(num_rows_, kChunk)) {
     if (op.has_input(2)) batches_.emplace(op);
     const Scratch scratch{
@@ -245,7 +245,7 @@ std::vector<TensorType> nearest_type(const OpCall& op) {
 }
 
 std::vector<graph::Work> nearest_work(const OpView& op) {
-  return {graph::Elementwise{num_differences(op), kElementCost}};
+  return {graph::Elementwise{num_differences(op), kDifferenceCost}};
 }
 
 }  // namespace

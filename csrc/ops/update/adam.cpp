@@ -76,7 +76,7 @@ class AdamUpdate final : public Kernel {
   update::Parts<AdamPart> parts_;
 };
 
-std::vector<TensorType> terms(const OpCall& part) {
+std::vector<TensorType> adam_terms(const OpCall& part) {
   return {update::term_type(part)};
 }
 
@@ -99,7 +99,8 @@ extern const OpDef kAdamUpdate{
         "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step, "
         "Tensor? term)",
     .family = "update",
-    .shape = update::updated_types<update::AdamOperands::num_states, terms>,
+    .shape =
+        update::updated_types<update::AdamOperands::num_states, adam_terms>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<AdamUpdate>(op);
     },

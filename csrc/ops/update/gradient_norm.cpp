@@ -66,7 +66,7 @@ class GradientNorm final : public Kernel {
   std::vector<double> sums_;  // by block
 };
 
-std::vector<graph::Work> work(const OpView& op) {
+std::vector<graph::Work> norm_work(const OpView& op) {
   graph::Reduce squares;
   for (size_t i = 0; i + 1 < op.num_inputs(); ++i) {
     squares.elements += 2 * op.input(i).numel();
@@ -88,7 +88,7 @@ extern const OpDef kGradientNorm{
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<GradientNorm>(op);
     },
-    .work = work,
+    .work = norm_work,
     .layer = true,
 };
 

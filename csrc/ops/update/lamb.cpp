@@ -147,7 +147,7 @@ class LambUpdate final : public Kernel {
   update::Parts<LambPart> parts_;
 };
 
-std::vector<TensorType> terms(const OpCall& part) {
+std::vector<TensorType> lamb_terms(const OpCall& part) {
   const TensorType sum{DType::kFloat32, {}};
   return {update::term_type(part), sum, sum};
 }
@@ -170,7 +170,8 @@ extern const OpDef kLambUpdate{
         "Tensor(c!) second_moment, Tensor(d!)[bias_correction] step, "
         "Tensor? term, Tensor? weight_square_sum, Tensor? term_square_sum)",
     .family = "update",
-    .shape = update::updated_types<update::AdamOperands::num_states, terms>,
+    .shape =
+        update::updated_types<update::AdamOperands::num_states, lamb_terms>,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<LambUpdate>(op);
     },

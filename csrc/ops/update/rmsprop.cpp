@@ -154,7 +154,7 @@ class RmspropPart {
   Factors factors_{};
 };
 
-std::vector<TensorType> terms(const OpCall& part) {
+std::vector<TensorType> rmsprop_terms(const OpCall& part) {
   return {update::term_type(part)};
 }
 
@@ -175,7 +175,7 @@ extern const OpDef kRmspropUpdate{
         "Tensor(b!) mean_square, Tensor(c!)[momentum] momentum_buffer, "
         "Tensor(d!)[centered] mean, Tensor? term)",
     .family = "update",
-    .shape = update::updated_types<RmspropPart::num_states, terms>,
+    .shape = update::updated_types<RmspropPart::num_states, rmsprop_terms>,
     .prepare = update::prepare_blockwise<RmspropPart>,
     .work = update::updating<15>,
     .layer = true,

@@ -77,7 +77,7 @@ std::vector<TensorType> types(const OpCall& op) {
   return {op.input_type(kWeight), op.input_type(kWeight)};
 }
 
-std::vector<graph::Work> work(const OpView& op) {
+std::vector<graph::Work> product_work(const OpView& op) {
   const Shape& a = op.input(kA).shape;
   const Shape& b = op.input(kB).shape;
   return {graph::Product{1, a[0], b[1], a[1]},
@@ -98,7 +98,7 @@ extern const OpDef kSgdProductUpdate{
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
       return std::make_unique<SgdProductUpdate>(op);
     },
-    .work = work,
+    .work = product_work,
     .layer = true,
 };
 
