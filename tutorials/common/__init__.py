@@ -1,1 +1,1 @@
-"""What the tutorial scripts share: data and a working torchvision."""
+"""The shared parts of the tutorial scripts: data, and a torchvision that can be imported."""

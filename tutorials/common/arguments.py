@@ -1,11 +1,11 @@
-"""Types of command line arguments that the tutorial scripts share."""
+"""Types of command line arguments, for all tutorial scripts."""
 
 import argparse
 import math
 
 
 def count(text: str) -> int:
-    """Return a number of things, 1 or more."""
+    """Return an integer of 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"needs 1 or more, got {text}")

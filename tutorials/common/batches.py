@@ -1,4 +1,4 @@
-"""Digits as batches for an infeed queue: all images in memory, shuffled, without end."""
+"""Endless shuffled batches of digits for an infeed queue; all images are in memory."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from common.data import open_mnist
 class Batches:
     """Batches of all examples in random order, one epoch after another.
 
-    What is left of an epoch when it does not fill a batch is dropped, so that all batches have the
-    same shape. The same seed gives the same batches.
+    The examples at the end of an epoch that do not fill a batch are dropped, so all batches have
+    the same shape. The same seed gives the same batches.
 
     Args:
-        images: Of any shape after the first axis.
-        labels: One for each image.
+        images: A tensor with one image for each index of the first axis, in any shape.
+        labels: One label for each image.
         batch_size: Examples per batch (count).
-        seed: Of the order.
+        seed: Seed of the random order.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ def load_mnist(arguments: argparse.Namespace) -> tuple[torch.Tensor, torch.Tenso
     """Return the training images, (N, 28, 28) with values from 0 to 1, and their digits, int32.
 
     Args:
-        arguments: With the options of ``add_data_arguments``.
+        arguments: The parsed arguments, with the options of ``add_data_arguments``.
     """
     dataset = open_mnist(arguments.data_root, arguments.download)
     return dataset.data.float() / 255, dataset.targets.to(torch.int32)

@@ -1,4 +1,4 @@
-"""The choice of digits: the user's, the machine's, or drawn ones."""
+"""Chooses the digits: MNIST of the user, MNIST of this machine, or drawn digits."""
 
 import argparse
 from pathlib import Path
@@ -31,9 +31,9 @@ def open_mnist(data_root: Path | None, download: bool, train: bool = True) -> Da
     """Return MNIST as pairs of a normalised image (1, 28, 28) and its digit.
 
     Args:
-        data_root: Folder asked for, or None to take what the machine has.
+        data_root: The folder of MNIST; None uses MNIST of this machine, or drawn digits.
         download: Whether the network may be used.
-        train: The training split, else the test split.
+        train: True for the training split, False for the test split.
 
     Raises:
         SystemExit: ``data_root`` holds no MNIST and ``download`` is False.
@@ -54,7 +54,7 @@ def open_mnist(data_root: Path | None, download: bool, train: bool = True) -> Da
         return mnist(root, download=True)
     try:
         return mnist(root)
-    except RuntimeError as error:  # torchvision's way to say that nothing is there
+    except RuntimeError as error:  # torchvision raises it if MNIST is not in the folder
         if data_root is not None:
             raise SystemExit(
                 f"No MNIST in {data_root}: expected {root / 'MNIST' / 'raw'} with its IDX files. "

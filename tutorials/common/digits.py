@@ -1,4 +1,4 @@
-"""Drawn digits: a stand-in for MNIST on a machine without data and network.
+"""Draws digits, as a replacement for MNIST on a machine without data and network.
 
 Each digit is a few pen strokes in a unit square. A seeded generator picks one
 of the ways to write it, bends, turns, scales and shifts the strokes, and picks
@@ -24,8 +24,8 @@ NUM_TRAIN = 8_000
 NUM_TEST = 2_000
 
 _SEED = 2013
-_VERSION = 1  # of the drawing: a change gives the cache another folder
-_IMAGES_PER_CHUNK = 200  # bounds the distance table to a few megabytes
+_VERSION = 1  # part of the name of the cache folder: increase it if the drawing changes
+_IMAGES_PER_CHUNK = 200  # limits the distance table to a few megabytes
 _FILES = {"train": ("train", NUM_TRAIN), "test": ("t10k", NUM_TEST)}
 
 
@@ -36,7 +36,7 @@ def drawn_mnist_root(cache_dir: Path | None = None) -> Path:
     its name only when it is complete, so parallel first calls are safe.
 
     Args:
-        cache_dir: Where to keep it; by default the user's cache folder.
+        cache_dir: The folder that contains it; by default the cache folder of the user.
     """
     cache_dir = _user_cache_dir() if cache_dir is None else cache_dir
     root = cache_dir / f"drawn-digits-{_VERSION}"
@@ -109,7 +109,7 @@ def _distort(points_S2: Floats, num_images: int, rng: np.random.Generator) -> Fl
 
     x_NS = points_S2[:, 0] - 0.5 + np.zeros((num_images, 1), np.float32)
     y_NS = points_S2[:, 1] - 0.5 + np.zeros((num_images, 1), np.float32)
-    # Bend: one slow wave along each axis, the unsteady hand.
+    # Bend the strokes by one slow wave along each axis, like an unsteady hand.
     x_NS, y_NS = (
         x_NS + draw(-0.05, 0.05) * np.sin(np.pi * (2.0 * y_NS + draw(-1.0, 1.0))),
         y_NS + draw(-0.05, 0.05) * np.sin(np.pi * (2.0 * x_NS + draw(-1.0, 1.0))),

@@ -18,12 +18,12 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-# The schemas exist as long as their library object does.
+# The schemas exist as long as their library object exists.
 _libraries: list[torch.library.Library] = []
 
 
 def import_torchvision() -> ModuleType:
-    """Return torchvision, imported as it is wherever that works.
+    """Return torchvision. If its normal import fails, import it with operator schemas only.
 
     Raises:
         ImportError: torchvision is not installed.

@@ -1,8 +1,8 @@
-"""An activation as a custom operator: in C++, in Python, and how fast they are.
+"""Write an activation as a custom operator in C++ and in Python, and measure both.
 
-``mish.cpp`` is compiled with nothing but the compiler and one header. The same
-operator in Python is registered by a decorator. Both have a gradient, so both
-can be trained; a composite of torch functions says what is right.
+Compiling ``mish.cpp`` needs only a compiler and one header. A decorator registers
+the same operator in Python. Both have a gradient, so a model with them can be
+trained. A formula of torch functions gives the expected results.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def load_library(folder: str) -> None:
 
 @poptorch.register_custom_op("MishInPython", domain="tutorial")
 def mish_kernel(x: torch.Tensor) -> torch.Tensor:
-    """Compute the operator: called in every micro-batch, with numbers."""
+    """Compute the operator. The device calls this in every micro-batch."""
     return x * torch.tanh(F.softplus(x))
 
 
@@ -62,8 +62,8 @@ def custom(name: str) -> Activation:
     """Return the activation that an operator computes."""
 
     def activation(x: torch.Tensor) -> torch.Tensor:
-        # One example for each output: its shape and element type count. Outside
-        # of a compiled model the results are zeros, as in PopTorch.
+        # Pass one example for each output. Only its shape and dtype are used.
+        # Outside of a compiled model the results are zeros, as in PopTorch.
         (y,) = poptorch.custom_op([x], name, "tutorial", 1, example_outputs=[x])
         return y
 
@@ -71,7 +71,7 @@ def custom(name: str) -> Activation:
 
 
 def composite(x: torch.Tensor) -> torch.Tensor:
-    """Compute the same by functions of torch."""
+    """Compute the same function with torch functions."""
     return x * torch.tanh(F.softplus(x))
 
 
@@ -156,7 +156,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--columns", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=30, help="calls to take the median of")
+    parser.add_argument("--repeats", type=int, default=30, help="calls; their median is printed")
     return parser.parse_args()
 
 

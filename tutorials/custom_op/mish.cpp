@@ -1,7 +1,7 @@
 // Mish, x * tanh(softplus(x)), as one operator with its gradient.
 //
-// Written out, tanh and softplus are four functions of their own. With
-// n = exp(x) it is  x * n (n + 2) / (n (n + 2) + 2):  a single exponential.
+// Written with tanh and softplus, Mish calls four functions. With n = exp(x) it
+// is x * n (n + 2) / (n (n + 2) + 2), which needs a single exponential.
 #include <popsim_custom_op.h>
 
 #include <algorithm>
@@ -14,11 +14,12 @@ using popsim::Tensor;
 
 namespace {
 
-// A loop of this is one that compilers make vector instructions of; of
-// std::exp it is not. From 20 on Mish is x to all digits of a float.
+// Compilers can vectorize a loop that calls this function, but not a loop that
+// calls std::exp. From x = 20 on, Mish equals x in all digits of a float.
 inline float exponential(float x) {
   x = x < -87.0F ? -87.0F : x > 20.0F ? 20.0F : x;
-  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: what is added is rounded
+  constexpr float kRound =
+      12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const float power = (x * 1.44269504F + kRound) - kRound;
   const float rest = (x - power * 0.693359375F) + power * 2.12194440e-4F;
   float value = 1.9875691500e-4F;
@@ -47,7 +48,7 @@ inline float slope(float x) {
          x * (4.0F * n * (n + 1.0F)) * (quotient * quotient);
 }
 
-// What the outputs are, and what inputs the kernel can compute. No values yet.
+// Declares the output and checks the input. The tensors have no values yet.
 void shapes(const Call& call) {
   call.require(call.num_inputs() == 1, "Mish takes one input");
   const int32_t dtype = call.input(0).dtype();
@@ -60,7 +61,7 @@ template <typename T>
 void compute(const Call& call) {
   const T* x = call.input_data<T>(0);
   T* y = call.output_data<T>(0);
-  // A unit is an element, which reads one number and writes one.
+  // A unit is one value of the tensor. It reads one number and writes one.
   call.share(call.input(0).numel(), 2, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) y[i] = T(mish(x[i]));
   });
@@ -71,8 +72,8 @@ void kernel(const Call& call) {
                                           : compute<float>(call);
 }
 
-// Inputs of a gradient: the operator's inputs (x), its outputs (y), and the
-// gradients of the outputs. It writes the gradients of the inputs.
+// The inputs of a gradient are the inputs of the operator (x), its outputs (y),
+// and the gradients of the outputs. It writes the gradients of the inputs.
 template <typename T>
 void compute_gradient(const Call& call) {
   const T* x = call.input_data<T>(0);
@@ -90,7 +91,7 @@ void gradient(const Call& call) {
                                           : compute_gradient<float>(call);
 }
 
-// About as many operations as the loops above have; for reports.
+// Returns the approximate number of operations of the loops above, for reports.
 popsim_custom_cost cost(const Call& call) {
   return {24.0 * static_cast<double>(call.input(0).numel()), 0.0};
 }

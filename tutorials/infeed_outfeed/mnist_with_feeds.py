@@ -1,4 +1,4 @@
-"""Train a small network in loops on the device, with queues that feed and empty them."""
+"""Train a small network in loops on the device, with queues for batches and losses."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ import popsim_torch as poptorch
 def make_training(
     batches: Iterable, steps_per_execution: int, learning_rate: float
 ) -> tuple[Callable[[], None], poptorch.OutfeedQueue]:
-    """Return a function that trains for some steps, and the queue that gets the loss of each."""
+    """Return a function that trains for some steps, and the queue for the loss of each step."""
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
     infeed = poptorch.InfeedQueue(batches)

@@ -1,4 +1,4 @@
-"""Train the same network with a call of the device for each batch, from a loop in Python."""
+"""Train the same network in a Python loop, with a call of the device for each batch."""
 
 import time
 
@@ -10,7 +10,7 @@ import popsim_torch as poptorch
 
 
 class WithLoss(nn.Module):
-    """The network, and the loss that training starts from."""
+    """The network and its loss."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -21,7 +21,7 @@ class WithLoss(nn.Module):
 
 
 def make_training(learning_rate: float) -> poptorch.PoplarExecutor:
-    """Return a model that trains with the batch it is called with, and returns its loss."""
+    """Return a model that trains with one batch in each call, and returns its loss."""
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
     return poptorch.trainingModel(WithLoss(network), optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""What the programs have in common: flags, digits, the network and its loss."""
+"""The shared parts of the programs: flags, digits, the network and its loss."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from common.data import add_data_arguments
 
 
 def make_network() -> nn.Module:
-    """Return 784-128-10 with a softmax at its end, with the same weights each time."""
+    """Return the network 784-128-10 with a final softmax, with the same weights each time."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10), nn.Softmax(dim=1)
@@ -23,17 +23,17 @@ def make_network() -> nn.Module:
 
 
 def loss_of(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross entropy of what the softmax has made of the network's output."""
-    # A probability that was rounded to zero has no logarithm.
+    """Return the mean cross entropy of probabilities that a softmax has computed."""
+    # A probability that is rounded to zero has no logarithm, so limit it.
     return functional.nll_loss(probabilities.clamp(min=1e-7).log(), labels)
 
 
 def make_parser(description: str, steps: int) -> argparse.ArgumentParser:
-    """Return a parser of the flags that all programs have.
+    """Return a parser of the flags of all programs.
 
     Args:
-        description: Of the program.
-        steps: Default of ``--steps`` (batches).
+        description: The description of the program.
+        steps: The default of ``--steps`` (batches).
     """
     parser = argparse.ArgumentParser(description=description)
     flag = parser.add_argument
@@ -45,13 +45,13 @@ def make_parser(description: str, steps: int) -> argparse.ArgumentParser:
 
 
 def load_batches(arguments: argparse.Namespace) -> Batches:
-    """Return batches of images and their digits, shuffled anew in every epoch, without end."""
+    """Return endless batches of images and their digits, in a new random order in every epoch."""
     images, labels = load_mnist(arguments)
     return Batches(images, labels.long(), arguments.batch_size)
 
 
 def print_losses(losses: torch.Tensor) -> None:
-    """Print the mean loss of the first and of the last tenth of the batches."""
+    """Print the mean loss of the first tenth and of the last tenth of the batches."""
     tenth = max(1, len(losses) // 10)
     first, last = losses[:tenth].mean().item(), losses[-tenth:].mean().item()
     print(f"Mean loss of {len(losses)} batches: {first:.4f} at first, {last:.4f} at last")

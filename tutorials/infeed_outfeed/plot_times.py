@@ -1,4 +1,4 @@
-"""Plot the time of a step against the steps that one call of the device makes."""
+"""Plot the time of a step against the number of steps in one call of the device."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ WITHOUT, EAGER = "without queues", "eager PyTorch"
 ROUNDS = 5
 
 Runs = Callable[[int], None]
-"""Trains for so many steps."""
+"""A function that trains for the given number of steps."""
 
 
 def with_feeds(batches: Batches, learning_rate: float, steps_per_execution: int) -> Runs:
@@ -57,11 +57,11 @@ def in_eager_pytorch(batches: Batches, learning_rate: float) -> Runs:
 
 
 def measure(runs: dict[int | str, Runs], steps: int) -> dict[int | str, float]:
-    """Return the shortest time of a step of each, in microseconds, without compilation."""
+    """Return the shortest time of a step of each run, in microseconds, without compilation."""
     for key, run in runs.items():
-        run(key if isinstance(key, int) else 1)  # compiles
+        run(key if isinstance(key, int) else 1)  # the first call compiles
     times = dict.fromkeys(runs, float("inf"))
-    # In turn: what else the machine does meets all of them.
+    # Alternate between the runs, so that other load of the machine affects all of them.
     for _ in range(ROUNDS):
         for key, run in runs.items():
             num_steps = -(-steps // key) * key if isinstance(key, int) else steps
@@ -76,10 +76,11 @@ def plot(times: dict[int | str, float], near: int, batch_size: int, path: Path) 
     """Save the picture.
 
     Args:
-        times: Of a step (microseconds), by steps per execution or what it is compared with.
-        near: The steps per execution to mark.
-        batch_size: For the title.
-        path: Of the PNG file.
+        times: Time of a step (microseconds), for each number of steps per execution, and for
+            the two runs without queues.
+        near: The number of steps per execution to mark.
+        batch_size: The batch size in the title.
+        path: The path of the PNG file.
     """
     counts = [key for key in times if isinstance(key, int)]
     figure = Figure(figsize=(8, 5), layout="constrained")

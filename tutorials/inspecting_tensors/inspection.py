@@ -1,4 +1,4 @@
-"""What both programs share: flags, digits, network, the loop over steps, and what it prints."""
+"""The shared parts of both programs: flags, digits, network, loop over steps, printing."""
 
 import argparse
 import math
@@ -23,7 +23,7 @@ LEARNING_RATE = 0.01
 
 
 class Network(nn.Module):
-    """Three linear layers, of which the programs use one at a time."""
+    """Three linear layers. The programs call the layers, not the network."""
 
     def __init__(self):
         super().__init__()
@@ -34,12 +34,12 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Activations:
-    """A queue for activations, and the function that feeds it.
+    """A queue for activations, and the function that adds them to the queue.
 
     Attributes:
-        queue: Gets them.
-        function: Offers them; what it is called with has the shapes of ``arguments``.
-        arguments: Tensors of those shapes; their values do not matter.
+        queue: The queue that gets the activations.
+        function: The function that adds them. Its arguments have the shapes of ``arguments``.
+        arguments: Tensors of these shapes; their values do not matter.
     """
 
     queue: poptorch.MaybeOutfeedQueue
@@ -49,14 +49,14 @@ class Activations:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that trains for one step, and the queues that it feeds.
+    """A program that trains for one step, and the queues of its results.
 
     Attributes:
         run: Runs one step.
         activations: One entry for each stage of a pipeline.
-        optimizer: Feeds the queue for gradients.
-        losses: Gets the loss of each micro-batch.
-        num_micro_batches: In one step (count).
+        optimizer: Enqueues the gradients.
+        losses: The queue for the loss of each micro-batch.
+        num_micro_batches: Number of micro-batches in one step.
     """
 
     run: Callable[[], object]
@@ -67,11 +67,11 @@ class Program:
 
 
 def make_parser(description: str, accumulation: int, repeat_help: str) -> argparse.ArgumentParser:
-    """Return a parser of the flags that both programs have.
+    """Return a parser of the flags of both programs.
 
     Args:
-        description: Of the program.
-        accumulation: Default of ``--gradient-accumulation-count``.
+        description: The description of the program.
+        accumulation: The default of ``--gradient-accumulation-count``.
         repeat_help: What ``--repeat-count`` counts.
     """
     parser = argparse.ArgumentParser(description=description)
@@ -90,7 +90,7 @@ def make_parser(description: str, accumulation: int, repeat_help: str) -> argpar
         help="return the gradients of each micro-batch, instead of those of each weight update",
     )
     flag("--run-single-step", action="store_true", help="one step only, for a small profile")
-    flag("--dry-run", action="store_true", help="say what would be returned, and train nothing")
+    flag("--dry-run", action="store_true", help="print what would be returned, without training")
     flag("--seed", type=int, default=0, help="for weights and shuffling")
     add_data_arguments(parser)
     return parser
@@ -99,7 +99,7 @@ def make_parser(description: str, accumulation: int, repeat_help: str) -> argpar
 def observed_optimizer(
     network: nn.Module, arguments: argparse.Namespace, filters: Sequence[str]
 ) -> poptorch.OutfeedOptimizer:
-    """Return SGD whose gradients go to a queue of their own, if a filter lets them through."""
+    """Return SGD that enqueues its gradients to its own queue, if a filter accepts them."""
     mode = poptorch.OutfeedOptimizerMode
     return poptorch.OutfeedOptimizer(
         torch.optim.SGD(network.parameters(), lr=LEARNING_RATE),
@@ -115,7 +115,7 @@ def train(
     arguments: argparse.Namespace,
     make_program: Callable[[argparse.Namespace, poptorch.InfeedQueue], Program],
 ) -> None:
-    """Train for the epochs that are asked for, and print what the queues hold after each step."""
+    """Train for ``--epochs`` epochs, and print the elements of the queues after each step."""
     print(arguments)
     torch.manual_seed(arguments.seed)
     images, labels = load_mnist(arguments)
@@ -145,10 +145,10 @@ def print_tensors(
     """Print shapes and a table of statistics; nothing if there are no tensors.
 
     Args:
-        kind: What they are.
-        tensors: By their keys.
-        step: Counted from 0.
-        note: What one has to know to read the table; it comes below.
+        kind: The kind of the tensors: activations or gradients.
+        tensors: The tensors by their keys.
+        step: The number of the step, from 0.
+        note: A note that explains the table. It is printed below the table.
     """
     if not tensors:
         return
@@ -161,7 +161,7 @@ def print_tensors(
 
 
 def print_plan(program: Program) -> None:
-    """Print what each queue would be given in each micro-batch, without computing anything."""
+    """Print what would be enqueued in each micro-batch, without computing anything."""
     print(f"{program.num_micro_batches} micro-batches from table to table. Activations of each:")
     for one in program.activations:
         one.queue.dry_run(one.function, *one.arguments)

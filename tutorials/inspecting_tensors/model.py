@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import popsim_torch as poptorch
 
-# Parts of the keys of what is returned; None instead of a list returns everything.
+# Each filter is a part of the keys to return. None instead of a list returns everything.
 ACTIVATIONS_FILTERS = ["dense1", "dense3"]
 GRADIENTS_FILTERS = ["dense1", "dense2"]
 
@@ -74,7 +74,7 @@ def check_counts(arguments: argparse.Namespace) -> None:
     """Check that the last weight update of a step gets all of its micro-batches.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The last weight update of a step would get fewer micro-batches.
     """
     repeats, count = arguments.repeat_count, arguments.gradient_accumulation_count
     if repeats % count:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import popsim_torch as poptorch
 
-# Parts of the keys of what is returned; None returns everything.
+# Each filter is a part of the keys to return. None returns everything.
 STAGE_1_FILTERS = ["dense1"]
 STAGE_2_FILTERS = None
 GRADIENTS_FILTERS = ["dense1", "dense2"]
@@ -24,7 +24,7 @@ GRADIENTS_FILTERS = ["dense1", "dense2"]
 
 def make_program(arguments: argparse.Namespace, infeed: poptorch.InfeedQueue) -> Program:
     network = Network()
-    # The stages run at different times, so each fills a dictionary of its own.
+    # The stages run at different times, so each stage needs its own queue.
     of_stage_1 = poptorch.MaybeOutfeedQueue(filters=STAGE_1_FILTERS)
     of_stage_2 = poptorch.MaybeOutfeedQueue(filters=STAGE_2_FILTERS)
     losses = poptorch.OutfeedQueue()

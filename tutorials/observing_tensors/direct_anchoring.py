@@ -55,7 +55,7 @@ def anchor_bias(options: poptorch.Options, period: int) -> None:
         output_mode=poptorch.OutputMode.EveryN,
         output_return_period=period,
     )
-    # Without a mode an anchor follows the outputs of the model: Final here.
+    # An anchor without a mode uses the mode of the model outputs: Final here.
     options.anchorTensor("weight", "UpdatedVar___fc2.weight")
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     inputs = torch.rand(num_samples, FEATURES)
     labels = torch.randint(CLASSES, (num_samples,))
 
-    # Step 1: which tensors are there? Names exist once a model is compiled.
+    # Step 1: list the names of all tensors. They exist when a model is compiled.
     names = list_names(arguments, inputs, labels)
     print(f"{len(names)} tensors, those of layer fc2:")
     for name in sorted(name for name in names if "fc2" in name):
@@ -90,7 +90,7 @@ def main() -> None:
     executor = make_executor(model, options)
     executor(inputs, labels)
 
-    # Step 3: fetch the tensors of the last call.
+    # Step 3: read the tensors of the last call.
     print(f"One call ran {num_micro_batches} micro-batches:")
     for short_name in ("all", "sum", "final", "every_n", "weight"):
         shape = tuple(executor.getAnchoredTensor(short_name).shape)

@@ -26,7 +26,7 @@ KINDS = ("weight", "bias")
 GRADIENTS = [f"Gradient___{layer}.{kind}" for layer in LAYERS for kind in KINDS]
 # Half a power of two for each bar, from 2^-40 to 2^18.
 EDGES = torch.arange(-40, 18.5, 0.5)
-# Powers of two: where float16 rounds to zero, loses accuracy, and ends.
+# The powers of two at which float16 rounds to zero, loses accuracy, and ends.
 FLOAT16_ZERO, FLOAT16_NORMAL, FLOAT16_MAX = -25, -14, 16
 
 
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
         self.fc2 = nn.Linear(320, 100)
         self.fc3 = nn.Linear(100, 10)
         self.relu = nn.ReLU()
-        # One distribution per image: the classes are dimension 1, the batch is 0.
+        # One distribution per image: dimension 1 has the classes, dimension 0 the batch.
         self.log_softmax = nn.LogSoftmax(dim=1)
         self.loss = nn.NLLLoss()
 
@@ -54,7 +54,7 @@ class Classifier(nn.Module):
 
 
 class Histogram:
-    """How many gradients of a layer had which size, over all batches; zeros are counted apart."""
+    """A histogram of the gradients of a layer, over all batches; zeros are counted separately."""
 
     def __init__(self):
         self.counts = torch.zeros(len(EDGES) - 1)
@@ -89,7 +89,7 @@ def train_one_epoch(executor, loader) -> tuple[float, dict[str, Histogram]]:
 
 
 def print_names(names: list[str]) -> None:
-    """Print the names of all tensors as a tree: modules, and in each what its tensors are."""
+    """Print the names of all tensors as a tree of modules and their tensors."""
     tree: dict[str, dict[str, list[str]]] = {}
     for name in names:
         prefix, _, path = name.rpartition("___")
@@ -153,7 +153,7 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         default=Path("GradientHistogram.png"),
         metavar="PNG",
-        help="where the picture goes (default: %(default)s)",
+        help="file of the picture (default: %(default)s)",
     )
     add_data_arguments(parser)
     return parser.parse_args()
@@ -164,7 +164,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     dataset = open_mnist(arguments.data_root, arguments.download)
 
-    # Anchors belong to the options, so they come before the model is wrapped.
+    # Anchors belong to the options, so set them before the model is wrapped.
     options = poptorch.Options()
     for name in GRADIENTS:
         options.anchorTensor(name, name)

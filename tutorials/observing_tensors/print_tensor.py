@@ -13,7 +13,7 @@ import popsim_torch as poptorch
 
 
 class Regression(nn.Module):
-    """Two linear layers that print what flows between them."""
+    """Two linear layers that print the tensors between them."""
 
     def __init__(self):
         super().__init__()
@@ -22,9 +22,9 @@ class Regression(nn.Module):
         self.loss = nn.MSELoss()
 
     def forward(self, inputs, targets):
-        # Each print returns its argument. Only the returned tensor keeps the
-        # print alive: a result that nobody uses is removed from the program.
-        # Without a title the text starts with the name of the tensor.
+        # Each print returns its argument. Use the returned tensor: if the result
+        # is not used, the print is removed from the program.
+        # Without a title the output starts with the name of the tensor.
         inputs = poptorch.ipu_print_tensor(inputs)
         hidden = self.hidden(inputs)
         hidden = poptorch.ipu_print_tensor(hidden, title="hidden")
@@ -41,8 +41,8 @@ class Regression(nn.Module):
             close_bracket="]",
         )
         loss = self.loss(prediction, targets)
-        # A large tensor would be shortened in the same way as this small one:
-        # more than 6 elements, so one element at each end of a dimension.
+        # Large tensors are shortened. Here a tensor is large if it has more than 6
+        # values, and one value at each end of a dimension is printed.
         squares = poptorch.ipu_print_tensor(
             inputs.square(), title="squares", summarise_threshold=6, edge_items=1
         )

@@ -25,7 +25,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Dense(nn.Linear):
-    """A linear layer and its activation function, which belong to one stage."""
+    """A linear layer together with its activation function, in one stage."""
 
     def __init__(self, in_features: int, out_features: int, activation: Activation):
         super().__init__(in_features, out_features)
@@ -40,8 +40,8 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross entropy of what the softmax has made of the network's output."""
-    # A probability that was rounded to zero has no logarithm.
+    """Return the mean cross entropy of probabilities that a softmax has computed."""
+    # A probability that is rounded to zero has no logarithm, so limit it.
     return functional.nll_loss(probabilities.clamp(min=1e-7).log(), labels)
 
 
@@ -49,7 +49,7 @@ def loss_of(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class Model(nn.Module):
-    """Two layers, and a tap with a queue of its own."""
+    """Two layers, and a tap with its own queue."""
 
     def __init__(self, queue: poptorch.OutfeedQueue):
         super().__init__()
@@ -116,7 +116,7 @@ def pipelined_sequential_model(queue: poptorch.MaybeOutfeedQueue) -> nn.Sequenti
 
 
 def make_model(arguments: argparse.Namespace) -> tuple[nn.Module, poptorch.OutfeedCallback]:
-    """Return the model that was asked for, and what prints its activations."""
+    """Return the chosen model, and the callback that prints its activations."""
     if arguments.model_type == "Model" and arguments.no_pipelining:
         own_queue = poptorch.OutfeedQueue()
         callback = poptorch.OutfeedCallback(own_queue, name="Single layer activations callback")
@@ -138,7 +138,7 @@ def make_model(arguments: argparse.Namespace) -> tuple[nn.Module, poptorch.Outfe
 def make_optimizer(
     model: nn.Module, arguments: argparse.Namespace
 ) -> tuple[poptorch.OutfeedOptimizer, poptorch.OutfeedCallback]:
-    """Return SGD whose gradients go to a queue, and what prints them."""
+    """Return SGD that enqueues its gradients, and the callback that prints them."""
     queue = poptorch.MaybeOutfeedQueue(
         filters=poptorch.process_filters(arguments.gradients_filters)
     )
@@ -155,7 +155,7 @@ def make_optimizer(
 
 
 def make_options(arguments: argparse.Namespace) -> poptorch.Options:
-    """Return options for one IPU, or for a pipeline; gradients of an update are added up."""
+    """Return options for one IPU, or for a pipeline. Accumulated gradients are a sum."""
     accumulation = ACCUMULATION if arguments.use_gradient_accumulation else 1
     options = poptorch.Options()
     if arguments.no_pipelining:
@@ -181,7 +181,7 @@ def train(
     callbacks: Sequence[poptorch.OutfeedCallback],
     arguments: argparse.Namespace,
 ) -> None:
-    """Train for the epochs that are asked for; each is one call of the device."""
+    """Train for ``--epochs`` epochs. Each epoch is one call of the device."""
     images, labels = load_mnist(arguments)
     poptorch.fit(
         model,
@@ -207,7 +207,7 @@ def parse_arguments() -> argparse.Namespace:
         "--model-type",
         choices=["Sequential", "Model"],
         default="Sequential",
-        help="a list of layers, or a module with a forward of its own (default: %(default)s)",
+        help="a list of layers, or a module with its own forward (default: %(default)s)",
     )
     flag("--no-pipelining", action="store_true", help="one IPU instead of two")
     flag(

@@ -1,4 +1,4 @@
-"""How fast can a dataset be read, with no device involved? The bound of every training on it."""
+"""Measure how fast a dataset can be read without a device: no training can be faster."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from common.arguments import count, positive
 
 
 class Pictures(Dataset):
-    """Noise in the shape of pictures, either drawn once or whenever one is asked for."""
+    """Random pictures, drawn either once or each time that one is read."""
 
     def __init__(self, count: int, prepared: bool):
         self.count = count
@@ -45,7 +45,7 @@ def main() -> None:
         "--milliseconds-per-step",
         type=positive,
         default=0.2,
-        help="what training takes for a batch that is there (default: %(default)s)",
+        help="time of a training step whose batch is ready (default: %(default)s)",
     )
     arguments = parser.parse_args()
     if arguments.pictures % arguments.batch_size:
@@ -55,7 +55,7 @@ def main() -> None:
         print("Prepared once:" if prepared else "Drawn when asked for:")
         dataset = Pictures(arguments.pictures, prepared)
         loader = DataLoader(dataset, batch_size=arguments.batch_size)
-        # The loader ends with an epoch; the queue begins anew.
+        # The loader ends after one epoch; the queue then starts it again.
         with poptorch.InfeedQueue(loader, repeat=True) as queue:
             (text,) = poptorch.infeed_benchmark(
                 queue,

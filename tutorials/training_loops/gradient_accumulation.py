@@ -1,4 +1,4 @@
-"""Add up the gradients of many batches for one update: in three ways, in two types."""
+"""Accumulate the gradients of many batches for one update, in three ways and two dtypes."""
 
 import argparse
 import itertools
@@ -23,7 +23,7 @@ REDUCTIONS = {
 
 
 def make_options(reduction: str) -> poptorch.Options:
-    """Return options that put gradients together in one of the ways."""
+    """Return options that accumulate gradients in one of the ways."""
     kind, strategy = REDUCTIONS[reduction]
     options = poptorch.Options()
     options.Training.accumulationAndReplicationReductionType(kind)
@@ -35,7 +35,7 @@ def make_options(reduction: str) -> poptorch.Options:
 def gradients_on_device(
     reduction: str, weight_type: torch.dtype, accumulator_type: torch.dtype, num_batches: int
 ) -> torch.Tensor:
-    """Return the gradients that an update gets, of all weights."""
+    """Return the gradients of all weights, as an update gets them."""
     model = make_model().to(weight_type)
     optimizer = poptorch.OutfeedOptimizer(
         poptorch.optim.SGD(
@@ -55,7 +55,7 @@ def gradients_on_device(
 
     @poptorch.function(options=make_options(reduction))
     def train():
-        # The count of iterations is that of batches; after the last one there is an update.
+        # There is one iteration for each batch, and one update after the last iteration.
         poptorch.repeat(num_batches, step, infeed=infeed, gradient_accumulation=num_batches)
 
     train()
@@ -66,7 +66,7 @@ def gradients_on_device(
 def gradients_in_float64(
     reduction: str, weight_type: torch.dtype, num_batches: int
 ) -> torch.Tensor:
-    """Return what they are with hardly any rounding, for the same weights and data."""
+    """Return the same gradients in float64, for the same weights and data."""
     model = make_model().to(weight_type).double()
     for x, y in itertools.islice(Batches(), num_batches):
         x, y = x.to(weight_type).double(), y.to(weight_type).double()

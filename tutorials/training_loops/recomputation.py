@@ -1,4 +1,4 @@
-"""Keep fewer activations: compute them once more in the backward pass."""
+"""Keep fewer activations, and compute them again in the backward pass."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from common.arguments import count
 
 
 class Deep(nn.Module):
-    """Some blocks, one after the other; each may be a region that is recomputed."""
+    """Several blocks, one after the other. Each block can be a region that is recomputed."""
 
     def __init__(self, num_blocks: int, width: int, recompute: bool):
         super().__init__()
@@ -33,7 +33,7 @@ class Deep(nn.Module):
 
 
 def train(recompute: bool, arguments: argparse.Namespace) -> tuple[torch.Tensor, int]:
-    """Return the losses, and the most bytes of values that live at a time."""
+    """Return the losses, and the maximum number of bytes of values that live at a time."""
     model = Deep(arguments.blocks, arguments.width, recompute)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)

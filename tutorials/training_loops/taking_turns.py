@@ -1,5 +1,4 @@
-"""Train a generator and a discriminator in one iteration of a loop, as the same text does in
-PyTorch."""
+"""Train a generator and a discriminator in one iteration of a loop, with plain PyTorch code."""
 
 import argparse
 import copy
@@ -21,7 +20,7 @@ BATCH_SIZE = 64
 
 
 class Gan:
-    """Networks that make points, and tell made ones from real ones; and their optimizers."""
+    """A generator of points, a discriminator of generated and real points, and their optimizers."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -35,7 +34,7 @@ class Gan:
         self.of_d = torch.optim.Adam(self.discriminator.parameters(), lr=2e-3, betas=betas)
 
     def twin(self) -> "Gan":
-        """Return another one with the same weights."""
+        """Return a copy with the same weights."""
         other = copy.copy(self)
         other.generator = copy.deepcopy(self.generator)
         other.discriminator = copy.deepcopy(self.discriminator)
@@ -46,7 +45,7 @@ class Gan:
         self, real: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Train both on one batch; return their losses."""
-        # The discriminator, on real points and on made ones: gradients add up.
+        # Train the discriminator on real and on generated points: both gradients add up.
         self.of_d.zero_grad()
         loss_real = functional.softplus(-self.discriminator(real)).mean()
         loss_real.backward()
@@ -54,16 +53,16 @@ class Gan:
         loss_fake = functional.softplus(self.discriminator(fake.detach())).mean()
         loss_fake.backward()
         self.of_d.step()
-        # The generator, through the discriminator as it is now.
+        # Train the generator with the updated discriminator.
         self.of_g.zero_grad()
         loss_g = functional.softplus(-self.discriminator(fake)).mean()
-        loss_g.backward()  # what it leaves in the discriminator goes with the next zero_grad()
+        loss_g.backward()  # the next zero_grad() removes its gradients of the discriminator
         self.of_g.step()
         return loss_real + loss_fake, loss_g
 
 
 class Points:
-    """Points on a circle of radius 2, and noise; from a seed, without end."""
+    """Endless points on a circle of radius 2, and noise, from a seed."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(0)

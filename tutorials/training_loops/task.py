@@ -1,4 +1,4 @@
-"""The task of these programs: a small regression, with data that has no end."""
+"""The task of these programs: a small regression with endless data."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def make_model() -> nn.Module:
 
 
 class Batches:
-    """Points and a smooth function of them, drawn from a seed."""
+    """Endless batches of random points and a smooth function of them, from a seed."""
 
     def __init__(self, seed: int = 0):
         self.seed = seed

@@ -1,5 +1,4 @@
-"""The smallest loop: constants stream in, two results an iteration stream out, a counter is
-carried."""
+"""Run the smallest loop: constants stream in, two results stream out, a counter is carried."""
 
 import argparse
 import sys
@@ -14,7 +13,7 @@ from common.arguments import count
 
 
 class Constants:
-    """A dataset: a vector of ones, as a pair, again and again."""
+    """An endless dataset: each element is a pair of the same vector of ones."""
 
     def __init__(self, length: int):
         self.vector = torch.ones(length)
@@ -27,7 +26,7 @@ class Constants:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=count, default=10)
-    parser.add_argument("--length", type=count, default=800, help="of the vector")
+    parser.add_argument("--length", type=count, default=800, help="length of the vector")
     arguments = parser.parse_args()
 
     infeed = poptorch.InfeedQueue(Constants(arguments.length))
@@ -47,7 +46,7 @@ def main() -> None:
     for name, values in result.items():
         print(f"{name}: shape {tuple(values.shape)}, all {values.unique().tolist()}")
 
-    # Only the last value is wanted: carried through the loop, it needs no queue.
+    # This loop needs only its last value: the value is carried, and needs no queue.
     def sum_up(total, x1, x2):
         return total + x1.sum() + x2.sum()
 
