@@ -278,8 +278,7 @@ _NOTED = (trace_module, state_program, fit_program)
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collection in this scope: it would find nothing, as nearly all objects
-    stay."""
+    """Disable garbage collection in this scope: nearly all objects stay, so it finds nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:

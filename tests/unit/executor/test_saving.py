@@ -60,7 +60,7 @@ def test_a_path_where_nothing_can_be_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     model = infer(Net())
     model.compile(batch()[0])
-    with pytest.raises(poptorch.Error, match="cannot be made"):
+    with pytest.raises(poptorch.Error, match="cannot be created"):
         model.save(tmp_path / "file" / "below")
 
 
