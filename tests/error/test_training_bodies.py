@@ -349,7 +349,7 @@ def test_an_optimizer_that_is_made_in_the_body(training):
         optimizer.step()
 
     with pytest.raises(
-        Error, match=r"uses a SGD that was made while it was traced\. Make it outside"
+        Error, match=r"uses a SGD that was made during the trace of the body\. Make it outside"
     ):
         repeated(body)
 
