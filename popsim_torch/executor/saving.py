@@ -71,8 +71,8 @@ def warn_of_operators(program: Program) -> None:
     foreign = foreign_operators(program.graph)
     if foreign:
         logs.python.warning(
-            "save: the program calls %s, which a file must not call by itself: poptorch.load will "
-            "refuse the file. loadExecutable reads it into the wrapped model. Save weights with "
+            "save: the program calls %s, which no file may do by itself: poptorch.load will refuse "
+            "the file. loadExecutable reads it into the wrapped model. Save weights with "
             "torch.save, and pass export_model=False to leave them out of this file.",
             ", ".join(foreign),
         )

@@ -128,7 +128,7 @@ def _taken_otherwise(iterator: Iterator[Any], where: str) -> Error:
     return Error(
         f"The body of the loop takes elements of a {type(iterator).__name__}{where} other than "
         "by next(iterator), for example by a `for` loop: that happened once, during the trace of "
-        "the body. Call next(iterator) once in the body, and let the device loop make the iterations."
+        "the body. Call next(iterator) once in it, and let the device loop make the iterations."
     )
 
 
