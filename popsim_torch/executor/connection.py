@@ -51,8 +51,8 @@ class Connection:
         other = "useIpuId" if self._wanted is not None else "logCycleCount(True)" if counts else ""
         if other:
             raise Error(
-                f"Options.useOfflineIpuTarget and Options.{other} are both set, and there is no "
-                "device to choose or to count on. Remove one of them."
+                f"Options.useOfflineIpuTarget and Options.{other} are both set, but an offline "
+                "target has no device to choose. Remove one of them."
             )
 
     def check_online(self, what: str) -> None:

@@ -68,7 +68,7 @@ class Inspection:
         if pattern is not None and not isinstance(pattern, str):
             raise UsageTypeError(
                 f"getTensorNames: the pattern is a {type(pattern).__name__}. Pass a string such as "
-                "'Gradient___*.weight', and details=True by its name."
+                "'Gradient___*.weight', and details=True as a keyword."
             )
         found = compiled.program.tensor_names()
         if pattern is not None:
@@ -109,7 +109,7 @@ class Inspection:
         executable = compiled.executable
         if anchor.period and executable.num_iterations < anchor.period:
             raise UsageAssertionError(
-                f"getAnchoredTensor: '{short_name}' has no value yet: it is that of the last "
+                f"getAnchoredTensor: '{short_name}' has no value yet: it records the last "
                 f"of every {anchor.period} device iterations, counted over all calls, and "
                 f"{executable.num_iterations} have run. Call the model again, or ask for "
                 "OutputMode.All."

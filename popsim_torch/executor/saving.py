@@ -214,8 +214,8 @@ def _difference(stored: Program, program: Program) -> str:
         if old == new:
             continue
         if not old:  # a blank line ends a part of the program
-            return f"The lines of the file end where this model goes on with '{new}'."
+            return f"The file ends where this model continues with '{new}'."
         if not new:
-            return f"The file goes on with '{old}' where the lines of this model end."
+            return f"The file continues with '{old}' where this model ends."
         return f"The file has '{old}' where this model has '{new}'."
     return "The data of a constant, such as a buffer of integers, differs."

@@ -226,9 +226,9 @@ def is_reserved(name: str) -> bool:
 
 
 _MISSING = {
-    _GRADIENT: "A gradient exists only of what the loss depends on and what needs one.",
-    _COUNTER: "Counters exist with the mean reduction strategy Running only.",
-    "Accum___": "Accumulators exist with gradient accumulation only, combined SGD has none.",
+    _GRADIENT: "A gradient exists only for tensors that need one and that the loss depends on.",
+    _COUNTER: "Counters exist only with the mean reduction strategy Running.",
+    "Accum___": "Accumulators exist only with gradient accumulation; combined SGD has none.",
     "AcclInto": "These exist for combined SGD with momentum only.",
     "AcclOutOf": "These exist for combined SGD with momentum only.",
     "AdaptiveUpdater": "These exist for RMSprop only.",
@@ -236,8 +236,8 @@ _MISSING = {
     "FinalReducedGradient": "These exist for plain SGD with gradient accumulation only.",
     "GlobalNorm": "It exists with max_grad_norm only.",
     "LambR": "These exist for LAMB only.",
-    "Restored": "These exist for what a stage of a training pipeline keeps for its backward pass.",
-    "Stashed": "These exist for what a stage of a training pipeline keeps for its backward pass.",
+    "Restored": "These exist for tensors that a stage of a training pipeline keeps for backward.",
+    "Stashed": "These exist for tensors that a stage of a training pipeline keeps for backward.",
 }
 
 
@@ -247,5 +247,5 @@ def why_missing(name: str) -> str:
         if name.startswith(prefix):
             return f" {reason}"
     if name.endswith(_REBUILT):
-        return " A copy exists only of what recomputation rebuilds in the backward pass."
+        return " A copy exists only for tensors that the backward pass recomputes."
     return ""

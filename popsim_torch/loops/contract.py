@@ -75,7 +75,7 @@ def new_values(caller: str, result: Any, carried: Sequence[torch.Tensor]) -> lis
 
 _HOW_TO_SEE_VALUES = (
     " To see values of every iteration, pass them to OutfeedQueue.enqueue and return nothing; to "
-    "see the last ones, give them first values in `inputs`."
+    "see the last ones, carry them: pass first values in `inputs`."
 )
 
 

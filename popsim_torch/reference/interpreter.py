@@ -34,7 +34,7 @@ class Memory:
         if value.numel() != tensor.numel:
             raise InternalError(
                 f"reference: '{tensor.name}' has shape {list(tensor.shape)}, "
-                f"what it is given {list(value.shape)}"
+                f"its new value has {list(value.shape)}"
             )
         flat = torch.empty(tensor.numel, dtype=self._dtype(tensor))
         self._flat[tensor.id] = flat.copy_(value.detach().reshape(-1))
@@ -192,8 +192,8 @@ class Interpreter:
         if found.kind != TensorKind.VARIABLE:
             raise Error(
                 f"Interpreter.write: '{found.name or found.id}' is computed by the program, or is "
-                "one of its inputs. Only variables keep a value between runs: weights, buffers, states "
-                "and hyper-parameters."
+                "one of its inputs. Only variables keep a value between runs: weights, buffers, "
+                "states and hyper-parameters."
             )
         if tuple(value.shape) != found.shape:
             raise Error(
@@ -214,7 +214,7 @@ class Interpreter:
             raise Error(
                 f"Interpreter: the program has no tensor named '{tensor}'"
                 + (f"; the closest names are {closest}." if closest else ".")
-                + " What a program offers is there if it was anchored when it was compiled."
+                + " Some tensors exist only if they were anchored when the program was compiled."
             )
         return self._graph.names[tensor]
 
@@ -263,8 +263,8 @@ class Interpreter:
             if value.numel() not in (tensor.numel, count * tensor.numel):
                 raise Error(
                     f"Interpreter.run: '{tensor.name}' has shape {list(tensor.shape)} in each of "
-                    f"{count} micro-batches, what was given has {list(value.shape)}. Give all "
-                    "micro-batches along the first axis."
+                    f"{count} micro-batches, but the given tensor has {list(value.shape)}. Pass "
+                    "all micro-batches along the first axis."
                 )
 
     def _run_phase(self, phase: Phase, run: Run) -> None:

@@ -108,11 +108,11 @@ def warn_of_host_read(name: str) -> None:
         return
     _said.add(line)
     logs.python.warning(
-        "%s()%s is called once, while the program is recorded: what it returns is the same in all "
-        "runs of it. Pass what changes as an input, or as an element of an InfeedQueue%s.",
+        "%s()%s is called once, while the program is recorded: its result is the same in all runs "
+        "of the program. Pass changing values as an input, or as an element of an InfeedQueue%s.",
         name,
         line,
-        "; torch.rand and the like draw anew in each on the device" if "rand" in name else "",
+        "; on the device, torch.rand draws new numbers in each run" if "rand" in name else "",
     )
 
 
@@ -129,13 +129,13 @@ def warn_of_host_change(name: str, *, on_device: bool = False) -> None:
     _said.add(line)
     what = (
         "changes a copy of a tensor of the host: each run, and each iteration of a loop, begins "
-        "with a new copy, and the tensor stays as it is"
+        "with a new copy, and the tensor itself does not change"
         if on_device
-        else "changes a tensor of the host once, while the program is recorded, and in no run of it"
+        else "changes a tensor of the host once, while the program is recorded, but in no run"
     )
     logs.python.warning(
         "%s()%s %s. Make the tensor a buffer (module.register_buffer), which the device changes, "
-        "or hand it on: take it as an argument, and return a new one.",
+        "or take the tensor as an argument, and return a new one.",
         name,
         line,
         what,

@@ -252,9 +252,7 @@ def test_accumulation_of_two_steps(training):
     def run():
         poptorch.repeat(4, body, gradient_accumulation=2)
 
-    with pytest.raises(
-        Error, match=r"at once: the body calls step\(\) once more for the same weights"
-    ):
+    with pytest.raises(Error, match=r"at once: the body calls step\(\) again for the same weights"):
         run()
 
 

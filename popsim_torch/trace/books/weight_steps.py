@@ -79,7 +79,7 @@ class StepInIteration:
     def why_at_once(self) -> str:
         """The reason why it does not run at the end of the iteration, as a part of a sentence."""
         if not self.used:
-            return "the body calls step() once more for the same weights"
+            return "the body calls step() again for the same weights"
         return f"the body at {self.used} uses its weights, or changes its gradients, after step()"
 
 

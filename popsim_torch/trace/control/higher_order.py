@@ -95,8 +95,8 @@ def _over_slices(
     if list(map(_kind, carried)) != list(map(_kind, init)):
         raise Error(
             f"{name}{user_line(' at ')}: the function returns the carried values "
-            f"{', '.join(map(_kind, carried))}, and they must be {', '.join(map(_kind, init))}, as "
-            "those that it is given. Convert them with .to(dtype), or reshape them."
+            f"{', '.join(map(_kind, carried))}, but they must be {', '.join(map(_kind, init))}, "
+            "like the values that it is called with. Convert them with .to(dtype), or reshape them."
         )
     places = [place for place, one in enumerate(given) if isinstance(one, torch.Tensor)]
     stacks = [[given[place]] for place in places]

@@ -58,7 +58,7 @@ class Loop:
 
     @property
     def types(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and element type of each result."""
+        """Return shape and dtype of each result."""
         found = _types(self.body)
         stacks = [((self.count, *shape), dtype) for shape, dtype in found[self.carried :]]
         return [*found[: self.carried], *stacks]
@@ -89,7 +89,7 @@ class Branch:
 
     @property
     def types(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and element type of each result."""
+        """Return shape and dtype of each result."""
         return _types(self.if_true)
 
 

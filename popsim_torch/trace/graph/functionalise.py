@@ -102,7 +102,7 @@ class _Replay(torch.fx.Interpreter):
             raise Error(
                 f"Unsupported ops found in compiled model: [{schema_of(target).name}]"
                 f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
-                "cannot take out of a traced model. Call the operator that returns a new tensor."
+                "cannot remove from a traced model. Call the operator that returns a new tensor."
             ) from error
         if n in self._watched:
             self.became[n] = _node_of(result)
