@@ -20,8 +20,7 @@ def table(
     """Return rows as aligned columns, with a line below the header.
 
     Columns are as wide as their cells. If the table is too wide, optional columns are left out,
-    then
-    the widest columns become narrower: longer cells are cut and end with ``..``.
+    then the widest columns become narrower: longer cells are cut and end with ``..``.
 
     Args:
         header: The title of each column.

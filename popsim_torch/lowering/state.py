@@ -142,8 +142,8 @@ class StateLowering:
         """Let all readers see the value that a placeholder had before forward changed it.
 
         Readers after the change, in the backward pass or on a later stage, get a copy. Readers on
-        an
-        earlier stage are refused: that stage already works on the next micro-batch at the change.
+        an earlier stage are refused: that stage already works on the next micro-batch at the
+        change.
         """
         stage = self._stage_of_change(node)
         after = False

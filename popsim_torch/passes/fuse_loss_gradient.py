@@ -2,8 +2,7 @@
 
 The gradient of the log-probabilities is zero except for one class of each sample. If only the
 gradient of a log-softmax reads it, one op computes both, and the zeros are never written. The
-values
-are equal to the last bit: the op rounds between the two steps like the two ops.
+values are equal to the last bit: the op rounds between the two steps like the two ops.
 """
 
 from __future__ import annotations

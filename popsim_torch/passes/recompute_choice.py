@@ -7,18 +7,16 @@ numbers are keyed. Prints and host calls are not repeated, and checkpoints are k
 The rules of the modes:
 
 * ``STANDARD``: values that are cheap to recompute - elementwise ops, copies, joins, gathers,
-* softmax,
-  layer and group norms - if that saves memory: the values that have to be kept instead take fewer
-  bytes. So values after a product or a convolution are recomputed if backward needs the product's
-  own result as well, and kept otherwise. Nothing is recomputed from recomputed values of another
-  layer. For example, the sums along a residual network follow from one another cheaply; every other
-  one is kept, because otherwise all would be in memory at once. Products, convolutions, pooling,
-  recurrent layers, reductions, random draws and operators without their own op are kept.
+  softmax, layer and group norms - if that saves memory: the values that have to be kept instead
+  take fewer bytes. So values after a product or a convolution are recomputed if backward needs the
+  product's own result as well, and kept otherwise. Nothing is recomputed from recomputed values of
+  another layer. For example, the sums along a residual network follow from one another cheaply;
+  every other one is kept, because otherwise all would be in memory at once. Products, convolutions,
+  pooling, recurrent layers, reductions, random draws and operators without their own op are kept.
 * ``NORM``: the same for norms, and for the elementwise ops directly after them.
 * ``PIPELINE``: everything except checkpoints and values from another stage. On the last stage,
-* whose
-  backward follows its forward directly, only values before a checkpoint: other values would be
-  dropped and immediately computed again.
+  whose backward follows its forward directly, only values before a checkpoint: other values would
+  be dropped and immediately computed again.
 * ``ALL``: everything except checkpoints, values from another stage, and ops without inputs.
 
 In every mode, this also applies to values that stay inside of a region of forward that user code

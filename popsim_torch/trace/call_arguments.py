@@ -58,8 +58,8 @@ def on_device(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
-    Error: Random numbers would come from a generator of the host.
-        Error: Random numbers are to come from a generator of the host.
+    Raises:
+        Error: Random numbers would come from a generator of the host.
     """
     name = getattr(func, "__name__", "")
     if kwargs.get("generator") is not None:

@@ -115,8 +115,7 @@ class Recorder:
         """Forget the trace.
 
         Autograd's nodes have hooks with references to the parts, which the garbage collector does
-        not
-        see: without this call they would never be freed.
+        not see: without this call they would never be freed.
         """
         for part in (self.gradients, self._stand_ins, self.values, self.user_ops):
             part.close()
