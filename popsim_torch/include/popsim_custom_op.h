@@ -215,7 +215,7 @@ constexpr int32_t dtype_of() {
   else if constexpr (std::is_same_v<Number, float>)
     return POPSIM_FLOAT32;
   else
-    static_assert(!sizeof(T), "not an element type of the device");
+    static_assert(!sizeof(T), "not a dtype of the device");
 }
 
 inline const char* name_of(int32_t dtype) {

@@ -58,8 +58,8 @@ class Anchor:
         kept: Index in ``Program.returns``, of the tensor itself or of its base; None if the
             tensor's own memory keeps the value, because no other value is written there.
         shape: The shape that the user gets.
-        period: The period in device iterations, counted over all runs, for whose last one the
-            values are; 0 if every run has values.
+        period: The period of ``EveryN`` in device iterations, counted over all runs; 0 if every run
+            has values.
     """
 
     tensor: int

@@ -37,7 +37,8 @@ __all__ = ["LoopCall", "repeat", "while_loop"]
 
 _MAX_TRIPS = 2**31 - 1
 _MAX_FOUND = 20
-"""Maximum number of retraced bodies: each trace finds one object; more means it is made inside."""
+"""Maximum number of traces of one body, which find one object each. An object that the body itself
+makes is new in each trace, so the traces would not end."""
 Body = Callable[..., Any]
 
 

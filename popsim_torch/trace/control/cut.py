@@ -215,7 +215,7 @@ def cut(
 ) -> tuple[Cut, set[torch.fx.Node]]:
     """Cut a function out of the graph in which it was recorded.
 
-    Nodes that depend only on constants stay in the graph.
+    The constants that it reads stay where they are in the graph.
 
     Args:
         graph: The graph.

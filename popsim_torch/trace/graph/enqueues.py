@@ -37,7 +37,7 @@ torch.fx.node.has_side_effect(ENQUEUE)
 
 @dataclass(frozen=True)
 class Enqueue:
-    """A tensor structure that forward puts into one queue.
+    """An element that forward puts into one queue.
 
     Attributes:
         queue: An ``OutfeedQueue``.
