@@ -1,1 +1,1 @@
-"""What holds a compiled model: the way from the user's module to the executable, and its state."""
+"""Holds a compiled model: the steps from the user's module to the executable, and its state."""

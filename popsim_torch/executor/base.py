@@ -1,4 +1,4 @@
-"""What an executor is to code that only looks for the user's model, and a model to an executor."""
+"""``HasModel`` and ``HasForward``: minimal interfaces of an executor and of a model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class HasForward(Protocol[P, R_co]):
-    """A module, to type checkers: what its forward takes and returns."""
+    """Describes a module to type checkers: the arguments and the result of its forward."""
 
     @property
     def forward(self) -> Callable[P, R_co]:
-        """What a call of the module runs."""
+        """The function that a call of the module runs."""
 
 
 class HasModel:
-    """Something that runs a model of the user's, which is its attribute."""
+    """An object that runs a model of the user and keeps the model in an attribute."""
 
     _user_model: nn.Module

@@ -1,4 +1,4 @@
-"""The boundary: one call into C++ with the ir."""
+"""Builds an executable: the one call that hands a program of ``ir`` to C++."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def build_executable(
     floating_point_checks: bool = False,
     fed: bool = False,
 ) -> _native.Executable:
-    """Compile a program: kernels prepared, memory planned and allocated, constants in place.
+    """Compile a program: prepare kernels, plan and allocate memory, write constants.
 
     Args:
         program: The lowered model.
-        loop: How often a call runs it.
-        training: Whether it has a backward pass and updates.
-        schedule: In which order micro-batches run; ``Default`` is PopTorch's pipeline.
-        floating_point_checks: Runs end at the first op whose arithmetic fails.
-        fed: Inputs come from queues.
+        loop: How often a call runs the program.
+        training: Whether the program has a backward pass and updates.
+        schedule: The order in which micro-batches run; ``Default`` is PopTorch's pipeline.
+        floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
+        fed: Whether inputs come from queues.
 
     Raises:
-        Error: An op cannot be prepared, or what is computed at once fails.
-        InternalError: The program breaks a rule; our own bug.
+        Error: An op cannot be prepared, or an op that runs at compile time fails.
+        InternalError: The program breaks a rule of the IR; this is a bug of this package.
     """
     config = _native.RunConfig(
         loop.device_iterations,

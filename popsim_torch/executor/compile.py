@@ -1,4 +1,4 @@
-"""From a request to a program that runs: every step, in order (``STEPS``)."""
+"""Compiles a request to a program that runs: every step, in order (``STEPS``)."""
 
 from __future__ import annotations
 
@@ -58,33 +58,33 @@ from popsim_torch.trace.text import trace_text
 
 __all__ = ["STEPS", "Compilation", "compile_model", "fit_to_host"]
 
-# torch.fx traces with state that belongs to the process.
+# torch.fx traces with state that belongs to the process: only one thread compiles at a time.
 _one_at_a_time = threading.RLock()
 
 
 class Compilation:
-    """What the steps have found out so far.
+    """The results of the compilation steps so far.
 
-    Each attribute is set by one step, once; later steps read it and leave it as it is.
+    Each attribute is set once, by one step; later steps read it and do not change it.
 
     Attributes:
-        request: What is compiled.
+        request: The model or loop body to compile.
         log: The steps that have ended.
-        numerics: What the options say about numbers.
-        interface: What calls look like.
-        stages: The pipeline stages that the trace met.
+        numerics: The options that concern numbers.
+        interface: The arguments and results of a call.
+        stages: The pipeline stages that the trace contains.
         traced: The module as a torch.fx graph.
         training: Whether the program trains.
         schedule: The order in which micro-batches run.
         num_ipus: How many IPUs the model takes (count).
-        plan: What optimizers do to the weights; None if nothing is trained.
-        gradients: Those that go into queues.
-        enqueues: All that the program puts into queues, by number.
+        plan: The updates that optimizers apply to the weights; None if nothing is trained.
+        gradients: The gradients that go into queues.
+        enqueues: All tensors that the program puts into queues, by number.
         anchors: The tensors that the options ask to record.
-        asked: What else they ask of the program.
-        half: Which products of float16 operands add up in float16.
-        found: The program, the same on every machine, made or read from the executable cache.
-        compiled: The program as it runs here.
+        asked: All other requests of the options to the program.
+        half: The products of float16 operands that accumulate in float16.
+        found: The program, the same on every machine; compiled or read from the executable cache.
+        compiled: The program as it runs on this machine.
     """
 
     numerics: Numerics
@@ -114,14 +114,14 @@ class Compilation:
 
 
 def check_request(c: Compilation) -> None:
-    """Refuse what cannot be compiled, whatever forward does."""
+    """Refuse a request that cannot be compiled, independent of the code of forward."""
     check_back_end(c.request.options)
     check_traceable(c.request.module)
     c.numerics = Numerics.of(c.request.options)
 
 
 def describe_calls(c: Compilation) -> None:
-    """Say what calls of the program look like."""
+    """Describe the arguments and results of a call of the program."""
     c.interface = c.request.interface()
 
 
@@ -148,7 +148,7 @@ def trace_module(c: Compilation) -> None:
 
 
 def place_stages(c: Compilation) -> None:
-    """Choose the schedule and the IPUs for the stages that the trace met."""
+    """Choose the schedule and the IPUs for the stages that the trace contains."""
     options = c.request.options
     if c.traced.overlaps:
         check_overlap(options)
@@ -156,7 +156,7 @@ def place_stages(c: Compilation) -> None:
 
 
 def plan_updates(c: Compilation) -> None:
-    """Say what optimizers do to the weights, and which gradients go into queues."""
+    """Plan the updates of the weights, and choose the gradients that go into queues."""
     traced = c.traced
     check_loss_scale(c.request.options, traced.loss_dtypes)
     loss_dtype = traced.loss_dtypes[-1] if traced.loss_dtypes else torch.float32
@@ -174,7 +174,7 @@ def plan_updates(c: Compilation) -> None:
 
 
 def read_options(c: Compilation) -> None:
-    """Read what the options ask of the program."""
+    """Read the options that concern the program."""
     options = c.request.options
     c.half = half_partials(options)
     mode, period = OutputMode(options.output_mode), options.output_return_period
@@ -190,7 +190,7 @@ def read_options(c: Compilation) -> None:
 
 
 def state_program(c: Compilation) -> None:
-    """Make the program that is the same on every machine, or find it in the executable cache."""
+    """Make the program that is the same on every machine, or read it from the executable cache."""
     plan, asked = c.plan, (c.gradients, c.half, c.anchors, c.asked)
     depends_on = (None if plan is None else plan.without_values(), *asked)
     c.found = cached_program(
@@ -203,12 +203,12 @@ def state_program(c: Compilation) -> None:
 
 
 def fit_program(c: Compilation) -> None:
-    """Fit the program to this host, and make it an executable."""
+    """Fit the program to this host, and build the executable."""
     try:
         if c.found.file is not None:
             check_interface(c.found.program, c.interface.inputs, c.traced)
         compiled = _fit(c, c.found.program)
-    except Exception as error:  # of a program that was read: no check looks at everything
+    except Exception as error:  # a program from a file or cache may contain errors no check finds
         compiled = _fit(c, c.found.anew(error))
     queues = c.request.queues(c.enqueues)
     if queues is not None:
@@ -231,23 +231,24 @@ STEPS: tuple[Callable[[Compilation], None], ...] = (
     state_program,
     fit_program,
 )
-"""From a request to an executable; each adds to the compilation what later ones read."""
+"""The steps from a request to an executable; each step adds attributes for later steps."""
 
 
 def compile_model(request: CompileRequest) -> CompiledModel:
     """Compile a model or the body of a loop.
 
     Args:
-        request: What to compile, frozen: no step changes it.
+        request: The model or body to compile; frozen, so no step changes it.
 
     Raises:
-        Error: It cannot be compiled; nothing has changed, the call may be repeated.
+        Error: It cannot be compiled. Nothing has changed; the call may be repeated.
     """
     start = time.perf_counter()
     progress = _progress(_draws_bar(request.options))
-    # torch.fx would write source for each graph and keep it until the process ends. Nobody runs it.
+    # By default, torch.fx would generate source for each graph and keep it until the process ends.
+    # That source is never run.
     without_source = use_lazy_graph_module(True)
-    # An autocast around the call would concern host tensors, and what torch does while it traces.
+    # An autocast around the call must not change host tensors or what torch does during the trace.
     no_autocast = DisableAutocast()
     with (
         _one_at_a_time,
@@ -272,12 +273,12 @@ def compile_model(request: CompileRequest) -> CompiledModel:
 
 
 _NOTED = (trace_module, state_program, fit_program)
-"""Steps that take note of what they consist of themselves."""
+"""Steps that write their own, more detailed entries to the log."""
 
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage in this scope: nearly all that is made stays, and is looked at in vain."""
+    """Disable garbage collection in this scope: nearly all objects stay, so it finds nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -296,7 +297,7 @@ def _state_program(
     request: ProgramRequest,
     log: CompileLog,
 ) -> Program:
-    """Return the program of a trace, the same on every machine."""
+    """Return the program of a trace; it is the same on every machine."""
     traced = functionalise(traced)
     _note_trace(log, "functionalise", traced)
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
@@ -332,23 +333,23 @@ def fit_to_host(
     *,
     fed: bool = False,
 ) -> CompiledModel:
-    """Fit a complete program to this machine, and make it an executable.
+    """Fit a complete program to this machine, and build the executable.
 
     Args:
-        program: The same on every machine.
-        run: How it runs.
-        arguments: What calls must look like.
-        outputs: What calls return.
+        program: The program that is the same on every machine.
+        run: The settings of a run.
+        arguments: The arguments that calls must have.
+        outputs: The results that calls return.
         plan: The optimizer's updates; None for inference.
-        log: Takes note of each step.
-        fed: Inputs come from queues.
+        log: Records each step.
+        fed: Whether inputs come from queues.
 
     Raises:
         Error: An op cannot be prepared.
     """
     start = time.perf_counter()
     host_program = program.copy()
-    # Checks tell which of the model's ops has failed: none are joined for them.
+    # Floating-point checks name the op of the model that failed: no ops are fused for them.
     if not run.floating_point_checks:
         for name in run_host_passes(host_program, pipelined=is_pipelined(run.schedule)):
             _note_program(log, name, host_program)
@@ -391,7 +392,7 @@ def _size_of(program: Program) -> str:
 
 
 def _draws_bar(options: Options) -> bool:
-    """Whether to draw a progress bar: on a terminal, or where the user asks for one."""
+    """Return whether to draw a progress bar: on a terminal, or where the user asks for one."""
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     return bool(options.show_compilation_progress_bar) and (
         on_terminal or bool(options.progress_bar_asked_for)
@@ -400,7 +401,7 @@ def _draws_bar(options: Options) -> bool:
 
 @contextmanager
 def _progress(show: bool) -> Iterator[Callable[[], None]]:
-    """Draw a bar that moves with each call of what this yields; a failure fills it."""
+    """Draw a bar that advances at each call of the yielded function; a failure fills the bar."""
     bar: Any = CompilationProgressBar() if show else None
     done, steps = 0, len(STEPS)
 

@@ -1,4 +1,4 @@
-"""``CompileLog``: which steps a compilation had, how long each took, and what it made."""
+"""``CompileLog``: the steps of a compilation, the time and the result of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class CompileStep:
     """One step of a compilation.
 
     Attributes:
-        name: Of the function that is the step, or of the pass.
+        name: Name of the function that is the step, or of the pass.
         seconds: How long it took (s).
-        made: What it made, in a few words; empty where there is nothing to count.
+        made: The result in a few words; empty if there is nothing to count.
     """
 
     name: str
@@ -27,10 +27,10 @@ class CompileStep:
 
 
 class CompileLog:
-    """The steps of one compilation, in their order.
+    """The steps of one compilation, in order.
 
     Args:
-        dump: Takes the text of what a step has made.
+        dump: Writes the result of each step as text.
     """
 
     def __init__(self, dump: Dump) -> None:
@@ -39,12 +39,12 @@ class CompileLog:
         self._last = time.perf_counter()
 
     def note(self, name: str, made: str = "", text: Callable[[], str] | None = None) -> None:
-        """Take note of a step that has just ended; the next one begins now.
+        """Record a step that has just ended; the next step begins now.
 
         Args:
-            name: Of the step.
-            made: What it made, in a few words.
-            text: Returns that in full; asked for only where texts are dumped.
+            name: Name of the step.
+            made: The result in a few words.
+            text: Returns the full result as text; called only if the environment asks for a dump.
         """
         self._steps.append(CompileStep(name, time.perf_counter() - self._last, made))
         if text is not None and self._dump.on:
@@ -52,13 +52,13 @@ class CompileLog:
         self._last = time.perf_counter()
 
     def close(self) -> None:
-        """Dump the table: there will be no more steps."""
+        """Dump the table of steps; no more steps follow."""
         if self._dump.on:
             self._dump.write("compile_log", f"{self}\n")
 
     @property
     def seconds(self) -> float:
-        """How long all steps took (s)."""
+        """The time that all steps took (s)."""
         return sum(step.seconds for step in self._steps)
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""What is compiled: a model with the arguments of a call, or the body of a device loop.
+"""The request to compile: a model with the arguments of a call, or the body of a device loop.
 
-The steps of a compilation ask a request what they need to know and never which of the two it is.
+The steps of a compilation ask the request for all they need; they never ask for its type.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__ = ["CompileRequest", "DeviceLoopRequest", "ModelRequest"]
 
 @dataclass(frozen=True)
 class CompileRequest(ABC):
-    """What to compile.
+    """A model or a body to compile.
 
     Attributes:
-        module: What is traced.
-        options: With a resolved output mode.
-        warned: Warnings already given.
-        channel: Shows the trace of the module.
-        body: What is known of the body of a loop; None for a model.
+        module: The module to trace.
+        options: The options, with a resolved output mode.
+        warned: The warnings that were already given.
+        channel: Shows the trace of the module in PopVision.
+        body: The properties of a loop body; None for a model.
         fed: Whether inputs come from queues.
     """
 
@@ -66,23 +66,23 @@ class CompileRequest(ABC):
     @property
     @abstractmethod
     def may_train(self) -> bool:
-        """Whether gradients may be asked for."""
+        """Whether the program may ask for gradients."""
 
     @abstractmethod
     def interface(self) -> Interface:
-        """Return what calls of the program look like.
+        """Return the description of calls of the program.
 
         Raises:
-            Error: The arguments cannot be those of a model, or a count is out of range.
+            Error: The arguments do not fit the model, or a count is out of range.
         """
 
     @abstractmethod
     def trains(self, traced: TraceResult) -> bool:
-        """Return whether the program trains, now that it is traced."""
+        """Return whether the program trains; known after the trace."""
 
     @abstractmethod
     def plan(self, traced: TraceResult, loss_scale: str) -> OptimizerPlan | None:
-        """Return what optimizers do to the weights; None if nothing is trained."""
+        """Return the updates that optimizers apply to the weights; None if nothing is trained."""
 
     @abstractmethod
     def captures(self, traced: TraceResult) -> Sequence[GradientCapture]:
@@ -90,22 +90,22 @@ class CompileRequest(ABC):
 
     @abstractmethod
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
-        """Return the queues of the program; None if it has none.
+        """Return the queues of the program; None if it has no queues.
 
         Args:
-            enqueues: What it puts into queues, by number.
+            enqueues: The tensors that the program puts into queues, by number.
         """
 
 
 @dataclass(frozen=True)
 class ModelRequest(CompileRequest):
-    """A model, and the call that it is compiled for.
+    """A model, and the call for which it is compiled.
 
     Attributes:
         args: The call's positional arguments.
         kwargs: Its keyword arguments.
-        optimizer: For training; None for inference.
-        gradient_captures: Gradients that go into queues.
+        optimizer: The optimizer for training; None for inference.
+        gradient_captures: The gradients that go into queues.
     """
 
     args: Sequence[Any]
@@ -115,27 +115,27 @@ class ModelRequest(CompileRequest):
 
     @property
     def may_train(self) -> bool:
-        """Whether it is for training."""
+        """Whether the model is wrapped for training."""
         return self.optimizer is not None
 
     def interface(self) -> Interface:
-        """Return what calls look like, after this one."""
+        """Return the description of calls that are like this one."""
         signature = inspect.signature(self.module.forward)
         arguments = ArgumentSpec(signature, self.args, self.kwargs, warned=self.warned)
         return interface_of_call(arguments, loop_counts(self.options, training=self.may_train))
 
     def trains(self, traced: TraceResult) -> bool:
-        """Return whether it is for training."""
+        """Return whether the model is wrapped for training."""
         return self.may_train
 
     def plan(self, traced: TraceResult, loss_scale: str) -> OptimizerPlan | None:
-        """Return what the optimizer does."""
+        """Return the updates of the optimizer."""
         if self.optimizer is None:
             return None
         return make_plan(self.optimizer, self.options, self.module, traced.gradients, loss_scale)
 
     def captures(self, traced: TraceResult) -> Sequence[GradientCapture]:
-        """Return what was asked for where the model was wrapped."""
+        """Return the gradients that the user asked for when the model was wrapped."""
         return self.gradient_captures
 
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
@@ -145,16 +145,16 @@ class ModelRequest(CompileRequest):
 
 @dataclass(frozen=True)
 class DeviceLoopRequest(CompileRequest):
-    """A device loop: what it repeats, how often, and where its inputs come from.
+    """A device loop: its body, the number of its iterations, and the sources of its inputs.
 
     Attributes:
         counts: How often the body runs.
-        inputs: Shape and element type of each input of an iteration.
-        input_names: What messages call them.
-        infeeds: The queues that inputs come from.
-        places: Where each input comes from.
-        read_optimizer: Copies an optimizer's values.
-        iterations: How many there are in a run (count); None if the body decides that.
+        inputs: Shape and dtype of each input of an iteration.
+        input_names: The names of the inputs in messages.
+        infeeds: The queues that feed inputs.
+        places: The source of each input.
+        read_optimizer: Copies the values of an optimizer.
+        iterations: Number of iterations in a run; None if the body decides.
     """
 
     counts: LoopCounts
@@ -167,16 +167,16 @@ class DeviceLoopRequest(CompileRequest):
 
     @property
     def fed(self) -> bool:
-        """Whether there are infeed queues."""
+        """Whether the loop has infeed queues."""
         return bool(self.infeeds)
 
     @property
     def may_train(self) -> bool:
-        """The body says so while it is traced."""
+        """Return True: only the trace of the body tells whether it trains."""
         return True
 
     def interface(self) -> Interface:
-        """Return what an iteration is given."""
+        """Return the description of the inputs of an iteration."""
         return interface_of_device_loop(self.module, self.inputs, self.counts, self.warned)
 
     def trains(self, traced: TraceResult) -> bool:
@@ -184,14 +184,14 @@ class DeviceLoopRequest(CompileRequest):
         return traced.has_backward
 
     def plan(self, traced: TraceResult, loss_scale: str) -> OptimizerPlan | None:
-        """Return what the optimizers do that the body steps, with the values that they have now."""
+        """Return the updates of the optimizers that the body steps, with their present values."""
         settings = [self.read_optimizer(one) for one in traced.optimizers]
         return device_loop_plan(settings, self.options, self.module, traced, loss_scale)
 
     def captures(self, traced: TraceResult) -> Sequence[GradientCapture]:
-        """Return what those optimizers capture."""
+        """Return the gradients that those optimizers capture."""
         return device_loop_captures(traced.optimizers)
 
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
-        """Return the queues that the body feeds and is fed from."""
+        """Return the queues that the body feeds, and the queues that feed the body."""
         return Queues(enqueues, self.infeeds, self.places, self.iterations)

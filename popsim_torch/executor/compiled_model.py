@@ -1,4 +1,4 @@
-"""``CompiledModel``: a program on the device, and how user calls map to it."""
+"""``CompiledModel``: a compiled program, and how a user's call maps to it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ __all__ = ["CompiledModel"]
 
 @dataclass(frozen=True)
 class CompiledModel(Described):
-    """A program on the device, and how user calls map to it.
+    """A compiled program, and how a user's call maps to it.
 
     Attributes:
-        executable: The program as it runs.
-        program: What it computes, the same on every machine.
-        host_program: The program as it was fitted to this host.
-        run: How it runs.
-        arguments: What calls must look like.
-        outputs: What calls return.
-        input_dtypes: Element type on the device, per input.
-        converts_inputs: Whether any of them is not the caller's type, or none is taken.
+        executable: The program in the form that runs.
+        program: The program that is the same on every machine.
+        host_program: The program, fitted to this host.
+        run: The settings of a run.
+        arguments: The arguments that calls must have.
+        outputs: The results that calls return.
+        input_dtypes: The dtype on the device, per input.
+        converts_inputs: Whether an input has another dtype on the device than in the call, or the
+            device makes the inputs itself.
         plan: The optimizer's updates; None for inference.
         log: The steps of the compilation.
-        duration: How long compilation took.
-        host_code: What the program calls of the host's code; None if it calls nothing.
-        queues: The queues that the program feeds or is fed from; None if there are none.
-        optimizers: Those that the body of a device loop steps.
+        duration: The time that compilation took.
+        host_code: The host functions that the program calls; None if it calls none.
+        queues: The queues that the program feeds, and that feed it; None if there are none.
+        optimizers: The optimizers that the body of a device loop steps.
     """
 
     executable: _native.Executable

@@ -1,4 +1,4 @@
-"""An executor's connection to a device: when it is made, and what the log says of it."""
+"""An executor's connection to a device: when it attaches and detaches, with log messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Connection"]
 
 
 class Connection:
-    """Which device an executor holds, if any.
+    """The device that an executor holds, if any.
 
-    A model that has nothing to compute on a device is attached without one.
+    A model that computes nothing on a device attaches without a device.
 
     Args:
         options: Say when to attach, and to which device.
-        devices: Where devices come from; those of this process if None.
+        devices: The registry that hands out devices; None for the registry of this process.
 
     Attributes:
         attached: Whether the model is on its device.
@@ -33,17 +33,17 @@ class Connection:
 
     @property
     def offline(self) -> bool:
-        """Whether the model is compiled for a machine that is not there."""
+        """Whether the model is compiled for a machine without a device."""
         return self._type == ConnectionType.Never
 
     def check_settings(self, options: Options) -> None:
-        """Refuse settings that a machine that is not there cannot have.
+        """Refuse settings that need a device, if the model is compiled for an offline target.
 
         Args:
-            options: The executor's.
+            options: The options of the executor.
 
         Raises:
-            Error: ``useOfflineIpuTarget`` together with another one.
+            Error: ``useOfflineIpuTarget`` is set together with such a setting.
         """
         if not options.exists("ipu_version"):
             return
@@ -51,12 +51,12 @@ class Connection:
         other = "useIpuId" if self._wanted is not None else "logCycleCount(True)" if counts else ""
         if other:
             raise Error(
-                f"Options.useOfflineIpuTarget and Options.{other} are both set, and there is no "
-                "device to choose or to count on. Remove one of them."
+                f"Options.useOfflineIpuTarget and Options.{other} are both set, but an offline "
+                "target has no device to choose. Remove one of them."
             )
 
     def check_online(self, what: str) -> None:
-        """Refuse what needs a device.
+        """Refuse an operation that needs a device, if there is none.
 
         Raises:
             UsageAssertionError: The model never attaches.
@@ -72,7 +72,7 @@ class Connection:
         """Attach a model that has just been compiled, unless it never does.
 
         Args:
-            num_ipus: How many IPUs it needs (count); 0 for a model without any work for one.
+            num_ipus: How many IPUs it needs (count); 0 for a model without work for an IPU.
 
         Raises:
             Error: No device is free.
@@ -89,7 +89,7 @@ class Connection:
         """Take a device.
 
         Args:
-            num_ipus: How many IPUs the model needs (count); 0 for none.
+            num_ipus: How many IPUs the model needs (count); 0 for a model without work for an IPU.
 
         Raises:
             Error: No device is free.
@@ -97,7 +97,7 @@ class Connection:
         self._take(num_ipus, log_acquired=True)
 
     def detach(self) -> None:
-        """Let go of the device; does nothing when there is none."""
+        """Release the device; do nothing if there is none."""
         self.attached = False
         device, self._device = self._device, None
         if device is not None:

@@ -1,15 +1,15 @@
-"""When a call's inputs were read and its outputs written, and the latencies that follow.
+"""When a call read its inputs and wrote its outputs, and the latencies computed from these times.
 
-Three moments of a call are measured, on the host, which costs it as many readings of the clock:
-when the device is handed its inputs, when it begins to compute, and when it has ended. In between
-the first two it looks at the inputs and finds out where they lie: that is their way to the device.
-It reads inputs and writes outputs in place while it computes, so an output is complete in the
-moment in which it is requested.
+The host measures three times in a call: when the device receives its inputs, when it begins to
+compute, and when it ends. Between the first two, the device checks the inputs and looks up their
+addresses: this counts as the transfer to the device. The device reads inputs and writes outputs in
+place while it computes, so an output is complete when it is requested.
 
-The micro-batches of a call take equal shares of both times. Each is taken to be read at the
-beginning of its share of the run and written at the end, and to be requested its share of the other
-time earlier. So stamps of one tensor never decrease, and nothing is written before it was read.
-With pipelining this is the pace of the pipeline, not the way of one micro-batch through it.
+The micro-batches of a call get equal shares of both times. Each micro-batch counts as read at the
+beginning of its share of the run, and as written at the end of that share; it is requested earlier,
+by its share of the transfer time. So the stamps of one tensor never decrease, and no output is
+written before its input was read. With pipelining, the result is the rate of the pipeline, not the
+time that one micro-batch takes through all stages.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Latency: TypeAlias = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class RunShape:
-    """What a call reads and writes.
+    """The number of tensors and micro-batches that a call reads and writes.
 
     Attributes:
-        loop: How often it runs the model.
-        replicas: Copies of the model (count).
-        mode: Which micro-batches it returns.
-        period: Of ``EveryN`` (device iterations).
-        num_inputs: Tensors that it reads (count).
-        num_outputs: Tensors that it returns (count).
+        loop: How often a call runs the model.
+        replicas: Number of copies of the model.
+        mode: The output mode: which micro-batches a call returns.
+        period: The period of ``EveryN`` (device iterations).
+        num_inputs: Number of input tensors.
+        num_outputs: Number of output tensors.
     """
 
     loop: LoopCounts
@@ -50,12 +50,12 @@ class RunShape:
 
 
 def perf_counters(shape: RunShape, run: tuple[float, float, float] | None) -> PerfCounters:
-    """Return the stamps of a run, in seconds; only their differences mean anything.
+    """Return the time stamps of a run in seconds; only differences between them have a meaning.
 
     Args:
-        shape: What a call reads and writes.
-        run: When it was called, began and ended, in seconds; None for a call that read and wrote
-            nothing.
+        shape: The number of tensors and micro-batches of the call.
+        run: The times of the call, of its beginning and of its end (s); None for a call that read
+            and wrote nothing.
 
     Returns:
         ``input``, ``input_complete``, ``output`` and ``output_complete``: a list for each tensor,
@@ -63,7 +63,7 @@ def perf_counters(shape: RunShape, run: tuple[float, float, float] | None) -> Pe
     """
     read: list[float] = []
     written: list[float] = []
-    way = 0.0  # of one micro-batch to the device
+    way = 0.0  # transfer time of one micro-batch to the device
     if run is not None:
         called, began, ended = run
         read, written = _stamps(shape, began, ended)
@@ -77,7 +77,7 @@ def perf_counters(shape: RunShape, run: tuple[float, float, float] | None) -> Pe
 
 
 def _stamps(shape: RunShape, began: float, ended: float) -> tuple[list[float], list[float]]:
-    """Return when each micro-batch is read, and when each one that comes back is written."""
+    """Return when each micro-batch is read, and when each returned micro-batch is written."""
     accumulation = shape.loop.gradient_accumulation
     count = shape.loop.device_iterations * accumulation
     bounds = [began + (ended - began) * i / count for i in range(count)] + [ended]
@@ -89,21 +89,21 @@ def _stamps(shape: RunShape, began: float, ended: float) -> tuple[list[float], l
 
 
 def _for_each_replica(stamps: Sequence[float], shape: RunShape) -> list[float]:
-    # Replicas run side by side.
+    # All replicas run at the same time, so they have the same stamps.
     return [stamp for stamp in stamps for _ in range(shape.replicas)]
 
 
 def latency(stamps: PerfCounters, start: str, end: str) -> Latency:
-    """Return the least, the greatest and the mean time between two events, in seconds.
+    """Return the minimum, the maximum and the mean of the time between two events, in seconds.
 
-    Each event is that of all tensors: of what is requested counts the first one, of what is
-    complete the last one; the end of computing is when the last output is requested. Where there
-    are more starts than ends, as many starts belong to each end, and the earliest counts.
+    Each event concerns all tensors: a request happens with the first tensor, and a completion with
+    the last one. The computation ends when the last output is requested. If there are more starts
+    than ends, an equal number of starts belongs to each end, and the earliest of them is used.
 
     Args:
-        stamps: The stamps of a run.
-        start: Which of them are the beginning, such as ``input``.
-        end: Which of them are the end.
+        stamps: The time stamps of a run.
+        start: The key of the first event, such as ``input``.
+        end: The key of the second event.
     """
     first = _over_tensors(stamps[start], max if start == "input_complete" else min)
     last = _over_tensors(stamps[end], max)
@@ -115,7 +115,7 @@ def latency(stamps: PerfCounters, start: str, end: str) -> Latency:
         for i, stamp in enumerate(last[: len(first)])
     ]
     least, greatest = min(times), max(times)
-    # The mean of equal numbers may miss them by a rounding.
+    # Rounding may move the mean of equal numbers out of their range.
     return least, greatest, min(max(sum(times) / len(times), least), greatest)
 
 

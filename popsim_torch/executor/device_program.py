@@ -1,4 +1,4 @@
-"""A compiled program on its device: what executors and loops of functions have in common."""
+"""A compiled program on its device: the common part of executors and loops of functions."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ T = TypeVar("T")
 
 _NOTHING = nullcontext()
 _COMPILED = (
-    "these are the options of a model that is compiled, and what it records is fixed then. "
-    "Register the anchor in the options that trainingModel or inferenceModel is given, or call "
-    "model.destroy() first: the next call compiles the model anew."
+    "these are the options of a model that is already compiled, and its anchors cannot change. "
+    "Register the anchor in the options that you pass to trainingModel or inferenceModel, or call "
+    "model.destroy() first: the next call compiles the model again."
 )
 
 
 class DeviceProgram:
-    """A program, the device that it is on, and who has its newer weights.
+    """A program, its device, and the state that says which side has the newer weights.
 
-    It begins without a program: ``compile`` makes one, ``take`` brings it to the device, and
-    ``release`` brings everything back and lets go of both.
+    At first there is no program: ``compile`` makes one, ``take`` brings it to the device, and
+    ``release`` copies everything back and releases both.
 
     Args:
-        module: What is traced; its weights are the host's side.
-        options: Frozen before the first program.
-        channel: Shows what the program does in PopVision's trace.
-        fixed: The program keeps the weights that it was compiled with, whatever the module has by
-            their names later.
+        module: The module to trace; it holds the weights of the host.
+        options: Frozen before the first program is compiled.
+        channel: Shows the work of the program in PopVision's trace.
+        fixed: Whether the program keeps the weights that it was compiled with, even if the module
+            has other tensors under their names later.
 
     Attributes:
-        options: In use; a new optimizer can need others.
-        connection: To the device.
-        weights: Which side has the newer ones.
-        compiled: The program; None before it is taken and after it is released.
-        state: What the program keeps on the device; None without one.
-        ready: The program, if it is on its device, too.
-        last_complete_run: Number of the executable's last run that ended well, counted from 1; 0
-            if there was none.
-        fitted_anchors: What ``fit`` and the like recorded for the same executor, where that was the
-            last to run.
-        optimizers: Those whose updates the program makes.
-        warned: Warnings already given for this program and those before it.
+        options: The options in use; a new optimizer can need other options.
+        connection: The connection to the device.
+        weights: Says which side has the newer weights.
+        compiled: The program; None before ``take`` and after ``release``.
+        state: The variables that the program keeps on the device; None without a program.
+        ready: The program, if it is also on its device.
+        last_complete_run: Number of the executable's last run without failure, counted from 1; 0 if
+            there was none.
+        fitted_anchors: What ``fit`` or a similar call recorded for the same executor, if that call
+            was the last one to run.
+        optimizers: The optimizers whose updates are part of the program.
+        warned: The warnings that were already given for this program and earlier ones.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class DeviceProgram:
         self.warned: set[str] = set()
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
-        self._wrapping: host_weights.Wrapping | None = None  # of the host's model
+        self._wrapping: host_weights.Wrapping | None = None  # the wrapping of the host's model
 
     def require_compiled(self, what: str) -> CompiledModel:
         """Return the program.
 
         Args:
-            what: The method that needs it, for the message.
+            what: The name of the method that needs the program, for the message.
 
         Raises:
-            Error: There is none.
+            Error: There is no program.
         """
         if self.compiled is None:
             raise Error(
@@ -101,13 +101,13 @@ class DeviceProgram:
         return self.compiled
 
     def compile(self, request: CompileRequest) -> CompiledModel:
-        """Return a program of the module; nothing of it is on the device yet.
+        """Compile the module and return the program; it is not on the device yet.
 
         Args:
-            request: Of the module, with these options.
+            request: The request to compile this module with these options.
 
         Raises:
-            Error: The module cannot be compiled; nothing has changed.
+            Error: The module cannot be compiled. Nothing has changed.
         """
         with host_weights.without_sync(), self.channel.tracepoint("modelCompilation"):
             return compile_model(request)
@@ -122,15 +122,16 @@ class DeviceProgram:
 
         Args:
             compiled: The program.
-            random_state: Seed and step that random numbers begin with.
-            link: Connects optimizers with the program's state, before anything depends on it.
+            random_state: The first seed and step of the random numbers.
+            link: Connects optimizers with the program's state; called before any other use of the
+                state.
 
         Returns:
-            What the program keeps on the device.
+            The variables that the program keeps on the device.
 
         Raises:
-            Error: No device is free, or the weights are others than those that were compiled. There
-                is no program then, and no device is held.
+            Error: No device is free, or the model's weights are not those of the compilation. Then
+                there is no program, and no device is held.
         """
         compiled.executable.seed, compiled.executable.step = random_state
         state = DeviceState(self.module, compiled, fixed=self._fixed)
@@ -144,7 +145,7 @@ class DeviceProgram:
         except BaseException:
             self.connection.detach()
             raise
-        # Nothing before this line leaves a trace if it fails.
+        # If a line before this one fails, nothing has changed.
         self.compiled, self.state = compiled, state
         self.options._take_anchors(_COMPILED)
         self._report = promise_report(self, compiled, self.options)
@@ -153,10 +154,10 @@ class DeviceProgram:
         return state
 
     def attach(self) -> CompiledModel:
-        """Take a device again, and go on with the host's weights.
+        """Take a device again, and continue with the host's weights.
 
         Raises:
-            Error: No device is free, or the weights are others than those that were compiled.
+            Error: No device is free, or the model's weights are not those of the compilation.
         """
         compiled, state = self.compiled, self.state
         assert compiled is not None and state is not None
@@ -171,7 +172,7 @@ class DeviceProgram:
         return compiled
 
     def detach(self) -> None:
-        """Let go of the device; the program stays, with all that it keeps but the weights."""
+        """Release the device; the program stays, and keeps all variables except the weights."""
         self.ready = None
         self.connection.detach()
 
@@ -179,10 +180,10 @@ class DeviceProgram:
         """Run the program once.
 
         Args:
-            inputs: One for each input of the program, of its element types.
+            inputs: One tensor for each input of the program, with the program's dtype.
 
         Returns:
-            What comes back: outputs, then changed inputs.
+            The tensors that come back: the outputs, then the changed inputs.
 
         Raises:
             Error: The device failed, or another thread is using it.
@@ -192,7 +193,7 @@ class DeviceProgram:
         assert compiled is not None
         if compiled.queues is not None or self.channel.is_shown:
             return self.use(lambda: compiled.executable.run(inputs, compiled.host_code))
-        # What most calls are: nothing here may cost them more.
+        # The fast path of most calls: do not add work here.
         try:
             results = compiled.executable.run(inputs, compiled.host_code)
         except _native.ERRORS as error:
@@ -201,7 +202,7 @@ class DeviceProgram:
         return results
 
     def use(self, work: Callable[[], T]) -> T:
-        """Let the program run; its queues, and the trace if there is one, are told.
+        """Run the program; notify its queues, and the trace of PopVision if there is one.
 
         Args:
             work: Runs the executable, once or several times.
@@ -225,7 +226,7 @@ class DeviceProgram:
         return result
 
     def _note_run(self, compiled: CompiledModel) -> None:
-        """Take note that the program has run to its end, at least once."""
+        """Record that the program has run to its end, at least once."""
         self.last_complete_run = compiled.executable.num_runs
         self.fitted_anchors = None
         for optimizer in self.optimizers:
@@ -244,23 +245,23 @@ class DeviceProgram:
         *,
         loop: bool = False,
     ) -> None:
-        """Let reads of a model see the weights that this program trains; once, until ``release``.
+        """Make reads of a model return the weights that this program trains; until ``release``.
 
         Args:
-            model: Has the host's weights.
-            fetch: Copies them to the host if the device has newer ones.
-            destroy: What ``model.destroy()`` calls.
-            loop: The program is a loop of a function.
+            model: The model with the host's weights.
+            fetch: Copies the weights to the host if the device has newer ones.
+            destroy: The function that ``model.destroy()`` calls.
+            loop: Whether the program is a loop of a function.
 
         Raises:
-            UsageRuntimeError: Another executor trains the model.
+            UsageRuntimeError: Another executor already trains the model.
         """
         if self._wrapping is None:
             self._wrapping = host_weights.wrap(model, fetch, destroy)
             self.weights.announce(loop=loop)
 
     def release(self) -> None:
-        """Let go of program and device; the caller has fetched what it needs."""
+        """Release program and device; the caller has already fetched what it needs."""
         if self._report is not None:
             self._report()
         self.compiled = self.state = self.ready = self._report = None

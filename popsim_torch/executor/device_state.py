@@ -1,4 +1,4 @@
-"""Weights, optimizer state and hyper-parameters: between the host's tensors and the device's."""
+"""Copies weights, optimizer state and hyper-parameters between the host and the device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from popsim_torch.optim.plan import OptimizerPlan, State
 
 
 class DeviceState:
-    """What a compiled model keeps between runs; also an optimizer's ``DeviceLink``.
+    """The variables that a compiled model keeps between runs; an optimizer's ``DeviceLink``.
 
     Args:
-        module: The module whose parameters and buffers are the host's side.
-        compiled: The program whose variables are the device's side.
-        fixed: The host's side stays those tensors, whatever the module has by their names later.
+        module: The module with the parameters and buffers of the host.
+        compiled: The program with the variables of the device.
+        fixed: Whether the host's tensors stay the same objects, even if the module has other
+            tensors under their names later.
     """
 
     def __init__(self, module: nn.Module, compiled: CompiledModel, *, fixed: bool = False) -> None:
@@ -30,12 +31,12 @@ class DeviceState:
         self._program = compiled.program
         self._plan = compiled.plan
         self._changes_weights = self._plan is not None or bool(self._program.changed_state)
-        # Runs that the weights have seen which host and device have in common. A run counts from
-        # its beginning: while it goes on, the device is ahead, and refuses to be copied.
+        # The number of runs at the last copy between host and device. A run counts from its
+        # beginning: during a run, the device is ahead and refuses to copy.
         self._runs_in_common = 0
-        # Counts what the optimizer has written.
+        # The number of times that the optimizer has written.
         self._num_writes = 0
-        # The optimizer's states, and the version that they were read at.
+        # The optimizer's states, and the version at which they were read.
         self._state_copy: tuple[tuple[int, int], dict[str, torch.Tensor]] | None = None
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
@@ -44,19 +45,19 @@ class DeviceState:
 
     @property
     def plan(self) -> OptimizerPlan | None:
-        """The optimizer's updates, with the values that the device has now."""
+        """The updates of the optimizer, with the present values on the device."""
         return self._plan
 
     @property
     def ahead(self) -> bool:
-        """Whether a run has changed the weights since they were copied, or is doing so."""
+        """Whether a run has changed the weights since the last copy, or is changing them now."""
         return self._changes_weights and self._executable.num_runs != self._runs_in_common
 
     def upload_weights(self) -> None:
         """Copy parameters and floating-point buffers to the device.
 
         Raises:
-            Error: They are not those that the model was compiled with; nothing is copied.
+            Error: They are not those that the model was compiled with. Nothing is copied.
         """
         logs.backend.info("Writing weights from host to IPU memory")
         num_runs = self._executable.num_runs
@@ -66,13 +67,13 @@ class DeviceState:
         self._runs_in_common = num_runs
 
     def upload_buffers(self, names: Iterable[str]) -> None:
-        """Copy single buffers to the device; those that the program does not use stay out.
+        """Copy the named buffers to the device; ignore those that the program does not use.
 
         Args:
-            names: Names of buffers, tied ones by any of their names.
+            names: Names of buffers; a tied buffer may have any of its names.
 
         Raises:
-            Error: They are not those that the model was compiled with; nothing is copied.
+            Error: They are not those that the model was compiled with. Nothing is copied.
         """
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             used = self._host.used_names(names) & self._program.buffers.keys()
@@ -82,14 +83,15 @@ class DeviceState:
     def download_weights(self, *, what_fits: bool = False) -> None:
         """Copy the parameters and buffers that the program changes into the host's tensors.
 
-        Others are the host's: another executor may train them.
+        Other tensors are left alone, because another executor may train them.
 
         Args:
-            what_fits: Copy the weights that still have a place in the model; warn of the others.
+            what_fits: Copy only the weights that still fit a tensor of the model; warn about the
+                others.
 
         Raises:
-            Error: They are not those that the model was compiled with; nothing is copied. Not with
-                ``what_fits``.
+            Error: They are not those that the model was compiled with. Nothing is copied. With
+                ``what_fits``, this is a warning instead.
         """
         logs.backend.info("Writing weights from IPU to host")
         updates = () if self._plan is None else self._plan.updates
@@ -108,13 +110,13 @@ class DeviceState:
             names: Names of parameters or buffers that the program uses.
 
         Raises:
-            Error: One of them is not.
+            Error: At least one is another tensor.
         """
         with host_weights.without_sync():
             self._host.find(names)
 
     def initialise_optimizer(self) -> None:
-        """Give states and hyper-parameters the values they have before the first update."""
+        """Set states and hyper-parameters to their values before the first update."""
         if self._plan is None:
             return
         _log_lines(self._plan.description)
@@ -132,17 +134,17 @@ class DeviceState:
                     self._executable.write(self._program.states[state.name], value)
 
     def read_update_states(self, parameter: str) -> dict[str, torch.Tensor]:
-        """Return what updates keep of a parameter from one to the next, by kind, unscaled."""
+        """Return the states that updates keep for a parameter, by kind, without loss scaling."""
         kept = self._states_of(parameter)
         values = self._read({state.kind: self._program.states[state.name] for state in kept})
         return {state.kind: values[state.kind].float() / state.scale for state in kept}
 
     def write_update_states(self, values: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Go on with what another program's updates have kept.
+        """Continue with the states of another program's updates.
 
         Args:
-            values: What ``read_update_states`` returned there, by the parameter's name here. A
-                kind that is missing begins anew.
+            values: The results of ``read_update_states`` of that program, by the parameter's name
+                in this one. A kind that is missing starts from its initial value.
         """
         tensors, taken = self._program.graph.tensors, {}
         for parameter, found in values.items():
@@ -162,7 +164,7 @@ class DeviceState:
         return next((one.states for one in updates if one.parameter == parameter), ())
 
     def replace_plan(self, plan: OptimizerPlan) -> None:
-        """Go on with other values of the same structure.
+        """Continue with other values of the same structure.
 
         Raises:
             Error: The new plan would need another program.
@@ -182,14 +184,14 @@ class DeviceState:
         self._num_writes += 1
         self._plan = plan
 
-    # DeviceLink
+    # The methods of ``DeviceLink``.
 
     def version(self) -> tuple[int, int]:
-        """Return what differs when a run or the optimizer may have changed states and scalars."""
+        """Return a value that changes when a run or the optimizer may have changed the states."""
         return self._executable.num_runs, self._num_writes
 
     def read_state(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's saved states by name; they are read if a run has changed them."""
+        """Return the optimizer's saved states by name; read them again only after a run."""
         assert self._plan is not None
         version = self.version()
         if self._state_copy is None or self._state_copy[0] != version:
@@ -208,14 +210,14 @@ class DeviceState:
         return self._read({name: scalars[name] for name in names})
 
     def read_all_states(self) -> dict[str, torch.Tensor]:
-        """Return every state of the optimizer by name, accumulators included."""
+        """Return all states of the optimizer by name, with the accumulators."""
         return self._read(self._program.states)
 
     def check_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Check that states and hyper-parameters have the shapes of the device's.
+        """Check that states and hyper-parameters have the same shapes as on the device.
 
         Raises:
-            Error: One of them has not.
+            Error: A shape differs.
         """
         known = {**self._program.states, **self._program.scalars}
         for name, value in tensors.items():
@@ -224,12 +226,12 @@ class DeviceState:
             shape, given = self._program.graph.tensors[known[name]].shape, tuple(value.shape)
             if given != shape:
                 raise Error(
-                    f"The optimizer state '{name}' has the shape {given}, the device's has "
-                    f"{shape}. Load a state of an optimizer of this model."
+                    f"The optimizer state '{name}' has the shape {given}; on the device it has the "
+                    f"shape {shape}. Load a state of an optimizer of this model."
                 )
 
     def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Take states and hyper-parameters over; names the program does not have are ignored."""
+        """Write states and hyper-parameters to the device; ignore names unknown to the program."""
         assert self._plan is not None
         missing = [name for name in self._plan.saved_states() if name not in tensors]
         if missing:
@@ -245,7 +247,7 @@ class DeviceState:
         self._num_writes += 1
 
     def log_optimizer_upload(self) -> None:
-        """Say in the log that the optimizer's state goes to the device, if there is any."""
+        """Log that the optimizer's state goes to the device, if there is any."""
         if self._plan is not None and self._plan.saved_states():
             logs.backend.info("Writing optimiser state tensors from host to IPU memory")
 

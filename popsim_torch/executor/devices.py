@@ -1,10 +1,10 @@
 """The simulated devices of this process, and which of them are in use.
 
-There are 64 IPUs. As on a machine that has them, a device is an IPU or a group of neighbours whose
-number is a power of two: devices 0 to 63 are the IPUs, 64 to 95 the pairs, 96 to 111 the groups of
-four, and so on up to 126, which is all of them. Ids beyond stand for further machines of 64 IPUs
-each. An IPU belongs to one model at a time; to the registry it is a name, and has no memory or
-time of its own.
+There are 64 IPUs. As on a machine with real IPUs, a device is one IPU or a group of neighbouring
+IPUs whose number is a power of two: devices 0 to 63 are the single IPUs, 64 to 95 the pairs, 96 to
+111 the groups of four, and so on up to 126, which has all of them. Higher ids stand for further
+machines of 64 IPUs each. An IPU belongs to one model at a time. The registry only keeps its number:
+an IPU has no memory and no clock of its own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _RETRY_SECONDS = 15.0
 
 
 class Device:
-    """A device that one model has to itself until it is released, or nobody holds this object.
+    """A device that one model holds until ``release`` is called or this object is deleted.
 
     Args:
-        owner: The registry it comes from.
+        owner: The registry that the device comes from.
         device_id: Its number.
         ipus: The numbers of its IPUs.
 
@@ -48,7 +48,7 @@ class Device:
         return len(self._ipus)
 
     def release(self) -> None:
-        """Let others have the device; does nothing the second time."""
+        """Make the device free for other models; the second call does nothing."""
         self._owner._free(self)
 
     def __del__(self) -> None:
@@ -56,11 +56,11 @@ class Device:
 
 
 class DeviceRegistry:
-    """Gives devices out.
+    """Hands out devices.
 
     Args:
         num_ipus: How many IPUs there are (count), a power of two.
-        retry_seconds: With ``POPTORCH_WAIT_FOR_IPU=1``, how long to wait at most before the next
+        retry_seconds: With ``POPTORCH_WAIT_FOR_IPU=1``, the longest wait (s) before the next
             attempt; a device that this process releases is noticed at once.
     """
 
@@ -68,25 +68,26 @@ class DeviceRegistry:
         self._num_ipus = num_ipus
         self._retry_seconds = retry_seconds
         self._busy: set[int] = set()
-        # Reentrant: the garbage collector may release a device at any time, here as well.
+        # Reentrant: the garbage collector may release a device at any time, also inside these
+        # methods.
         self._changed = threading.Condition(threading.RLock())
 
     def acquire(self, num_ipus: int, device_id: int | None = None) -> Device:
-        """Return a free device: the one asked for, or the lowest one with enough IPUs.
+        """Return a free device: the requested one, or the lowest one with enough IPUs.
 
-        With the environment variable ``POPTORCH_WAIT_FOR_IPU=1`` it waits until there is one.
+        With the environment variable ``POPTORCH_WAIT_FOR_IPU=1``, wait until a device is free.
 
         Args:
             num_ipus: How many IPUs the model needs (count).
             device_id: The device to take; None for any.
 
         Raises:
-            Error: There is none, or none is free.
+            Error: There is no such device, or none is free.
         """
         self._check(num_ipus, device_id)
         device = self._take(num_ipus, device_id)
         if device is None:
-            gc.collect()  # what nobody can reach any more may still hold one
+            gc.collect()  # an unreachable executor may still hold a device
             device = self._take(num_ipus, device_id)
         while device is None:
             if os.environ.get(_WAIT_VARIABLE) != "1":
@@ -100,14 +101,14 @@ class DeviceRegistry:
         return device
 
     def lowest_match(self, num_ipus: int, device_id: int | None = None) -> int:
-        """Return the device that ``acquire`` would take if none was in use.
+        """Return the device that ``acquire`` would return if no device was in use.
 
         Args:
             num_ipus: How many IPUs the model needs (count).
             device_id: The device to take; None for any.
 
         Raises:
-            Error: There is none.
+            Error: There is no such device.
         """
         self._check(num_ipus, device_id)
         return next(self._candidates(num_ipus, device_id))
@@ -127,16 +128,16 @@ class DeviceRegistry:
             lowest = next(self._candidates(num_ipus, None))
             raise Error(
                 f"Failed to acquire device {device_id}: it has {available} IPU(s), and the model "
-                f"needs {num_ipus}. Devices from {lowest} on have as many; without "
-                "Options.useIpuId the lowest free one is taken."
+                f"needs {num_ipus}. Devices from {lowest} on have enough; without "
+                "Options.useIpuId the lowest free device is used."
             )
 
     def _none_free(self, num_ipus: int, device_id: int | None) -> Error:
         what = f"{num_ipus} IPU(s)" if device_id is None else f"device {device_id}"
         return Error(
             f"Failed to acquire {what}: in use by other models of this process. Call "
-            "detachFromDevice() or destroy() on one of them, or drop it, and try again; with "
-            f"{_WAIT_VARIABLE}=1 in the environment the call waits until that has happened."
+            "detachFromDevice() or destroy() on one of them, or delete it, and try again. With "
+            f"{_WAIT_VARIABLE}=1 in the environment, the call waits until a device is free."
         )
 
     def _candidates(self, num_ipus: int, device_id: int | None) -> Iterator[int]:
@@ -164,7 +165,7 @@ class DeviceRegistry:
                 self._changed.notify_all()
 
     def _ipus(self, device_id: int) -> range:
-        """Return the IPUs of a device."""
+        """Return the numbers of a device's IPUs."""
         position, size = device_id, 1
         while size <= self._num_ipus:
             num_devices = self._num_ipus // size

@@ -15,11 +15,11 @@ GRAPH_VARIABLE = "POPTORCH_EXPORT_PROTO_FILE"
 
 
 class Dump:
-    """Writes one file for each step, ``03_lower.txt``, into a new folder for each compilation.
+    """Writes one file for each step, such as ``03_lower.txt``, to a new folder per compilation.
 
     Args:
-        folder: Where the folder of the compilation is made; None: nothing is written.
-        name: Of the compilation, such as ``Net_training``.
+        folder: The parent of the new folder; None to write nothing.
+        name: The name of the compilation, such as ``Net_training``.
 
     Raises:
         Error: The folder cannot be made.
@@ -37,11 +37,11 @@ class Dump:
 
     @property
     def on(self) -> bool:
-        """Whether anything is written; texts need not be made otherwise."""
+        """Whether files are written; if not, callers need not make the texts."""
         return self._folder is not None
 
     def write(self, step: str, text: str) -> None:
-        """Write what a step has made."""
+        """Write the result of a step."""
         if self._folder is not None:
             path = self._folder / f"{next(self._numbers):02}_{step}.txt"
             path.write_text(text, encoding="utf-8")
@@ -60,20 +60,20 @@ def _new_folder(parent: Path, name: str) -> Path:
             return folder
     except OSError as error:
         raise Error(
-            f"{VARIABLE}={parent}: no folder can be made there ({error}). Name a folder that can "
-            "be written to, or unset the variable."
+            f"{VARIABLE}={parent}: no folder can be created there ({error}). Set the variable to "
+            "a folder with write permission, or unset it."
         ) from error
     raise AssertionError("unreachable")
 
 
 def write_graph_file(program: Program) -> None:
-    """Write a program as text where the environment variable ``POPTORCH_EXPORT_PROTO_FILE`` says.
+    """Write a program as text to the path in the variable ``POPTORCH_EXPORT_PROTO_FILE``.
 
-    A path without an extension is a folder, which gets the file ``model.proto``. Folders are made.
-    With ``POPTORCH_EXPORT_PROTO_AS_BINARY=1`` the same text is written, as UTF-8 either way.
+    A path without an extension is a folder, and the file in it is ``model.proto``. Missing folders
+    are created. The text is UTF-8, also with ``POPTORCH_EXPORT_PROTO_AS_BINARY=1``.
 
     Args:
-        program: Complete, and the same on every machine.
+        program: The complete program, the same on every machine.
 
     Raises:
         Error: The file cannot be written.
@@ -89,6 +89,6 @@ def write_graph_file(program: Program) -> None:
         path.write_bytes(program_text(program).encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise Error(
-            f"{GRAPH_VARIABLE}={wanted}: the graph cannot be written there ({error}). Name a file "
-            "that can be written, or unset the variable."
+            f"{GRAPH_VARIABLE}={wanted}: the graph cannot be written there ({error}). Set the "
+            "variable to a file with write permission, or unset it."
         ) from error

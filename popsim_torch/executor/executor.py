@@ -45,17 +45,17 @@ _SHOWN = ("copyWeightsToHost", "copyWeightsToDevice", "setOptimizer", "compile",
 
 
 class PoplarExecutor(HasModel, Generic[P, R]):
-    """A model on the device. Made by ``trainingModel`` and ``inferenceModel``.
+    """A model on the device; ``trainingModel`` and ``inferenceModel`` make it.
 
-    Attributes that it does not have are those of the user's model. To type checkers it is
-    ``PoplarExecutor[P, R]``: what the model's forward takes and what it returns.
+    Attributes that the executor does not have are read from the user's model. For type checkers the
+    class is ``PoplarExecutor[P, R]``: the arguments and the result of the model's forward.
     """
 
     def __init__(
         self, model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None
     ) -> None:
         explain_backward()
-        # The same parameters and sub-modules, but attributes (``training``) of its own.
+        # The same parameters and sub-modules, but separate attributes such as ``training``.
         traced_model = copy.copy(model)
         self._user_model = traced_model if optimizer is None else model
         seed = options.random_seed if options.exists("random_seed") else time.time_ns()
@@ -71,7 +71,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         copied: Any = None,
         wrapped: nn.Module | None = None,
     ) -> None:
-        """Make the parts of an executor, without a program."""
+        """Make the parts of an executor; there is no program yet."""
         training = optimizer is not None
         settings = SettingsThen(wrapped or self._user_model, training=training)
         channel = profiling.Channel(
@@ -91,7 +91,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         device.options.freeze()
         channel.instrument(self, *_SHOWN)
 
-    # What the parts do
+    # The methods of the parts.
 
     compile = exposed("_life", LifeCycle.compile)
     attachToDevice = exposed("_life", LifeCycle.attachToDevice)
@@ -124,10 +124,10 @@ class PoplarExecutor(HasModel, Generic[P, R]):
 
     @property
     def model(self) -> nn.Module:
-        """The module: the user's for training, for inference the executor's shallow copy of it.
+        """The module: for training the user's, for inference the executor's shallow copy of it.
 
-        The copy shares parameters, buffers and sub-modules with the user's module, and has other
-        attributes, such as the training flag, of its own.
+        The copy shares parameters, buffers and sub-modules with the user's module, but its other
+        attributes, such as the training flag, are separate.
         """
         return self._user_model
 
@@ -145,7 +145,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     def compiled(self) -> CompiledModel:
         """The compiled model, for tools that look inside: its programs and the executable.
 
-        What it is made of may change from one version to the next.
+        Its attributes may change from one version to the next.
 
         Raises:
             Error: The model is not compiled.
@@ -154,11 +154,11 @@ class PoplarExecutor(HasModel, Generic[P, R]):
 
     @property
     def rng_state(self) -> list[int]:
-        """The seed and the number of micro-batches run, which random numbers are keyed with.
+        """The seed and the number of micro-batches run, which determine the random numbers.
 
         Raises:
-            Error: On reading and writing, when the model is not compiled, or runs in another
-                thread.
+            Error: The model is not compiled, or runs in another thread. Reading and writing both
+                raise this error.
         """
         return self._random.rng_state
 
@@ -167,7 +167,8 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         self._random.rng_state = state
 
     def __getattr__(self, name: str) -> Any:
-        # What Python asks of an object by itself, such as to copy it, is not the model's to answer.
+        # Python looks up special methods on its own, for example to copy; the model must not
+        # answer.
         is_pythons = name.startswith("__") and name.endswith("__")
         if is_pythons or "_user_model" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -177,7 +178,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         try:
             return getattr(model, name)
         except AttributeError as error:
-            # The class of a wrapped model is not one that the user wrote.
+            # The class of a wrapped model is generated; messages name the user's class.
             wrapped = type(model)
             own = getattr(wrapped, "_popsim_class", wrapped)
             error.args = tuple(
@@ -190,17 +191,17 @@ class PoplarExecutor(HasModel, Generic[P, R]):
             raise
 
     def __dir__(self) -> list[str]:
-        # What can be asked for, so that completion reaches the layers of the model.
+        # The names include those of the model, so that tab completion finds its layers.
         return sorted({*super().__dir__(), *dir(self.__dict__.get("_user_model"))})
 
     def _suggest(self, name: str, error: AttributeError) -> None:
-        """Add to an error which methods, and attributes of the model, look like a name."""
+        """Add methods, and attributes of the model, with similar names to an error message."""
         names = sorted({*dir(type(self)), *dir(self._user_model)})
         close = closest_names(name, (one for one in names if not one.startswith("_")), limit=3)
         if close:
             many = "s" if len(close) > 1 else ""
             error.args = (f"{error}. Closest name{many}: {listed_names(close)}.",)
-            error.obj = None  # Python would suggest some of them again
+            error.obj = None  # otherwise Python would suggest some of the names again
 
     def __repr__(self) -> str:
         if "_inspection" not in self.__dict__:
@@ -213,7 +214,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         return "trainingModel" if self.training_mode else "inferenceModel"
 
     def _figures(self) -> dict[str, object]:
-        """Return what matters, by name."""
+        """Return the most important properties, by name."""
         kind = type(self._user_model)
         figures: dict[str, object] = {
             "model": getattr(kind, "_popsim_class", kind).__name__,
@@ -233,25 +234,24 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         return html_table(self._made_by, self._figures())
 
     def __del__(self) -> None:
-        # The device goes away; its training progress must not. The garbage collector may come at
-        # any time, also while another model is being traced.
+        # The device is released here, but its training progress must not be lost. The garbage
+        # collector may call this at any time, also during the trace of another model.
         life = self.__dict__.get("_life")
         if life is not None and self._use.optimizer is not None and not sys.is_finalizing():
             with disable_current_modes(), DisableTorchFunction():
                 life.release()
 
-    # Copies
+    # Copies.
 
     def __copy__(self) -> PoplarExecutor[P, R]:
-        """Return the executor itself: a device has one, and lives as long as anyone holds it."""
+        """Return the executor itself: only one object can hold the device."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a deep copy or a saved executor consists of: all but the compiled program.
+        """Return the state for a deep copy or a pickle: everything except the compiled program.
 
-        The copy has a model, options and an optimizer of its own, goes on from the weights,
-        optimizer state and random numbers that this executor has now, and compiles when it is
-        called.
+        The copy has its own model, options and optimizer. It continues from the present weights,
+        optimizer state and random numbers of this executor, and compiles at its first call.
         """
         self._copies.copyWeightsToHostIfNeeded()
         use, device = self._use, self._device
@@ -269,26 +269,27 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         self._user_model = state.pop("user_model")
         self._build(**state)
 
-    # Calls
+    # Calls.
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the model on a combined batch; compile and attach it first where that is needed.
+        """Run the model on a combined batch; compile it and attach it first if necessary.
 
         Args:
-            *args: As forward takes them. The first dimension of every tensor is the combined batch.
-            **kwargs: The same.
+            *args: The arguments of forward. The first dimension of every tensor is the combined
+                batch.
+            **kwargs: The keyword arguments of forward, in the same form.
 
         Returns:
-            What forward returns, in new CPU tensors, one entry per micro-batch that the output mode
-            keeps.
+            The result of forward in new CPU tensors, with one entry per micro-batch that the output
+            mode keeps.
 
         Raises:
             Error: The call differs from the one that compiled the model, or no device is free, or
                 the device failed, or another thread is using the executor.
             UsageAssertionError: The model never attaches to a device.
             KeyboardInterrupt: Ctrl-C ends the call within moments. Weights, optimizer state and
-                random numbers are then those after a finished device iteration; anchors are not
-                to be read before the next call.
+                random numbers are then those after a finished device iteration; anchors cannot be
+                read before the next call.
         """
         try:
             compiled, inputs = self._prepare_call(args, kwargs)
@@ -297,19 +298,19 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         except Exception as error:
             raise shortened(error, unless="POPSIM_TRACEBACK=full")
 
-    # Looking inside
+    # Inspection.
 
     @shows_short_tracebacks
     def profile(self, *args: Any, repeats: int = 1, **kwargs: Any) -> Profile:
         """Call the model several times and return how long each op of the program took.
 
-        These are calls like any other: weights train, random numbers move on. What they return is
-        dropped.
+        The calls are normal calls: weights train, and random numbers advance. The results of the
+        calls are dropped.
 
         Args:
-            *args: As for a call.
-            repeats: How many calls (count); the time of an op is the median over them.
-            **kwargs: As for a call.
+            *args: The arguments of a call.
+            repeats: Number of calls; the time of an op is the median over them.
+            **kwargs: The keyword arguments of a call.
 
         Raises:
             Error: ``repeats`` is less than 1, or a call fails.
@@ -321,38 +322,39 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     def summary(
         self, *args: Any, depth: int | None = None, width: int | None = None, **kwargs: Any
     ) -> ModelSummary:
-        """Describe the modules of the model: shapes, parameters, bytes, stages, names to anchor.
+        """Describe the modules of the model: shapes, parameters, bytes, stages, names for anchors.
 
-        Nothing runs, and nothing changes: a model that is not compiled yet is compiled apart.
+        The call does not run the model and does not change it. If the model is not compiled yet, a
+        separate program is compiled for the summary.
 
         Args:
-            *args: As for a call; none for a model that is compiled.
-            depth: How deep the printed tree goes; None for all of it.
-            width: Of the printed table (characters); None for that of the terminal.
-            **kwargs: As for a call.
+            *args: The arguments of a call; not needed if the model is compiled.
+            depth: Number of levels of the printed tree; None for all of them.
+            width: Width of the printed table (characters); None for the width of the terminal.
+            **kwargs: The keyword arguments of a call.
 
         Returns:
-            A row for each module; it prints as a table.
+            One row for each module; the object prints as a table.
 
         Raises:
-            Error: The model cannot be compiled, or is not and there are no arguments.
+            Error: The model cannot be compiled, or it is not compiled and there are no arguments.
         """
         compiled = self._device.compiled
         if compiled is None:
             if not args and not kwargs:
                 raise Error(
                     "summary: the model is not compiled, and there are no arguments to compile it "
-                    "for. Pass those of a call: summary(x)."
+                    "for. Pass the arguments of a call: summary(x)."
                 )
             compiled = self._life.compile_alone(args, kwargs)
         elif args or kwargs:
-            compiled.arguments.flatten(args, kwargs)  # refuses what is not like the first call
+            compiled.arguments.flatten(args, kwargs)  # raises if they differ from the first call's
         return summarise_model(self._device.module, compiled.program, depth, width)
 
-    # Internals
+    # Internals.
 
     def _prepare_call(self, args: Any, kwargs: Any) -> tuple[CompiledModel, list[torch.Tensor]]:
-        """Return the compiled model and the inputs of a call, all weights up to date."""
+        """Return the compiled model and the inputs of a call; the weights are up to date."""
         self._life.follow_settings()
         device, optimizer = self._device, self._use.optimizer
         compiled = device.ready
@@ -363,7 +365,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
             watch.check()
         if optimizer is None or device.weights.has_loops:
             device.weights.pull(loops_alone=optimizer is not None)
-        # The cheaper question first: there is seldom anything to hand over.
+        # The cheaper check comes first: there is seldom anything to hand over.
         if getattr(optimizer, "_pending", None) is not None and isinstance(
             optimizer, optim.Optimizer
         ):
@@ -371,7 +373,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         return compiled, inputs
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
-        # What a call costs beyond the native program: nothing here may depend on the model's size.
+        # The overhead of every call: nothing here may depend on the size of the model.
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
         results = self._device.run(given)
         program = compiled.program
@@ -384,7 +386,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
 
     @staticmethod
     def _device_inputs(compiled: CompiledModel, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the inputs in the types that the device takes; none if it makes them itself."""
+        """Return the inputs in the dtypes of the device; no inputs if the device makes them."""
         if not compiled.converts_inputs:
             return inputs
         if not compiled.run.reads_inputs:

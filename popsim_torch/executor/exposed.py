@@ -1,4 +1,4 @@
-"""``exposed``: methods that an object has from its parts."""
+"""``exposed``: makes a method of a part a method of the object that has the part."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ R = TypeVar("R")
 def exposed(
     part: str, method: Callable[Concatenate[Any, P], R]
 ) -> Callable[Concatenate[Any, P], R]:
-    """Return a part's method as a method of the whole, which lives for as long as it runs.
+    """Return a method that calls a part's method, and keeps the whole object alive during the call.
 
-    Signature and docstring are those of the part's method.
+    The signature and the docstring come from the part's method.
 
     Args:
-        part: The attribute of the whole that has the part.
-        method: The method, as the part's class has it.
+        part: The name of the attribute that holds the part.
+        method: The method, as defined in the part's class.
     """
 
     @shows_short_tracebacks

@@ -1,4 +1,4 @@
-"""The executor's methods that write files and read them."""
+"""The executor's methods that write and read files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Files"]
 
 
 class Files:
-    """The part of an executor that saves and loads.
+    """The part of an executor that saves and loads files.
 
     Args:
         device: The executor's program.
-        life: Compiles it, and takes it to the device.
-        use: The executor's optimizer.
-        random: Its random numbers.
+        life: Compiles the program, and takes it to the device.
+        use: The part that holds the executor's optimizer.
+        random: The part that holds the executor's random numbers.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class Files:
         export_model: bool = True,
         save_rng_state: bool = True,
     ) -> None:
-        """Write the compiled model to a file that ``poptorch.load`` and ``loadExecutable`` read.
+        """Write the compiled model to a file for ``poptorch.load`` and ``loadExecutable``.
 
-        The file holds the program before it was fitted to this machine, the options, and what
-        calls look like; with ``export_model`` also the weights, as they are on the device now, and
-        the optimizer with its state. It holds data alone: not the code of the model, and nothing
-        that runs when it is read. It is written under another name first, so whatever happens
-        meanwhile, a file that was there stays whole.
+        The file holds the program before it was fitted to this machine, the options, and the
+        description of the arguments and results of a call. With ``export_model`` it also holds the
+        present weights of the device, and the optimizer with its state. The file holds only data:
+        no code of the model, and nothing that runs when the file is read. The method writes a
+        temporary file and renames it, so an existing file stays whole if anything fails.
 
         Args:
-            filename: The file; folders on the way to it are made. One that is a folder gets the
-                file ``model.poptorch``, with a warning.
-            export_model: Whether ``poptorch.load`` is to read it. It refuses programs that call an
-                operator that is not PyTorch's, or one that PyTorch gives no protection from wrong
-                numbers; a warning says which. ``loadExecutable`` reads them.
-            save_rng_state: Whether the loaded model goes on with this one's random numbers.
+            filename: The file; missing folders are created. If the path is a folder, the file in it
+                is ``model.poptorch``, and there is a warning.
+            export_model: Whether ``poptorch.load`` can read the file. It refuses programs that call
+                an operator that is not PyTorch's, or a PyTorch operator that is not safe with wrong
+                numbers; a warning names the operator. ``loadExecutable`` reads such programs.
+            save_rng_state: Whether the loaded model continues with the random numbers of this one.
 
         Raises:
-            Error: The model is not compiled, or the file cannot be written, or options or
+            Error: The model is not compiled, or the file cannot be written, or the options or the
                 optimizer hold more than data.
         """
         device = self._device
@@ -103,13 +103,13 @@ class Files:
         """Compile the model for arguments like these, and save it.
 
         Args:
-            filename: As for ``save``.
-            *args: As for ``compile``.
-            export_model: As for ``save``.
-            **kwargs: As for ``compile``.
+            filename: See ``save``.
+            *args: See ``compile``.
+            export_model: See ``save``.
+            **kwargs: See ``compile``.
 
         Raises:
-            Error: As for ``compile`` and ``save``.
+            Error: See ``compile`` and ``save``.
         """
         channel = self._device.channel
         with channel.tracepoint("compileAndExport"):
@@ -118,19 +118,20 @@ class Files:
             self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
-        """Compile the model as a file says, instead of with arguments.
+        """Compile the model from a file instead of from arguments.
 
-        The model is traced with arguments like those that the file was made with, and what comes
-        out must be the program of the file: so the file can do nothing that the model does not.
-        The weights are the model's own. A model that comes from ``poptorch.load`` has no code to
-        trace: it gets the file's program, if its weights have the names and shapes needed.
+        The model is traced with arguments like those of the file, and the resulting program must
+        equal the program of the file: so a file cannot run anything that the model does not do.
+        The weights are those of the model. A model from ``poptorch.load`` has no code to trace: it
+        uses the program of the file if the names and shapes of the weights match.
 
         Args:
-            filename: What ``save`` or ``compileAndExport`` wrote, with or without the model.
+            filename: A file that ``save`` or ``compileAndExport`` wrote, with or without the model.
 
         Raises:
-            Error: The model is compiled already; or the file is damaged, of another version of the
-                package, or of a model that does something else. The executor can be called.
+            Error: The model is compiled already; or the file is damaged, is from another version of
+                the package, or holds the program of another model. The executor can still be
+                called.
         """
         if self._device.compiled is not None:
             raise Error(
@@ -146,7 +147,7 @@ class Files:
             if self._use.captures:
                 raise Error(
                     "loadExecutable: the program of a file enqueues no gradients, and this model "
-                    "has no code to make another one of. Pass the optimizer without its "
+                    "has no code to compile another program from. Pass the optimizer without its "
                     "OutfeedOptimizer."
                 )
             self._life.check_before_compilation()
@@ -162,7 +163,7 @@ class Files:
     def restore(
         self, path: str | os.PathLike[str], program: StoredProgram, model: StoredModel
     ) -> None:
-        """Go on where the executor that wrote a file was."""
+        """Continue where the executor that wrote a file was."""
         self._use.settings = model.settings
         if model.rng_state is not None:
             self._random.start = model.rng_state

@@ -1,4 +1,4 @@
-"""Gradients that a program is to enqueue: which queues take which, and what they are then told."""
+"""The gradients that a program enqueues: which queue takes which, and a note for the reader."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def capture_gradients(
     traced: TraceResult,
     options: Options,
 ) -> tuple[list[GradientEnqueue], dict[int, Enqueue]]:
-    """Ask queues which gradients they take.
+    """Ask each queue which gradients it takes.
 
     Args:
-        captures: What the optimizer is to capture.
-        plan: Its updates; None if there are none, and nothing is captured.
-        traced: Says what the program enqueues by itself.
-        options: Gradient accumulation and reduction are taken from here.
+        captures: The captures of the optimizer.
+        plan: The updates of the optimizer; None if there are none, then nothing is captured.
+        traced: The trace; it has the queues that the program enqueues to by itself.
+        options: Gradient accumulation and reduction are read from here.
 
     Returns:
-        The gradients that updates are to enqueue, and what that puts into queues, by numbers that
-        follow those of the trace.
+        The gradients that the updates enqueue, and the enqueues that result; their numbers follow
+        those of the trace.
 
     Raises:
-        Error: The program feeds a queue already.
+        Error: The program enqueues to the queue already.
     """
     found: list[GradientEnqueue] = []
     enqueues: dict[int, Enqueue] = {}
@@ -69,8 +69,8 @@ def _check_unused(capture: GradientCapture, enqueues: Iterable[Enqueue]) -> None
         if known.queue is capture.queue.queue:
             raise Error(
                 "OutfeedOptimizer: the program enqueues to its queue already, at "
-                f"{known.source}: a queue can be enqueued to only once in a program. Give the "
-                "gradients a queue of their own."
+                f"{known.source}: a queue can be enqueued to only once in a program. Use a "
+                "separate queue for the gradients."
             )
 
 
@@ -81,7 +81,7 @@ def _enqueue_of(
     options: Options,
     number: int,
 ) -> tuple[GradientEnqueue, Enqueue] | None:
-    """Return what the update and the executor have to do; None if the queue takes nothing."""
+    """Return how the update and the executor enqueue; None if the queue takes nothing."""
     micro_batches = options.Training.gradient_accumulation
     dtypes = {
         update.parameter: _dtype(update, parameters, capture.mode, micro_batches)
@@ -121,14 +121,14 @@ def _dtype(
     mode: OutfeedOptimizerMode,
     micro_batches: int,
 ) -> torch.dtype:
-    """Return the element type of a gradient in a queue: that of what it is read from."""
+    """Return the dtype of a gradient in a queue: that of the tensor that holds the gradient."""
     if mode == OutfeedOptimizerMode.AFTER_COMPUTE or micro_batches == 1:
         return returned_dtype(held_dtype(parameters[update.parameter].dtype))
     return torch.float32 if update.accumulator is None else update.accumulator.dtype
 
 
 def _note(gradients: GradientEnqueue, plan: OptimizerPlan, options: Options) -> str:
-    """Return what one has to know of the gradients to read a table of them."""
+    """Return a note that explains the values of the gradients to the reader of a table."""
     reduction = options.Training.accumulation_and_replication_reduction_type
     kind = "mean" if reduction == ReductionType.Mean else "sum"
     parts = []

@@ -1,4 +1,4 @@
-"""What a program calls of the host's code while it runs."""
+"""The host functions that a program calls while it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["HostCode"]
 
 
 class HostCode:
-    """Runs the calls of the host of one program; handed over to each run.
+    """Runs the host calls of one program; each run gets this object.
 
     Args:
-        calls: By number.
+        calls: The host calls, by number.
     """
 
     def __init__(self, calls: Mapping[int, HostCall]) -> None:
@@ -25,20 +25,20 @@ class HostCode:
     def __call__(
         self, number: int, gradient: bool, tensors: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Run a call for a micro-batch, on the thread that runs the program.
+        """Run a call for one micro-batch, on the thread that runs the program.
 
         Args:
-            number: Which call.
-            gradient: Whether to differentiate it.
-            tensors: What the op is given, copied.
+            number: The number of the call.
+            gradient: Whether to run the backward of the call.
+            tensors: Copies of the op's inputs.
 
         Returns:
-            What the op gives.
+            The outputs of the op.
 
         Raises:
-            BaseException: What the user's code raises.
+            BaseException: The exception that the user's code raises.
         """
         call = self._calls[number]
-        # Weights are the host's, which during a run cannot be brought up to date.
+        # The call uses the host's weights; they cannot be fetched during a run.
         with host_weights.without_sync():
             return call.differentiate(tensors) if gradient else call.run(tensors)

@@ -18,12 +18,13 @@ _MOST_SHOWN = 3
 
 
 class HostTensors:
-    """The parameters and buffers of a compiled model, which its owner may have changed since.
+    """The parameters and buffers of a compiled model; the user may have changed them since then.
 
     Args:
-        module: The model, as it was compiled.
-        shapes: Of the tensors that the program uses, by name.
-        fixed: The tensors stay those of now, also where the model has others by their names.
+        module: The model that was compiled.
+        shapes: The shapes of the tensors that the program uses, by name.
+        fixed: Whether to keep the present tensors, even if the model has others by their names
+            later.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class HostTensors:
         self._aliases = {name: tied[id(tensors[name])] for name in shapes}
 
     def find(self, names: Iterable[str], *, what_fits: bool = False) -> dict[str, torch.Tensor]:
-        """Return tensors of the model by name, detached and without fetching weights.
+        """Return tensors of the model by name, detached; do not fetch weights.
 
         Args:
             names: Names of tensors that the program uses.
-            what_fits: Leave those out that are not what they were, with a warning.
+            what_fits: Leave out changed tensors with a warning, instead of an error.
 
         Raises:
-            Error: One of them is not what it was; not with ``what_fits``.
+            Error: One of the tensors has changed, and ``what_fits`` is not set.
         """
         present = named_tensors(self._module) if self._fixed is None else self._fixed
         found: dict[str, torch.Tensor] = {}
@@ -67,10 +68,10 @@ class HostTensors:
         return found
 
     def used_names(self, names: Iterable[str]) -> set[str]:
-        """Return the names that the program has for tensors given by any of their names.
+        """Return the names by which the program knows tensors that are given by any of their names.
 
         Args:
-            names: Names of tensors; those that the program does not use are left out.
+            names: Names of tensors; tensors that the program does not use are left out.
         """
         wanted = set(names)
         return {name for name, aliases in self._aliases.items() if wanted.intersection(aliases)}
@@ -78,7 +79,7 @@ class HostTensors:
     def _problem(
         self, name: str, tensor: torch.Tensor | None, present: Mapping[str, torch.Tensor]
     ) -> str | None:
-        """Return what has become of a tensor, if it is not what it was."""
+        """Return a description of the change of a tensor; nothing if it has not changed."""
         if tensor is None:
             return f"'{name}' is not in the model any more"
         if tensor.is_meta:
@@ -101,7 +102,7 @@ class HostTensors:
         raise Error(
             f"Weights cannot be copied between host and device: {text}. The parameters and buffers "
             "must be those that the model was compiled with. Change them back, or call destroy() "
-            "on the executor to have the model compiled as it is now."
+            "on the executor to compile the model again as it is now."
         )
 
 

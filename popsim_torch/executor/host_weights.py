@@ -1,18 +1,18 @@
-"""What a training-wrapped user model looks like on the host.
+"""Wraps the user's model so that reads of its weights on the host return the trained values.
 
-While a model trains on the device, its host tensors fall behind. ``wrap`` gives the model and its
-tensors classes that fetch the weights just before anything reads them, so a program sees current
-values without asking, and a loop that only trains copies nothing. ``Wrapping.undo`` undoes it.
+While a model trains on the device, its host tensors are out of date. ``wrap`` gives the model and
+its tensors classes that fetch the weights immediately before a read. A program sees current values
+without an explicit copy, and a loop that only trains copies nothing. ``Wrapping.undo`` reverts it.
 
-The objects stay what they were: only ``__class__`` changes. So optimizers, hooks and tied tensors
-go on working, and nothing of ours sits in a ``__dict__``, from where it could reach a saved file.
-The link to the executor is an attribute of the classes, which are made anew for every ``wrap``;
+The objects stay the same: only ``__class__`` changes. So optimizers, hooks and tied tensors still
+work, and this package puts nothing into a ``__dict__``, from where it could get into a saved file.
+The link to the executor is an attribute of the classes, and every ``wrap`` makes new classes;
 nothing here keeps the executor, the model or a tensor alive.
 
-One thing torch refuses: ``nn.Parameter(wrapped)``. Write ``nn.Parameter(wrapped.detach())``.
-Code that reads tensors without asking their class sees what was copied last: what ``torch.jit`` has
-compiled, and transforms such as ``torch.func.grad`` and ``torch.vmap``. Call
-``copyWeightsToHostIfNeeded()`` before.
+Torch refuses one call: ``nn.Parameter(wrapped)``. Write ``nn.Parameter(wrapped.detach())``.
+Some code reads tensors without a look at their class, and sees the values of the last copy: code
+that ``torch.jit`` has compiled, and transforms such as ``torch.func.grad`` and ``torch.vmap``. Call
+``copyWeightsToHostIfNeeded()`` before such code.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _METADATA_METHODS = """
 _METADATA_FUNCTIONS = "get_device is_complex is_conj is_floating_point is_neg is_signed numel"
 _SETTERS = "_backward_hooks _grad grad requires_grad"
 
-# What tells nothing about the values of a tensor, as ``__torch_function__`` gets to see it.
+# Functions that do not read the values of a tensor, in the form of ``__torch_function__``.
 METADATA: frozenset[Any] = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _METADATA_ATTRIBUTES.split()]
     + [getattr(torch.Tensor, name).__set__ for name in _SETTERS.split()]
     + [getattr(torch.Tensor, name) for name in _METADATA_METHODS.split()]
     + [getattr(torch, name) for name in _METADATA_FUNCTIONS.split()]
 )
-# What chooses whether a tensor is trained.
+# Functions that choose whether a tensor is trained.
 _SWITCHES = (torch.Tensor.requires_grad.__set__, torch.Tensor.requires_grad_)  # type: ignore[attr-defined]
 _num_switches = 0
 _PLAIN_FUNCTION = nn.Parameter.__torch_function__  # "nothing to override", as torch marks it
@@ -81,20 +81,21 @@ _PLAIN_FUNCTION = nn.Parameter.__torch_function__  # "nothing to override", as t
 def wrap(model: nn.Module, sync: Callable[[], bool], destroy: Callable[[], None]) -> Wrapping:
     """Make every read of a model's weights fetch them from the device first, in place.
 
-    The model gets the class ``Poptorch<ClassName>``, a subclass of its own, with the extra methods
-    ``destroy()`` and ``copyWeightsToHostIfNeeded()``. Its parameters and buffers get subclasses of
-    their own classes; lazy parameters without a shape are left alone. A tensor shared by two
-    wrapped models asks both.
+    The model gets the class ``Poptorch<ClassName>``, a subclass of its own class with the extra
+    methods ``destroy()`` and ``copyWeightsToHostIfNeeded()``. Its parameters and buffers get
+    subclasses of their own classes; lazy parameters without a shape do not change. A tensor that
+    two wrapped models share syncs with both.
 
     Args:
-        model: The user's model; the same object afterwards.
-        sync: Copies device to host if the device is ahead; returns whether it did. Called often, so
-            it must be cheap when there is nothing to do. Reads inside it do not call it again.
-        destroy: What ``model.destroy()`` calls; it is expected to undo the wrapping if it releases
-            the device. Bound methods are held weakly, other callables strongly.
+        model: The user's model; it stays the same object.
+        sync: Copies device to host if the device is ahead; returns whether it did. It is called
+            often, so it must be cheap if there is nothing to copy. Reads inside it do not call it
+            again.
+        destroy: The function that ``model.destroy()`` calls; it must undo the wrapping if it
+            releases the device. Bound methods are held weakly, other callables strongly.
 
     Returns:
-        What undoes it.
+        The object that can undo the wrapping.
 
     Raises:
         UsageRuntimeError: The model is wrapped already.
@@ -102,8 +103,8 @@ def wrap(model: nn.Module, sync: Callable[[], bool], destroy: Callable[[], None]
     if is_wrapped(model):
         raise UsageRuntimeError(
             f"The model {type(model).__name__} is already wrapped for training. Call destroy() on "
-            "it, or on the executor that wrapped it, before wrapping it again; an executor that "
-            "was never compiled has to be dropped (del executor)."
+            "it, or on the executor that wrapped it, before wrapping it again. An executor that "
+            "was never compiled must be deleted instead (del executor)."
         )
     link = Wrapping(sync, destroy)
     model_class = _model_class(type(model), link)
@@ -127,18 +128,18 @@ def is_wrapped(model: nn.Module) -> bool:
 
 
 def num_switches() -> int:
-    """Return how often anybody said of a tensor of a wrapped model whether it is trained."""
+    """Return how often ``requires_grad`` of a tensor of a wrapped model was set."""
     return _num_switches
 
 
 def adopt(model: nn.Module) -> None:
-    """Wrap the tensors that a wrapped model got since it was wrapped.
+    """Wrap the tensors that a wrapped model got after it was wrapped.
 
-    Happens by itself after ``model.to()``, ``model.half()`` and the like, and
+    This happens automatically after ``model.to()``, ``model.half()`` and similar methods, and after
     ``load_state_dict(assign=True)``.
 
     Args:
-        model: A model; left alone if it is not wrapped.
+        model: A model; not changed if it is not wrapped.
     """
     if not isinstance(model, _WrappedModel):
         return
@@ -151,7 +152,7 @@ def adopt(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def without_sync() -> Iterator[None]:
-    """Read and write host tensors inside without fetching weights: for the library's own copies."""
+    """Read and write host tensors in this scope without a fetch: for copies of this package."""
     token = _quiet.set(True)
     try:
         yield
@@ -162,7 +163,7 @@ def without_sync() -> Iterator[None]:
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return a detached ``torch.Tensor`` on the same storage, without fetching weights.
 
-    Later in-place changes show on both sides; assigning ``tensor.data`` parts them.
+    In-place changes are visible in both tensors; an assignment to ``tensor.data`` separates them.
 
     Args:
         tensor: A tensor of any class, wrapped or not.
@@ -172,7 +173,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Wrapping:
-    """Ties the classes of one wrapped model to its executor, and keeps neither alive."""
+    """Connects the classes of one wrapped model to its executor, and keeps neither alive."""
 
     def __init__(self, sync: Callable[[], bool], destroy: Callable[[], None]) -> None:
         self._sync = _weakly(sync)
@@ -182,7 +183,7 @@ class Wrapping:
         self.tensor_classes: dict[Any, type[torch.Tensor]] = {}
 
     def sync(self) -> bool:
-        """Fetch the weights if they are after; return whether it did."""
+        """Fetch the weights if the host's are older; return whether it did."""
         if self.closed or _quiet.get():
             return False
         function = self._sync()
@@ -192,7 +193,7 @@ class Wrapping:
             return bool(function())
 
     def destroy(self) -> None:
-        """Ask the executor to let the model go; if there is none any more, do so."""
+        """Ask the executor to release the model; if the executor is gone, undo the wrapping."""
         function = self._destroy()
         if function is None:
             self.undo()
@@ -200,11 +201,11 @@ class Wrapping:
             function()
 
     def undo(self) -> None:
-        """Give the model, its copies and all their tensors their own classes back.
+        """Restore the classes of the model, of its copies and of all their tensors.
 
-        Reads nothing from the device: fetch the weights first if they matter. Does nothing the
-        second time, nor to what was wrapped anew since. A tensor that left the model meanwhile is
-        put right at its next use.
+        It copies nothing from the device: fetch the weights first if they are needed. A second call
+        does nothing, and an object that was wrapped again is not changed. A tensor that has left
+        the model is restored at its next use.
         """
         if self.closed:
             return
@@ -226,14 +227,14 @@ class Wrapping:
 
 
 class _HostTensor(torch.Tensor):
-    """What wrapped parameters and buffers have in common, before their own class."""
+    """The common methods of wrapped parameters and buffers; comes before their own class."""
 
     __slots__ = ()
     _popsim_class: ClassVar[type[torch.Tensor]]
     _popsim_links: ClassVar[tuple[Wrapping, ...]]
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keep hooks of a user's class from counting ours as one of the user's."""
+        """Do not call the hook of a user's class: the generated class is not the user's."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -245,8 +246,8 @@ class _HostTensor(torch.Tensor):
             for kind in types:
                 if issubclass(kind, _HostTensor):
                     _fetch(kind._popsim_links, args, kwargs)
-        # From here on as if the tensors had their own classes: a user's own tensor class that
-        # overrides functions decides, if there is one among the arguments.
+        # From here on, the tensors count as members of their own classes: if an argument has a
+        # user's tensor class that overrides functions, that class decides.
         own = [kind._popsim_class if issubclass(kind, _HostTensor) else kind for kind in types]
         overriding = tuple(
             kind
@@ -279,21 +280,21 @@ class _HostTensor(torch.Tensor):
 
 
 class _WrappedModel(nn.Module):
-    """What wrapped models have in common, before their own class."""
+    """The common methods of wrapped models; comes before their own class."""
 
     __slots__ = ()
     _popsim_class: ClassVar[type[nn.Module]]
     _popsim_link: ClassVar[Wrapping]
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keep hooks of a user's class from counting ours as one of the user's."""
+        """Do not call the hook of a user's class: the generated class is not the user's."""
 
     def destroy(self) -> None:
         """Destroy the executor that trains this model; see ``PoplarExecutor.destroy``."""
         self._popsim_link.destroy()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy the weights from the device if they changed there; return whether they had."""
+        """Copy the weights from the device if they changed there; return whether they did."""
         return self._popsim_link.sync()
 
     def __copy__(self) -> Any:
@@ -317,7 +318,7 @@ class _WrappedModel(nn.Module):
             reduced = self.__reduce_ex__(protocol)
         if isinstance(reduced, str):
             return reduced
-        # pickle refuses a bare ``copyreg.__newobj__`` for a class that is not ``__class__``.
+        # pickle refuses a plain ``copyreg.__newobj__`` for a class that is not ``__class__``.
         return functools.partial(reduced[0]), *reduced[1:]
 
 
@@ -335,7 +336,7 @@ def _model_class(own_class: type[nn.Module], link: Wrapping) -> type[nn.Module]:
 
 
 def _synced(method: Callable[..., Any], link: Wrapping, *, replaces: bool) -> Callable[..., Any]:
-    """Return a method of the user's class that syncs before and, maybe, adopts after."""
+    """Return a method of the user's class that syncs first and adopts tensors at its end."""
 
     @functools.wraps(method)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -370,7 +371,7 @@ def _subclass(mixin: type[Any], own_class: type[Any], body: dict[str, Any]) -> A
 
 
 def _fetch(links: tuple[Wrapping, ...], args: Any, kwargs: dict[str, Any]) -> None:
-    """Sync every link; free the arguments from those that were closed after their back."""
+    """Sync every link; restore arguments whose link was closed in the meantime."""
     for link in links:
         if link.closed:
             for value in (*args, *kwargs.values()):
@@ -389,7 +390,7 @@ def _drop(tensor: torch.Tensor, link: Wrapping) -> None:
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the parameters and buffers of a model; tied ones as often as they occur."""
+    """Yield the parameters and buffers of a model; tied tensors once for each of their names."""
     for module in nn.Module.modules(model):
         for tensor in (*own_parameters(module).values(), *own_buffers(module).values()):
             if tensor is not None:
@@ -405,12 +406,12 @@ def _own_class(tensor: torch.Tensor) -> type[torch.Tensor]:
 
 
 def _set_class(target: Any, kind: type[Any]) -> None:
-    object.__setattr__(target, "__class__", kind)  # past any __setattr__ of the user's class
+    object.__setattr__(target, "__class__", kind)  # not the __setattr__ of the user's class
 
 
 @contextlib.contextmanager
 def _as_own_class(target: Any) -> Iterator[None]:
-    """Let a wrapped object have its own class, for code that looks at ``type(target)``."""
+    """Give a wrapped object its own class in this scope, for code that reads ``type(target)``."""
     wrapped_class = type(target)
     own_class = getattr(wrapped_class, "_popsim_class", wrapped_class)
     _set_class(target, own_class)

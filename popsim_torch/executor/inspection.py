@@ -1,4 +1,4 @@
-"""What an executor shows of itself: its state, tensor names, anchored tensors, programs."""
+"""The executor's methods for inspection: state, tensor names, anchored tensors, programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Inspection"]
 
 
 class Inspection:
-    """The part of an executor, or of a loop, that looks at its program and changes nothing.
+    """The part of an executor or loop that inspects its program and changes nothing.
 
     Args:
         device: The program.
@@ -30,7 +30,7 @@ class Inspection:
         self._device = device
 
     def isCompiled(self) -> bool:
-        """Return whether there is a program for the model."""
+        """Return whether the model is compiled."""
         return self._device.compiled is not None
 
     def isAttachedToDevice(self) -> bool:
@@ -51,14 +51,14 @@ class Inspection:
         """Return the names of the tensors of the compiled graph.
 
         Args:
-            pattern: Only names that match it as a whole: ``*`` stands for any characters, ``?``
-                for one, ``[ab]`` for one of those listed; None for all names.
-            details: Return shape, element type and phase of each, too: a list of ``TensorDetails``
-                that prints as a table.
+            pattern: A pattern for the whole name: ``*`` stands for any characters, ``?`` for one,
+                ``[ab]`` for one of those listed; None for all names.
+            details: Whether to return shape, dtype and phase of each tensor, too: a list of
+                ``TensorDetails`` that prints as a table.
 
         Raises:
             UsageAssertionError: The model is not compiled.
-            UsageTypeError: The pattern is no string.
+            UsageTypeError: The pattern is not a string.
         """
         compiled = self._device.compiled
         if compiled is None:
@@ -68,7 +68,7 @@ class Inspection:
         if pattern is not None and not isinstance(pattern, str):
             raise UsageTypeError(
                 f"getTensorNames: the pattern is a {type(pattern).__name__}. Pass a string such as "
-                "'Gradient___*.weight', and details=True by its name."
+                "'Gradient___*.weight', and details=True as a keyword."
             )
         found = compiled.program.tensor_names()
         if pattern is not None:
@@ -76,19 +76,19 @@ class Inspection:
         return tensor_details(compiled.program, found) if details else found
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Return what an anchor recorded in the last call, or in a ``fit`` of this executor.
+        """Return the tensor that an anchor recorded in the last call, or in a ``fit``.
 
         Args:
             short_name: The first argument of ``Options.anchorTensor``.
 
         Returns:
             A new CPU tensor; its first dimension holds one entry per micro-batch that the anchor's
-            mode keeps. With a period of ``EveryN`` that is longer than a call, what the latest
-            call that had such a device iteration recorded.
+            mode keeps. If the period of ``EveryN`` is longer than a call, the tensor comes from the
+            latest call that completed a period.
 
         Raises:
             UsageAssertionError: There is no such anchor, or the model has not run, or its last call
-                was not completed, or no device iteration of the anchor's period has run yet.
+                did not complete, or no period of the anchor has been completed yet.
         """
         if self._device.fitted_anchors is not None:
             return self._device.fitted_anchors[short_name]
@@ -109,7 +109,7 @@ class Inspection:
         executable = compiled.executable
         if anchor.period and executable.num_iterations < anchor.period:
             raise UsageAssertionError(
-                f"getAnchoredTensor: '{short_name}' has no value yet: it is that of the last "
+                f"getAnchoredTensor: '{short_name}' has no value yet: it records the last "
                 f"of every {anchor.period} device iterations, counted over all calls, and "
                 f"{executable.num_iterations} have run. Call the model again, or ask for "
                 "OutputMode.All."
@@ -120,10 +120,10 @@ class Inspection:
             return executable.read_kept(anchor.kept, anchor.tensor)
 
     def compile_log(self) -> CompileLog:
-        """Return the steps that compiled the model, in order, with the time that each took.
+        """Return the steps that compiled the model, in order, with the time of each.
 
-        It prints as a table; iterating over it gives a name, seconds, and what was made for each
-        step. ``POPSIM_DUMP=folder`` writes what each step made.
+        The result prints as a table. Each entry has a name, seconds, and a short description of the
+        step's result. ``POPSIM_DUMP=folder`` writes the full result of each step to a file.
 
         Raises:
             Error: The model is not compiled.
@@ -134,7 +134,7 @@ class Inspection:
     def compiled(self) -> CompiledModel:
         """The compiled model, for tools that look inside: its programs and the executable.
 
-        What it is made of may change from one version to the next.
+        Its attributes may change from one version to the next.
 
         Raises:
             Error: The model is not compiled.
@@ -144,13 +144,13 @@ class Inspection:
     def program(self, *, host: bool = False) -> str:
         """Return the program of the compiled model as text.
 
-        It has a line for each tensor that the program is given, for each op - result, inputs,
-        attributes, and the modules and the line of code that it comes from - and for what comes
-        back.
+        The text has a line for each input tensor of the program, for each op (result, inputs,
+        attributes, the modules and the line of code that it comes from) and for each returned
+        tensor.
 
         Args:
-            host: The program as it was fitted to this machine: fused, with its layouts. Otherwise
-                the one that is the same on every machine.
+            host: Whether to return the program that was fitted to this machine, with fused ops and
+                layouts. Otherwise, the program is the one that is the same on every machine.
 
         Raises:
             Error: The model is not compiled.

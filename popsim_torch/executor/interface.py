@@ -1,4 +1,4 @@
-"""What calls of a program look like, and where its inputs come from."""
+"""The arguments and results of a program's calls, and the sources of its inputs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
 
 @dataclass(frozen=True)
 class Interface:
-    """What calls of a program look like.
+    """The arguments and results of a program's calls.
 
     Attributes:
-        arguments: Checks what callers pass.
+        arguments: Checks the arguments of a call.
         loop: How often a call runs the program.
-        inputs: Shape and element type of each input of one micro-batch.
+        inputs: Shape and dtype of each input of one micro-batch.
         unflatten: Builds the arguments of forward.
     """
 
@@ -54,14 +54,14 @@ class Interface:
 
 
 def interface_of_call(arguments: ArgumentSpec, loop: LoopCounts) -> Interface:
-    """Return what calls look like that are like a first one.
+    """Return the interface of calls that are like a first call.
 
     Args:
-        arguments: Of the first call.
+        arguments: The arguments of the first call.
         loop: How often a call runs the program.
 
     Raises:
-        Error: The arguments cannot be cut into as many micro-batches.
+        Error: The arguments cannot be split into the required number of micro-batches.
     """
     inputs = _micro_batch_inputs(arguments, loop)
     return Interface(arguments, loop, inputs, arguments.unflatten)
@@ -73,13 +73,13 @@ def interface_of_device_loop(
     counts: LoopCounts,
     warned: set[str],
 ) -> Interface:
-    """Return what an iteration of a device loop is given.
+    """Return the interface of an iteration of a device loop.
 
     Args:
         module: The body.
-        inputs: Shape and element type of each input of an iteration.
+        inputs: Shape and dtype of each input of an iteration.
         counts: How often the body runs.
-        warned: Warnings already given.
+        warned: The warnings that were already given.
     """
     examples = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in inputs]
     arguments = ArgumentSpec(inspect.signature(module.forward), examples, {}, warned=warned)

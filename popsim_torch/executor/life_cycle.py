@@ -1,4 +1,4 @@
-"""The life of an executor's program: compiled, attached, detached, destroyed, compiled anew."""
+"""The life cycle of an executor's program: compile, attach, detach, destroy, compile again."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ __all__ = ["LifeCycle"]
 
 
 def _num_changes() -> tuple[int, int]:
-    """Return counts that change with whatever may change a structure; fast."""
+    """Return counts that change whenever stages or trained parameters may have changed; fast."""
     return num_assignments(), num_switches()
 
 
 class LifeCycle:
-    """The part of an executor that makes its program, and takes it to the device and away.
+    """The part of an executor that compiles its program, and moves it to the device and back.
 
     Args:
         device: Holds the program.
-        model: The user's, which is wrapped while an executor trains it.
-        use: The executor's optimizer.
-        random: Its random numbers.
-        copies: Its copies of weights.
-        timing: What it tells of time.
-        settings: What ``set_pipelining_options`` had set on the model when its options were made.
+        model: The user's model, which is wrapped while an executor trains it.
+        use: The part that holds the executor's optimizer.
+        random: The part that holds the executor's random numbers.
+        copies: The part that copies weights.
+        timing: The part that reports times.
+        settings: The settings of ``set_pipelining_options`` on the model when the options were
+            made.
     """
 
     def __init__(
@@ -62,25 +63,26 @@ class LifeCycle:
         self._random = random
         self._copies = copies
         self._timing = timing
-        # (weakly: an executor without references is gone at once, and its report written)
+        # A weak reference: an executor without references is freed at once, and its report is
+        # written.
         use.let_go = weakref.WeakMethod(self._let_go)
         self._settings = settings
         self._num_changes = _num_changes()
         self._structure_then = self._structure()
-        # The optimizer's states of the program before, and whose they are.
+        # The optimizer's states from the previous program, and the settings of their optimizer.
         self._carried: tuple[OptimizerSettings | None, dict[str, torch.Tensor]] | None = None
 
     def wrap(self) -> None:
-        """Let reads of the user's model see trained weights, if this executor trains it.
+        """Make reads of the user's model return trained weights, if this executor trains it.
 
         Raises:
-            UsageRuntimeError: Another executor trains it now.
+            UsageRuntimeError: Another executor trains the model now.
         """
         if self._use.optimizer is not None:
             self._device.wrap(self._model, self._copies.copyWeightsToHostIfNeeded, self.destroy)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the model for arguments like these, attach, and upload weights, without a run.
+        """Compile the model for these arguments, attach it and upload its weights, without a run.
 
         Raises:
             Error: The model cannot be compiled, or no device is free. The executor can be called
@@ -92,12 +94,12 @@ class LifeCycle:
         self.take(self.compile_model(args, kwargs))
 
     def compile_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
-        """Return the compiled model; nothing of it is on the device yet."""
+        """Return the compiled model; it is not on the device yet."""
         self.check_before_compilation()
         return self.compile_alone(args, kwargs)
 
     def compile_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
-        """Return the compiled model; the executor and the user's model stay as they are."""
+        """Return a compiled model; the executor and the user's model do not change."""
         device = self._device
         request = ModelRequest(
             device.module,
@@ -113,7 +115,7 @@ class LifeCycle:
             return device.compile(request)
 
     def check_before_compilation(self) -> None:
-        """Check what does not depend on the program, and wrap the user's model if it is not."""
+        """Check what does not depend on the program, and wrap the user's model if necessary."""
         self._device.connection.check_settings(self._device.options)
         self._settings.check_kept()
         self._timing.warn_of_missing_cycles()
@@ -129,7 +131,7 @@ class LifeCycle:
             self._random.log(leaving=False)
 
     def become_ready(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
-        """Compile or attach what a call is about to run."""
+        """Compile or attach the model for the next call."""
         self._device.connection.check_online("run a model")
         if self._device.compiled is None:
             self.take(self.compile_model(args, kwargs))
@@ -150,16 +152,16 @@ class LifeCycle:
         connection.check_online("attach a model")
         if connection.attached:
             raise Error(
-                "attachToDevice: the model is already attached to a device. It is from compilation "
-                "on, until detachFromDevice()."
+                "attachToDevice: the model is already attached to a device. Compilation attaches "
+                "it, and it stays attached until detachFromDevice()."
             )
         self._attach()
 
     def detachFromDevice(self) -> None:
-        """Bring weights and optimizer state to the host, and let others have the device.
+        """Copy weights and optimizer state to the host, and release the device.
 
-        The next call, or ``attachToDevice()``, goes on where this one stopped, with the weights
-        that the host has then.
+        The next call, or ``attachToDevice()``, continues from here, with the weights that the host
+        has at that time.
 
         Raises:
             Error: The model is not compiled or not attached, or another thread is in a call.
@@ -177,16 +179,16 @@ class LifeCycle:
         self._device.detach()
 
     def destroy(self) -> None:
-        """Bring weights and optimizer state to the host, free the device, unwrap the model.
+        """Copy weights and optimizer state to the host, free the device, unwrap the model.
 
-        The executor can be called again and then compiles anew. Does nothing when the model is not
-        compiled.
+        The executor can be called again; the call compiles again. The method does nothing if the
+        model is not compiled.
         """
         if self._device.compiled is not None:
             self.release()
 
     def release(self) -> None:
-        """Bring everything to the host and let go of device and model."""
+        """Copy everything to the host, and release the device and the model."""
         self._carried = None
         self._device.weights.fetch(what_fits=True)
         if self._device.compiled is not None:
@@ -194,12 +196,12 @@ class LifeCycle:
         self._device.release()
 
     def follow_settings(self) -> None:
-        """Let go of a program whose stages or trained parameters are others now.
+        """Release a program if the stages or the trained parameters of the model have changed.
 
-        The next call makes another.
+        The next call compiles a new program.
 
         Raises:
-            UsageValueError: Something was set on the model since it was wrapped.
+            UsageValueError: A setting of the model has changed since it was wrapped.
         """
         self._settings.check_kept()
         if self._num_changes == _num_changes():
@@ -211,12 +213,13 @@ class LifeCycle:
         self._let_go(None if state.plan is None else self._use.settings)
 
     def _let_go(self, settings: OptimizerSettings | None) -> None:
-        """Let go of the program; the next call makes another, which goes on from here.
+        """Release the program; the next call compiles a new one, which continues from here.
 
-        Weights come to the host; the optimizer's states and random numbers are kept for the next.
+        The weights go to the host; the optimizer's states and the random numbers are kept.
 
         Args:
-            settings: Of the optimizer that gets the states of this one; None: nobody does.
+            settings: The settings of the optimizer that receives the states; None to drop the
+                states.
         """
         state = self._device.state
         assert state is not None
@@ -233,7 +236,7 @@ class LifeCycle:
         self._random.log(leaving=False)
 
     def _structure(self) -> tuple[list[tuple[str, int]], list[bool]]:
-        """Return what of the model a program depends on: its stages, and which weights train."""
+        """Return what a program depends on in the model: its stages, and which weights train."""
         module, optimizer = self._device.module, self._use.optimizer
         groups = [] if optimizer is None else optimizer.param_groups
         updated = {id(one) for group in groups for one in group["params"]}
@@ -241,7 +244,7 @@ class LifeCycle:
         return assigned_stages(module), trained
 
     def _go_on(self, state: DeviceState) -> None:
-        """Take note of the structure that the compiled program has; go on where another was."""
+        """Record the structure of the compiled program; restore the previous program's state."""
         self._num_changes, self._structure_then = _num_changes(), self._structure()
         if self._carried is None:
             return
@@ -249,8 +252,8 @@ class LifeCycle:
         if settings is not self._use.settings:
             self._carried = None
             return
-        # What no program before had a state for begins anew.
+        # Parameters without a state from the previous program start from the initial state.
         state.write_state({**state.read_all_states(), **states})
-        # States of parameters that rest are kept for when they train again.
+        # States of parameters that do not train now are kept until they train again.
         resting = states.keys() - state.read_all_states().keys()
         self._carried = settings, {name: states[name] for name in resting}

@@ -1,4 +1,4 @@
-"""What ``backward()`` says of a tensor that a compiled model returned."""
+"""Explains why ``backward()`` fails for a tensor that a compiled model returned."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["explain_backward"]
 
 @functools.cache
 def explain_backward() -> None:
-    """Let ``Tensor.backward`` say more where it fails for want of a gradient; once is enough.
+    """Add an explanation to the error of ``Tensor.backward`` without gradient; call this once.
 
-    What a model returns are plain tensors without history, and PyTorch says of those that they do
-    not require a gradient. Nothing tells them from others of the kind, and to mark them would cost
-    every call; so the hint stands in the error for all of them, which is raised anyway. It is a
-    ``RuntimeError`` with PyTorch's text as before, and an ``Error`` as well.
+    A model returns plain tensors without a history, and PyTorch says that they do not require a
+    gradient. Such tensors look like all other tensors without history, and a mark on them would
+    slow down every call. So the explanation is added to the error for all of them. The error is
+    still a ``RuntimeError`` with PyTorch's message, and also an ``Error``.
     """
     original: Callable[..., None] = torch.Tensor.backward
 
@@ -36,8 +36,8 @@ def explain_backward() -> None:
             raise UsageRuntimeError(
                 "backward() cannot be called explicitly on what a compiled model returns: the "
                 "device has run the backward pass and updated the weights already. Remove the "
-                "call, and those of the optimizer. If the tensor is no result of a model of "
-                f"popsim_torch, PyTorch says why it fails: {error}"
+                "call, and those of the optimizer. If the tensor does not come from a model of "
+                f"popsim_torch, PyTorch gives the reason: {error}"
             ) from error
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]

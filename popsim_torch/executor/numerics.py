@@ -1,4 +1,4 @@
-"""What the options say about numbers: rounding, checks, and data made on the device."""
+"""The options that concern numbers: rounding, checks, and data made on the device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from popsim_torch.passes.synthetic_data import SyntheticData
 
 @dataclass(frozen=True)
 class Numerics:
-    """The settings of the back end that concern numbers, off where nobody has set them.
+    """The settings of the back end that concern numbers; all are off by default.
 
     Attributes:
-        floating_point_checks: A run ends at the first op whose arithmetic fails.
-        stochastic_rounding: float16 results are rounded at random.
-        loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
-        synthetic_data: What the device makes as inputs, instead of reading the host's.
+        floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
+        stochastic_rounding: Whether float16 results are rounded at random.
+        loss_scale_rule: How the device adapts the loss scale automatically; None if it does not.
+        synthetic_data: The inputs that the device makes instead of reading them from the host.
     """
 
     floating_point_checks: bool
@@ -31,7 +31,7 @@ class Numerics:
         """Read the settings.
 
         Args:
-            options: What a model is compiled with; its settings have been checked.
+            options: The options of a model; their values are already checked.
 
         Raises:
             Error: A setting of automatic loss scaling is out of range.
@@ -49,7 +49,7 @@ _SCALING = "automaticLossScalingSettings."
 
 
 def scales_automatically(options: Options) -> bool:
-    """Whether the device adapts the loss scale by itself."""
+    """Return whether the device adapts the loss scale automatically."""
     return bool(options._Popart.options.get(f"{_SCALING}enabled", False))
 
 
@@ -57,7 +57,7 @@ def _loss_scale_rule(options: Options) -> LossScaleRule | None:
     """Read the settings of automatic loss scaling.
 
     Raises:
-        Error: One of them is out of range.
+        Error: A setting is out of range.
     """
     if not scales_automatically(options):
         return None

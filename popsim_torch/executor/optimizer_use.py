@@ -1,4 +1,4 @@
-"""An executor's optimizer: whose values it uses, and when they are read."""
+"""An executor's optimizer: which values are used, and when they are read."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["OptimizerUse"]
 
 
 class OptimizerUse:
-    """The part of an executor that deals with its optimizer.
+    """The part of an executor that holds its optimizer.
 
     Args:
-        device: The executor's program. It gets other options where the optimizer needs them.
-        optimizer: As the user passes it; None for inference.
-        copied: Settings and captures of the executor that this one is a copy of; its optimizer may
-            have other values by now.
+        device: The executor's program. It gets other options if the optimizer needs them.
+        optimizer: The optimizer that the user passes; None for inference.
+        copied: Settings and captures of the executor that this one is a copy of; the values of its
+            optimizer may have changed since then.
 
     Attributes:
-        captures: Gradients that go into queues.
-        watch: Looks for values that were changed, and that ``setOptimizer`` was not told.
-        let_go: Lets go of the program; the next one gives an optimizer of these settings the states
-            of this one. Set by what makes programs.
+        captures: The gradients that go into queues.
+        watch: Finds values that changed without a call of ``setOptimizer``.
+        let_go: Releases the program; the next program gives the states of this one to an optimizer
+            with these settings. Set by the part that makes programs.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OptimizerUse:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The one in use, without what captures its gradients; None for inference."""
+        """The optimizer in use, without the wrapper that captures gradients; None for inference."""
         return self._optimizer
 
     @optimizer.setter
@@ -79,38 +79,38 @@ class OptimizerUse:
 
     @property
     def _synced(self) -> optim.Optimizer | None:
-        """The optimizer, if it shows what the device keeps of it."""
+        """The optimizer, if it can show the state of the device."""
         return self.optimizer if isinstance(self.optimizer, optim.Optimizer) else None
 
     def link(self, state: DeviceState) -> None:
-        """Connect the optimizer with what a program keeps on the device."""
+        """Connect the optimizer with the state of a program on the device."""
         if self._synced is not None:
             self._synced._link(state)
 
     def unlink(self) -> None:
-        """Bring the optimizer's state to the host; it has no device any more."""
+        """Copy the optimizer's state to the host, and disconnect the optimizer from the device."""
         if self._synced is not None:
             self._synced._unlink()
 
     def read_back(self) -> None:
-        """Bring the optimizer's state to the host."""
+        """Copy the optimizer's state to the host."""
         if self._synced is not None:
             self._synced._read_back()
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or new values of the same one, from the next call on.
 
-        After compilation only values of variable attributes can change; nothing is compiled again.
-        Those of ``torch.optim`` are all variable. Where one of its optimizers has other groups,
-        begins to have momentum, or turns Nesterov's on or off, the next call compiles anew; weights
-        and the states that the optimizer has go on.
+        After compilation only the values of variable attributes can change; the program stays the
+        same. All values of a ``torch.optim`` optimizer are variable. If such an optimizer has other
+        groups, starts to use momentum, or turns Nesterov momentum on or off, the next call compiles
+        again; weights and the existing states of the optimizer are kept.
 
         Args:
-            optimizer: From ``poptorch.optim`` or ``torch.optim``.
+            optimizer: An optimizer from ``poptorch.optim`` or ``torch.optim``.
 
         Raises:
-            Error: It would need another program, also one that enqueues other gradients, or this is
-                an inference model.
+            Error: The optimizer needs another program, for example because it enqueues other
+                gradients, or this is an inference model.
             UsageAssertionError: Its type is not supported.
         """
         if self.optimizer is None:
@@ -131,7 +131,7 @@ class OptimizerUse:
         scale = state.plan.loss_scaling.name
         previous, compiled, known = self.optimizer, self.settings, settings
         if compiled is not None and (_is_torchs(optimizer) or _is_torchs(previous)):
-            # One of the two does not say what is constant: what the program has as such.
+            # One of the two does not say what is constant: use the choice of the program.
             known = settings.as_constant_as(compiled)
         plan = make_plan(known, self._device.options, self._device.module, trained, scale)
         try:
@@ -155,9 +155,9 @@ class OptimizerUse:
             optimizer._link(state)
 
     def _read(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
-        """Copy an optimizer's values; half accumulators make the mean a running one.
+        """Copy an optimizer's values; float16 accumulators change the mean reduction to Running.
 
-        Automatic loss scaling makes the loss scale a variable.
+        With automatic loss scaling, the loss scale is a variable.
         """
         automatic = scales_automatically(self._device.options)
         if automatic and isinstance(optimizer, optim.Optimizer):
@@ -183,7 +183,7 @@ class OptimizerUse:
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Return whether an optimizer says nothing of what is constant: those of PyTorch do not."""
+    """Return whether an optimizer is PyTorch's, which does not say what is constant."""
     return optimizer is not None and not isinstance(optimizer, optim.Optimizer)
 
 

@@ -1,4 +1,4 @@
-"""What options have to say for inputs and outputs to overlap with computation."""
+"""Checks the options of models whose inputs or outputs overlap with computation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def check_overlap(options: Options) -> None:
     """Check the options of a model with inputs or outputs that overlap with computation.
 
     Args:
-        options: With a resolved output mode.
+        options: The options, with a resolved output mode.
 
     Raises:
-        Error: The strategy, the tiles for input and output or the output mode do not allow it.
+        Error: The strategy, the number of IO tiles or the output mode do not allow overlap.
     """
     function = "poptorch.set_overlap_for_input or set_overlap_for_output"
     if options.execution_strategy.is_pipelined:

@@ -1,4 +1,4 @@
-"""What an executor shows of a parameter of its own: the parameter, and how replicas share it."""
+"""The object that an executor returns for a parameter: it can set the replica grouping."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ParameterProxy"]
 class ParameterProxy:
     """A parameter at the top level of a model, as ``executor.<name>`` returns it.
 
-    It is not a tensor. What is read from it is read from the parameter; the parameter itself is
+    It is not a tensor. Its attributes are those of the parameter; the parameter itself is
     ``executor.model.<name>``.
 
     Args:
         device: The executor's program.
-        model: Has the parameter.
+        model: The model that has the parameter.
         name: The parameter's name.
     """
 
@@ -36,16 +36,16 @@ class ParameterProxy:
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give groups of replicas values of their own; to be called before compilation.
+        """Give each group of replicas its own value; call this before compilation.
 
-        In this version there is one replica, and ``CommGroupType.All``, one value for all of them,
-        is what every model has without this call. The other kinds are refused.
+        This version has one replica, and only supports ``CommGroupType.All``: one value for all
+        replicas, which is also the default. The other types are refused.
 
         Args:
             comm_group_type: Which replicas form a group.
-            shards: Replicas per group (count); ignored for ``All`` and ``NoGrouping``.
-            variable_retrieval_mode: Whose value is read back: the first one's of each group, or
-                those of all replicas.
+            shards: Number of replicas per group; ignored for ``All`` and ``NoGrouping``.
+            variable_retrieval_mode: Whether to read back the value of the first replica of each
+                group, or the values of all replicas.
 
         Raises:
             UsageAssertionError: An argument has the wrong type.

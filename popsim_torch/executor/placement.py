@@ -1,4 +1,4 @@
-"""Where and in which order a traced program runs: its schedule and its IPUs."""
+"""Places a traced program: its schedule and its IPUs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["place"]
 def place(
     options: Options, stages: StageAssigner, loop: LoopCounts, *, training: bool
 ) -> tuple[PipelineSchedule, int]:
-    """Check the stages that the trace met.
+    """Check the stages of the trace, and choose schedule and IPUs.
 
     Args:
-        options: The execution strategy and the schedule are taken from here.
-        stages: What the trace met.
+        options: The execution strategy and the schedule are read from here.
+        stages: The stages of the trace.
         loop: How often a call runs the program.
         training: Whether it trains.
 
     Returns:
-        The schedule that the program runs by, and how many IPUs the model takes (count).
+        The schedule of the program, and the number of IPUs that the model takes.
 
     Raises:
-        Error: Stages, schedule and counts do not go together.
+        Error: Stages, schedule and counts do not fit together.
     """
     strategy = options.execution_strategy
     strategy.check_num_stages(stages.num_stages)

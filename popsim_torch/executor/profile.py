@@ -1,4 +1,4 @@
-"""How long each op of a compiled model takes."""
+"""The time that each op of a compiled model takes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _PHASES = ("forward", "backward", "update")
 
 @dataclass(frozen=True)
 class OpTime:
-    """What one op of the program took.
+    """The time of one op of the program.
 
     Attributes:
-        name: The tensor or update that it computes; ``backward of <name of the forward op>`` where
+        name: The tensor or update that the op computes; ``backward of <name of the forward op>`` if
             that has no name.
-        kind: The device's op.
+        kind: The kind of op on the device.
         phase: ``forward``, ``backward`` or ``update``.
         stage: Pipeline stage.
-        scope: Path of the modules that it belongs to, as calls lead to it: ``encoder/fc``.
-        layer: The module, as ``named_modules`` calls it: ``encoder.fc``. Updates and accumulations
-            belong to the module of their parameter; empty for what belongs to the whole model,
-            or to several modules.
+        scope: Path of the modules that call the op: ``encoder/fc``.
+        layer: The module, as in ``named_modules``: ``encoder.fc``. Updates and accumulations belong
+            to the module of their parameter; empty for ops that belong to the whole model or to
+            several modules.
         source: ``file:line`` of the user's code, empty when unknown.
-        executions: How often it ran in one call (count).
-        seconds: Of all executions in one call: the median over the calls.
+        executions: Number of executions in one call.
+        seconds: The time of all executions in one call: the median over the calls.
     """
 
     name: str
@@ -49,7 +49,7 @@ class OpTime:
 
 @dataclass
 class ModuleTime:
-    """What a module took in one call, the modules inside of it included, in seconds."""
+    """The time of a module in one call, with the modules inside of it, in seconds."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -57,14 +57,14 @@ class ModuleTime:
 
     @property
     def total(self) -> float:
-        """All phases."""
+        """The time of all phases."""
         return self.forward + self.backward + self.update
 
 
 class Profile(Sequence[OpTime], Described):
     """The ops that ran, in the program's order.
 
-    ``print`` shows those that took longest, and below them the sums by phase and by module.
+    ``print`` shows the ops that took longest, and below them the sums by phase and by module.
     """
 
     def __init__(self, ops: Sequence[OpTime]) -> None:
@@ -72,7 +72,7 @@ class Profile(Sequence[OpTime], Described):
 
     @property
     def seconds(self) -> float:
-        """The time of all ops together, in one call."""
+        """The time of all ops in one call."""
         return sum(op.seconds for op in self._ops)
 
     @overload
@@ -89,16 +89,16 @@ class Profile(Sequence[OpTime], Described):
         return iter(self._ops)
 
     def by_phase(self) -> dict[str, float]:
-        """Return the seconds of each phase in one call, by name."""
+        """Return the time of each phase in one call (s), by name."""
         sums = dict.fromkeys(_PHASES, 0.0)
         for op in self._ops:
             sums[op.phase] = sums.get(op.phase, 0.0) + op.seconds
         return sums
 
     def by_module(self) -> dict[str, ModuleTime]:
-        """Return what each module took in one call, by its name.
+        """Return the time of each module in one call, by its name.
 
-        A module counts what the modules inside of it take; the name ``""`` is the whole model.
+        The time of a module includes the modules inside of it; the name ``""`` is the whole model.
         """
         sums: dict[str, ModuleTime] = {}
         for op in self._ops:
@@ -142,7 +142,7 @@ class Profile(Sequence[OpTime], Described):
         yield f"{self.seconds * 1e6:10.1f} {1:6.1%}        all {len(self)} ops"
 
     def _module_lines(self) -> Iterator[str]:
-        """Yield the sums by phase and module: modules in a tree, in the order in which they ran."""
+        """Yield the sums by phase and module: modules as a tree, in the order of execution."""
         total, width = self.seconds or 1.0, terminal_width()
         yield "".join(f"{name:>10} " for name in ("us", *_PHASES)) + f"{'share':>6}  module"
         modules = self.by_module()
@@ -156,7 +156,7 @@ class Profile(Sequence[OpTime], Described):
 
 
 def _as_tree(names: Iterable[str]) -> list[str]:
-    """Return modules in the order given, each followed by those inside of it."""
+    """Return modules in the given order, each followed by the modules inside of it."""
     place = {name: number for number, name in enumerate(names)}
 
     def path(name: str) -> list[int]:
@@ -167,12 +167,12 @@ def _as_tree(names: Iterable[str]) -> list[str]:
 
 
 def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -> Profile:
-    """Run a program several times and return what each op took.
+    """Run a program several times and return the time of each op.
 
     Args:
         compiled: The model.
-        inputs: As the program takes them.
-        repeats: How many calls; each is a call like any other.
+        inputs: The inputs of the program.
+        repeats: Number of calls; each one is a normal call.
     """
     ops, labels = compiled.host_program.graph.ops, _Labels(compiled)
     return Profile(
@@ -194,7 +194,7 @@ def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -
 
 
 class _Labels:
-    """How the ops of a compiled model are called in a profile.
+    """The names of a compiled model's ops in a profile.
 
     Args:
         compiled: The model.
@@ -208,17 +208,17 @@ class _Labels:
             if op.phase == Phase.FORWARD and op.origin.call and op.name:
                 self._forward.setdefault(op.origin.call, op.name)
         kept = {**program.parameters, **program.buffers, **program.states}
-        # A state is called after its parameter: Accum___fc.weight.
+        # A state is named after its parameter: Accum___fc.weight.
         self._owners = {tensor: name.rpartition("___")[2] for name, tensor in kept.items()}
 
     def name(self, op: Op) -> str:
-        """Return the name of what an op computes, or of the forward op whose backward it is."""
+        """Return the name of an op's result, or of the forward op that it differentiates."""
         if op.phase != Phase.BACKWARD or not op.origin.scope or op.name in self._graph.names:
             return op.name
         return f"backward of {self._forward.get(op.origin.call, op.origin.scope)}"
 
     def layer(self, op: Op) -> str:
-        """Return the module that an op belongs to; empty for none and for several."""
+        """Return the module that an op belongs to; empty for none or several."""
         if op.origin.scope:
             return op.origin.scope.replace("/", ".")
         if op.origin.call:

@@ -1,4 +1,4 @@
-"""What the log says of a model that is compiled."""
+"""Log messages about a compiled model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def log_program(
     """Write a line for each op of a lowered program, and its text at DEBUG_IR.
 
     Args:
-        program: The model's.
-        options: Those that it is compiled with.
+        program: The program of the model.
+        options: The options that the model is compiled with.
         ipu_of_stage: The IPU on which each stage runs.
     """
     if not logs.backend.isEnabledFor(logs.DEBUG):

@@ -1,4 +1,4 @@
-"""What the options ask of a program."""
+"""Reads the options that concern a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["half_partials", "program_request"]
 
 
 def half_partials(options: Options) -> HalfPartials:
-    """Return which products of float16 operands add up in float16."""
+    """Return which products of float16 operands accumulate in float16."""
     popart = options._Popart
     return HalfPartials(
         matmul=popart.matmul_partials == "half", convolution=popart.convolution_partials == "half"
@@ -32,13 +32,13 @@ def program_request(
     training: bool,
     pipelined: bool,
 ) -> ProgramRequest:
-    """Return what the options ask of a program besides anchors.
+    """Return the requests of the options to the program, except anchors.
 
     Args:
-        options: With a resolved output mode.
+        options: The options, with a resolved output mode.
         loop: How often a call runs the program.
-        stages: Those that the trace met.
-        numerics: What the options say about numbers.
+        stages: The stages of the trace.
+        numerics: The options that concern numbers.
         training: Whether it trains.
         pipelined: Whether several micro-batches are in flight.
     """
@@ -53,7 +53,7 @@ def program_request(
 
 
 def _recomputation(options: Options, *, training: bool, pipelined: bool) -> Recomputation:
-    """Return which forward values are rebuilt: as the options say, else those of a pipeline."""
+    """Return which forward values are recomputed: by the options, or by default for a pipeline."""
     if not training:
         return Recomputation.NONE
     default = Recomputation.PIPELINE if pipelined else Recomputation.NONE

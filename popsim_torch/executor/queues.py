@@ -1,4 +1,4 @@
-"""The queues that a program feeds and is fed from."""
+"""The queues that a program feeds, and the queues that feed it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ class _Iterations:
 
 
 class Queues:
-    """Connects a program with its queues, and tells them when it runs.
+    """Connects a program with its queues, and notifies them about runs.
 
     Args:
-        enqueues: What the program puts into queues, by number.
-        infeeds: The queues that it takes elements from.
-        places: Where each input comes from; none: from the call.
-        iterations: Elements that a run takes from each of the infeeds (count); None if nobody
-            knows.
+        enqueues: The tensors that the program puts into queues, by number.
+        infeeds: The queues that the program takes elements from.
+        places: The source of each input; empty if all inputs come from the call.
+        iterations: Number of elements that a run takes from each infeed; None if it is unknown.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Queues:
         """Connect a program that has been compiled.
 
         Raises:
-            Error: A queue has elements of another structure or shape already.
+            Error: A queue already has elements of another structure or shape.
         """
         outlets = [
             enqueue.queue._attach(enqueue.structure, list(enqueue.components), enqueue.source)
@@ -75,11 +74,11 @@ class Queues:
             executable.connect(outlets, inlets, places)
 
     def running(self) -> Queues:
-        """Return a scope in which the queues know that the program runs.
+        """Return a scope that tells the queues that the program runs.
 
         Raises:
-            Error: At its beginning: the program runs already. That is no failure of the run that
-                goes on, and no reader of its elements hears of it.
+            Error: The program runs already; raised at the beginning of the scope. The other run
+                continues, and the readers of its elements get no error.
         """
         return self
 
@@ -97,7 +96,7 @@ class Queues:
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End it."""
+        """End a run."""
         try:
             self._told.__exit__(kind, error, trace)
         finally:

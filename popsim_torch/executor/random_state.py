@@ -15,14 +15,14 @@ _MAX_STEP = 2**63 - 1
 
 
 class RandomState:
-    """The part of an executor that knows where its random numbers are.
+    """The part of an executor that holds the state of its random numbers.
 
     Args:
         device: The executor's program.
-        start: Where the next program's random numbers begin, in the form of ``rng_state``.
+        start: The first seed and step of the next program, in the form of ``rng_state``.
 
     Attributes:
-        start: The same.
+        start: See above.
     """
 
     def __init__(self, device: DeviceProgram, start: list[int]) -> None:
@@ -31,11 +31,11 @@ class RandomState:
 
     @property
     def rng_state(self) -> list[int]:
-        """The seed and the number of micro-batches run, which random numbers are keyed with.
+        """The seed and the number of micro-batches run, which determine the random numbers.
 
         Raises:
-            Error: On reading and writing, when the model is not compiled, or runs in another
-                thread.
+            Error: The model is not compiled, or runs in another thread. Reading and writing both
+                raise this error.
         """
         executable = self._device.require_compiled("rng_state").executable
         with _native.translated_errors():
@@ -60,10 +60,10 @@ class RandomState:
             executable.seed, executable.step = numbers
 
     def log(self, *, leaving: bool) -> None:
-        """Say in the log what of it goes to the device, or comes from it."""
+        """Log the parts of the state that go to the device or come from it."""
         compiled = self._device.compiled
         assert compiled is not None
-        with _native.translated_errors():  # refuses as well while another thread is in a call
+        with _native.translated_errors():  # also refuses while another thread is in a call
             has_run = compiled.executable.step > 0
         if leaving:
             if has_run:

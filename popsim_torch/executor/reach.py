@@ -1,8 +1,8 @@
-"""What a function of the user's code can use: modules, parameters, optimizers, queues, iterators.
+"""Finds what a user's function can use: modules, parameters, optimizers, queues, iterators.
 
-Looked for where its names lead: closures, globals that its code mentions, defaults, the object of a
-method, containers and attributes of plain objects. What is found in no such place turns up while
-the function is traced (``UnknownObject``), and is added then.
+The search follows the names of the function: closures, globals in its code, defaults, the object
+of a method, containers, and attributes of plain objects. An object that this search does not find
+appears during the trace of the function (``UnknownObject``), and is added then.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _MAX_DEPTH = 8
 
 @dataclass
 class Reach:
-    """What was found, each object once.
+    """The objects that were found, each one once.
 
     Attributes:
-        modules: By the name that leads to them; none is part of another.
-        parameters: The same, of those outside of all modules.
-        optimizers: In the order in which they were found.
+        modules: The modules, by the name that leads to them; no module is part of another.
+        parameters: The parameters outside of all modules, by the name that leads to them.
+        optimizers: The optimizers, in the order in which they were found.
         queues: The outfeed queues.
-        infeeds: Infeed queues that a body takes elements of by ``next``.
-        iterators: The host's own: of data loaders, lists, generators and the like.
-        met: All modules, those without state and those within others included.
+        infeeds: The infeed queues from which a body takes elements with ``next``.
+        iterators: Iterators of the host: of data loaders, lists, generators and the like.
+        met: All modules, also those without state and those inside of others.
     """
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Reach:
     met: list[nn.Module] = field(default_factory=list)
 
     def add(self, found: object, name: str = "") -> None:
-        """Add an object that turned up while the function was traced."""
+        """Add an object that appeared during the trace of the function."""
         if isinstance(found, nn.Module):
             self.met.append(found)
             _add_named(self.modules, name or type(found).__name__.lower(), found)
@@ -64,12 +64,12 @@ class Reach:
 
     @property
     def size(self) -> int:
-        """How many objects there are that a body can use."""
+        """The number of objects that a body can use."""
         kinds = (self.modules, self.parameters, self.optimizers, self.infeeds)
         return sum(len(known) for known in kinds)
 
     def tidy(self) -> None:
-        """Drop modules without state or within others; add what only optimizers have."""
+        """Drop modules without state or inside of others; add what only optimizers have."""
         for name, module in list(self.modules.items()):
             if not any(True for _ in (*module.parameters(), *module.buffers())):
                 del self.modules[name]
@@ -98,18 +98,19 @@ def _add_named(known: dict[str, Any], name: str, value: object) -> None:
 
 
 def reach(starts: Iterable[object], steps_to_body: int = 0) -> Reach:
-    """Return what functions can use.
+    """Return the objects that functions can use.
 
     Args:
-        starts: Functions of the user's code, and other objects that they are given.
-        steps_to_body: Names that may lead from them to the body of a loop, whose reach is as far.
+        starts: Functions of the user, and other objects that are passed to them.
+        steps_to_body: Number of further steps that the search takes: the body of a loop may be so
+            many names away from a start.
     """
     found = Reach()
     seen: set[int] = set()
-    kept: list[object] = []  # so that no identity comes twice
+    kept: list[object] = []  # keeps the objects alive, so that no id is used twice
     for one in starts:
         _visit(one, "", found, seen, kept, -steps_to_body)
-    # What hangs on a part of a model is found however deep that part lies.
+    # The attributes of a part of a model are searched, no matter how deep the part is.
     for module in list(found.modules.values()):
         for part in module.modules():
             for name, inner in _inside(part):
@@ -120,7 +121,7 @@ def reach(starts: Iterable[object], steps_to_body: int = 0) -> Reach:
 
 @contextmanager
 def failures_told(module: nn.Module) -> Iterator[None]:
-    """Let queues that a module can use know when it cannot be compiled: their readers may wait."""
+    """Notify the queues that a module can use if it cannot be compiled: their readers may wait."""
     try:
         yield
     except BaseException as error:
@@ -140,7 +141,7 @@ def _visit(
     if isinstance(value, HasModel):
         value = value._user_model
     if isinstance(value, InfeedQueue):
-        return  # what it takes elements of is its own
+        return  # the source of an iterator belongs to the iterator
     kinds = (nn.Parameter, torch.optim.Optimizer, OutfeedQueue, nn.Module, Iterator)
     if isinstance(value, kinds):
         found.add(value, name)
@@ -149,7 +150,7 @@ def _visit(
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object leads to, with a name for it."""
+    """Yield the objects that an object refers to, each with a name."""
     if isinstance(value, functools.partial):
         yield "", value.func
         yield from (("", item) for item in value.args)
@@ -164,7 +165,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from (("", item) for item in value)
     elif isinstance(value, type):
-        # Whatever else hangs on a class turns up while the function is traced.
+        # Other attributes of a class appear during the trace of the function.
         yield from ((name, one) for name, one in vars(value).items() if isinstance(one, Iterator))
     elif _is_plain_object(value):
         yield from vars(value).items()
@@ -184,7 +185,7 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # nothing is there yet
+        except ValueError:  # the cell is still empty
             continue
     yield from (("", item) for item in value.__defaults__ or ())
     yield from (value.__kwdefaults__ or {}).items()
@@ -202,7 +203,7 @@ def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _mentioned(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that code and the functions inside of it mention."""
+    """Yield the names that appear in code and in the functions inside of it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

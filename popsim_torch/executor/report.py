@@ -1,8 +1,8 @@
 """``profile.pop``: the report of a compiled model that ``Options.enableProfiling`` asks for.
 
-It is a JSON object: what was compiled, how often it ran and how long the last call took, the bytes
-that the program needs, and its ops in the order in which they run, each with its stage, the line of
-code it comes from and the tensors that it writes. Tools for reports of real IPUs do not read it.
+It is a JSON object with the compiled model, the number of runs, the time of the last call, the
+bytes that the program needs, and its ops in the order of execution, each with its stage, the line
+of code it comes from and the tensors that it writes. Tools for real IPU reports cannot read it.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ _KNOWN = (
     "autoReport.streamAtEachRun",
 )
 _taken: set[Path] = set()
-"""Where reports of this process go, or have gone."""
+"""The folders of the reports that this process has written or will write."""
 
 
 def promise_report(
     executor: object, compiled: CompiledModel, options: Options
 ) -> weakref.finalize[Any, Any] | None:
-    """See to it that a report is written when an executor goes away, at the latest at exit.
+    """Arrange that a report is written when the executor is deleted, or at exit.
 
     Args:
-        executor: It is not kept alive.
-        compiled: Its model.
-        options: Its options; they say where reports go.
+        executor: The executor; this function does not keep it alive.
+        compiled: The compiled model of the executor.
+        options: The options of the executor; they have the folder of the reports.
 
     Returns:
-        What writes the report when it is called, once; None if there are to be none.
+        An object that writes the report once, when it is called; None if no report is wanted.
     """
     target = _target(options, training=compiled.plan is not None)
     return None if target is None else weakref.finalize(executor, _write, target, compiled)
 
 
 def _target(options: Options, *, training: bool) -> Path | None:
-    """Return where the report goes, None if none is wanted."""
+    """Return the folder of the report; None if no report is wanted."""
     settings = {
         **environment.json_object("POPLAR_ENGINE_OPTIONS"),
         **options._Popart.options.get("engineOptions", {}),
@@ -68,12 +68,12 @@ def _target(options: Options, *, training: bool) -> Path | None:
         return None
     name = options.model_name if options.exists("model_name") else None
     directory = Path(str(settings.get("autoReport.directory", ".")))
-    # Where it is now: programs change their directory.
+    # An absolute path: a program may change its working directory.
     return _free(directory.absolute() / (name or ("training" if training else "inference")))
 
 
 def _free(directory: Path) -> Path:
-    """Return where a report goes: each program of a process has a directory of its own."""
+    """Return a folder for a report: each program of a process has its own."""
     names = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
     found = (directory.with_name(directory.name + name) / "profile.pop" for name in names)
     target = next(one for one in found if one not in _taken)
@@ -82,7 +82,7 @@ def _free(directory: Path) -> Path:
 
 
 def _tell_ineffective(settings: Mapping[str, object]) -> None:
-    """Warn of engine options that ask for something and have no effect, once of each."""
+    """Warn of engine options that ask for something and have no effect; once for each option."""
     for name, value in settings.items():
         if name in _ACTING or str(value).lower() == "false":
             continue
@@ -98,7 +98,7 @@ def _tell_ineffective(settings: Mapping[str, object]) -> None:
 
 
 def _write(target: Path, compiled: CompiledModel) -> None:
-    """Write the report of a model; that it cannot be written is a warning."""
+    """Write the report of a model; a failure to write is only a warning."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(_report(target, compiled), indent=1) + "\n")

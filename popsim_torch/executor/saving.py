@@ -1,4 +1,4 @@
-"""Compiled models to files and back, for the executor's methods of these names."""
+"""Writes compiled models to files and reads them, for the executor's methods."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _DEFAULT_NAME = "model.poptorch"
 
 
 def target_file(filename: str | os.PathLike[str]) -> Path:
-    """Return the file to write for what the user named, its folder made.
+    """Return the file to write for the user's path; create its folder.
 
     Args:
         filename: A file, or a folder that gets the file ``model.poptorch``.
 
     Raises:
-        Error: It is no path, or the folder cannot be made.
+        Error: It is not a path, or the folder cannot be created.
     """
     if not isinstance(filename, (str, os.PathLike)):
         raise Error(f"save: got a {type(filename).__name__} as the name of the file; pass a path.")
@@ -61,19 +61,19 @@ def target_file(filename: str | os.PathLike[str]) -> Path:
         logs.python.warning("save: %s is a folder; the model is saved to %s.", filename, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a path that no system has
-        raise Error(f"save: the folder {path.parent} cannot be made ({error}).") from error
+    except (OSError, ValueError) as error:  # ValueError: the path is invalid on every system
+        raise Error(f"save: the folder {path.parent} cannot be created ({error}).") from error
     return path
 
 
 def warn_of_operators(program: Program) -> None:
-    """Say what keeps ``poptorch.load`` from a program that is saved, if anything does."""
+    """Warn if ``poptorch.load`` will refuse a program, and name the operators."""
     foreign = foreign_operators(program.graph)
     if foreign:
         logs.python.warning(
             "save: the program calls %s, which no file may do by itself: poptorch.load will refuse "
-            "it. loadExecutable reads it into the wrapped model. Save weights with torch.save, and "
-            "pass export_model=False to leave them out of this file.",
+            "the file. loadExecutable reads it into the wrapped model. Save weights with "
+            "torch.save, and pass export_model=False to leave them out of this file.",
             ", ".join(foreign),
         )
 
@@ -87,13 +87,13 @@ def pack_model(
     """Return the sections of a model and its optimizer.
 
     Args:
-        module: The user's, its weights up to date.
-        optimizer: None for inference.
-        settings: The values of the optimizer that are in use.
-        states: Tensors of the optimizer on the device, by name.
+        module: The user's model; its weights are up to date.
+        optimizer: The optimizer; None for inference.
+        settings: The optimizer's values in use.
+        states: The optimizer's tensors on the device, by name.
 
     Raises:
-        Error: Something is more than data.
+        Error: An object holds more than data.
     """
     with host_weights.without_sync(), torch.no_grad():
         hosts = named_tensors(module)
@@ -112,12 +112,12 @@ def build_stored(
     """Fit the program of a file to this machine.
 
     Args:
-        path: The file, for messages.
-        stored: Its program.
-        warned: Warnings already given for the executor.
+        path: The path of the file, for messages.
+        stored: The program of the file.
+        warned: The warnings that were already given for the executor.
 
     Raises:
-        Error: It breaks a rule, or cannot run here.
+        Error: The program breaks a rule, or cannot run on this machine.
     """
     try:
         with around_compilation():
@@ -129,7 +129,7 @@ def build_stored(
                 stored.plan,
                 CompileLog(Dump.from_environment("loaded")),
             )
-    except Exception as error:  # passes and kernels may rely on what no check looks at
+    except Exception as error:  # a program from a file may contain errors that no check finds
         if isinstance(error, Error) and not isinstance(error, InternalError):
             raise
         raise BadFileError(path, f"its program cannot run here ({error}).") from error
@@ -142,17 +142,17 @@ def program_of_file(
     settings: OptimizerSettings | None,
     warned: set[str],
 ) -> CompiledModel:
-    """Return the program of a file for a model that has no code to compare it with.
+    """Return the program of a file for a model without code to compare it with.
 
     Args:
         file: The file.
-        module: Its tensors must be those that the program uses.
-        options: Of the executor.
-        settings: Values of the executor's optimizer; None for inference.
-        warned: Warnings already given for the executor.
+        module: The module; its tensors must be those that the program uses.
+        options: The options of the executor.
+        settings: The values of the executor's optimizer; None for inference.
+        warned: The warnings that were already given for the executor.
 
     Raises:
-        Error: The model's tensors or the optimizer are not those that the file was made with.
+        Error: The tensors of the model or the optimizer do not fit those of the file.
     """
     stored = file.program()
     path = file.path
@@ -169,7 +169,7 @@ def program_of_file(
         if name not in present or tuple(present[name].shape) != shape:
             raise BadFileError(
                 path,
-                f"the file's program uses '{name}' of shape {shape}, which this model has not.",
+                f"the file's program uses '{name}' of shape {shape}; this model does not have it.",
             )
     compiled = build_stored(path, stored, warned)
     if stored.plan is None or settings is None:
@@ -179,20 +179,20 @@ def program_of_file(
     stored.plan.check_replaceable(plan)
     if plan.without_values() != stored.plan.without_values():
         raise BadFileError(
-            path, "the optimizer updates the weights otherwise than the one the file was made with."
+            path, "the updates of the optimizer differ from those of the optimizer in the file."
         )
     return dataclasses.replace(compiled, plan=plan)
 
 
 def check_same_program(file: ExecutableFile, program: Program) -> None:
-    """Check that a model does what the program of a file does.
+    """Check that a model has the same program as a file.
 
     Args:
         file: The file.
-        program: The model's.
+        program: The program of the model.
 
     Raises:
-        Error: It does something else; says where the two differ first.
+        Error: The programs differ; the message shows the first difference.
     """
     stored = file.bare_program()
     if program_digest(stored) == program_digest(program):
@@ -214,8 +214,8 @@ def _difference(stored: Program, program: Program) -> str:
         if old == new:
             continue
         if not old:  # a blank line ends a part of the program
-            return f"The lines of the file end where this model goes on with '{new}'."
+            return f"The file ends where this model continues with '{new}'."
         if not new:
-            return f"The file goes on with '{old}' where the lines of this model end."
+            return f"The file continues with '{old}' where this model ends."
         return f"The file has '{old}' where this model has '{new}'."
-    return "The data of a constant, such as a buffer of integers, is another."
+    return "The data of a constant, such as a buffer of integers, differs."

@@ -1,4 +1,4 @@
-"""A model as a tree of modules, with what its program says of each."""
+"""A model as a tree of modules, with data from its program for each module."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ class ModuleSummary:
     """A module of a model; all counts include the modules inside of it.
 
     Attributes:
-        path: Its name in ``model.named_modules()``; empty for the model.
-        type_name: Of its class.
-        depth: How deep it lies: 0 for the model.
-        outputs: What it hands on to the rest of the model, once for each call. Empty if it computes
-            nothing, as a dropout in evaluation mode does, if only the body of a loop or branch
-            calls it, and if ``Options.disableModuleNamescope`` leaves modules out of names.
-        parameters: Elements of its parameters (count). One that it shares with another module
-            counts in both.
-        trainable: Those that need a gradient (count).
-        parameter_bytes: Memory of its parameters.
-        activation_bytes: Memory of all that it computes in the forward pass of one micro-batch.
+        path: Its name in ``model.named_modules()``; empty for the whole model.
+        type_name: The name of its class.
+        depth: Its level in the tree: 0 for the whole model.
+        outputs: The tensors that the rest of the model reads from it, once for each call. Empty if
+            it computes nothing (for example a dropout in evaluation mode), if only the body of a
+            loop or branch calls it, and if ``Options.disableModuleNamescope`` leaves modules out of
+            names.
+        parameters: Number of elements of its parameters. A shared parameter counts in each of its
+            modules.
+        trainable: Number of those elements that need a gradient.
+        parameter_bytes: Memory of its parameters (bytes).
+        activation_bytes: Memory of all activations in the forward pass of one micro-batch (bytes).
         stages: The pipeline stages that it runs on.
-        names: Tensors to anchor that belong to it, and to no module inside of it.
+        names: The tensors that can be anchored and belong to this module, not to a module inside
+            it.
     """
 
     path: str
@@ -55,12 +57,13 @@ class ModuleSummary:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What ``summary`` returns: it prints as a table.
+    """The result of ``summary``: it prints as a table.
 
     Attributes:
-        rows: One for each module, the model first, each followed by those inside of it.
-        depth: How deep the printed tree goes; None for all of it.
-        width: Of the printed table (characters); None for that of the terminal.
+        rows: One row for each module; the whole model is first, and inner modules follow their
+            module.
+        depth: Number of levels of the printed tree; None for all of them.
+        width: Width of the printed table (characters); None for the width of the terminal.
     """
 
     rows: tuple[ModuleSummary, ...]
@@ -98,16 +101,16 @@ def _cells(row: ModuleSummary) -> tuple[str, ...]:
 def summarise_model(
     model: nn.Module, program: Program, depth: int | None = None, width: int | None = None
 ) -> ModelSummary:
-    """Describe the modules of a model by what its program says of them.
+    """Describe the modules of a model with data from its program.
 
     Args:
-        model: What was compiled.
-        program: Of the model, the same on every machine.
-        depth: How deep the printed tree goes; None for all of it.
-        width: Of the printed table (characters); None for that of the terminal.
+        model: The model that was compiled.
+        program: The program of the model, the same on every machine.
+        depth: Number of levels of the printed tree; None for all of them.
+        width: Width of the printed table (characters); None for the width of the terminal.
 
     Raises:
-        UsageValueError: A number is no integer, or is too small.
+        UsageValueError: A number is not an integer, or is too small.
     """
     for name, number, least in (("depth", depth, 0), ("width", width, 60)):
         if number is not None and (type(number) is not int or number < least):
@@ -139,14 +142,14 @@ def summarise_model(
 
 
 def _forward_ops(graph: Graph) -> Iterator[Op]:
-    """Yield the ops of forward that compute something of the model."""
+    """Yield the forward ops that compute a part of the model."""
     definitions = op_table()
     for op in graph.ops:
-        # What hands on what it sees, as a print does, computes nothing.
+        # An op that only looks at its inputs, such as a print, computes nothing.
         if op.phase > Phase.FORWARD or op.origin.backward or definitions[op.kind].sees_inputs:
             continue
         if any(one.kind == TensorKind.VALUE for one in graph.roots(op.outputs)):
-            yield op  # others write new values of buffers
+            yield op  # the other ops write new values of buffers
 
 
 def _result_bytes(graph: Graph, ops: Iterable[Op]) -> int:
@@ -157,7 +160,7 @@ def _result_bytes(graph: Graph, ops: Iterable[Op]) -> int:
 
 
 def _module_of(scope: str, modules: Container[str]) -> str:
-    """Return the innermost module that a scope lies in, whatever scopes of the user are around."""
+    """Return the innermost module of a scope; ignore the scopes of the user around it."""
     path = ""
     for part in scope.split("/"):
         inner = f"{path}.{part}" if path else part
@@ -178,9 +181,9 @@ def _names(program: Program, modules: Container[str]) -> dict[str, list[str]]:
 
 
 def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]:
-    """Return the names of what each module hands on: what is read outside of it.
+    """Return the names of each module's outputs: the tensors that are read outside of it.
 
-    Where nothing is, the last tensor that it computes.
+    If nothing is read outside of it, the last tensor that it computes.
     """
     graph = program.graph
     results = _results(program, modules)
@@ -192,7 +195,7 @@ def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]
                 continue
             read_by.setdefault(i, set()).add(reader)
             if graph.tensors[i].kind == TensorKind.VIEW:
-                # What a view looks at is handed on to who makes the view.
+                # The input of a view counts as read by the module that makes the view.
                 maker = results[i][1] if i in results else reader
                 read_by.setdefault(graph.root_of(i).id, set()).add(maker)
     for i in program.outputs:
@@ -212,7 +215,7 @@ def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]
 
 
 def _results(program: Program, modules: Container[str]) -> dict[int, tuple[str, str]]:
-    """Return what forward computes, by id: its first name, and the module that computes it."""
+    """Return the results of forward, by id: the first name, and the module that computes it."""
     found: dict[int, tuple[str, str]] = {}
     for name, i in program.graph.names.items():
         if names.is_result(name) and program.graph.tensors[i].role == Role.VALUE:

@@ -1,4 +1,4 @@
-"""Tables of text that are no wider than the terminal."""
+"""Text tables that fit the width of the terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def table(
 ) -> str:
     """Return rows as aligned columns, with a line below the header.
 
-    Columns are as wide as their cells. Where that is too wide, optional columns are left out, then
-    the widest columns become narrower: cells that do not fit are cut, with ``..`` at the end.
+    Columns are as wide as their cells. If the table is too wide, optional columns are left out,
+    then the widest columns become narrower: longer cells are cut and end with ``..``.
 
     Args:
-        header: What leads each column.
+        header: The title of each column.
         rows: The cells, as many in each row as in the header.
-        width: Of the table (characters); None for that of the terminal.
-        optional: Headers of columns that may be left out, the first one first.
+        width: Width of the table (characters); None for the width of the terminal.
+        optional: Titles of columns that may be left out; the first one is left out first.
     """
     limit = shutil.get_terminal_size().columns if width is None else width
     columns = list(zip(header, *rows, strict=True))
@@ -41,7 +41,7 @@ def table(
 
 
 def _total(widths: Sequence[int]) -> int:
-    """Return how wide columns and the gaps between them are."""
+    """Return the total width of the columns and the gaps between them."""
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 

@@ -1,4 +1,4 @@
-"""What ``getTensorNames`` tells of the tensors of a program."""
+"""The details that ``getTensorNames`` returns for the tensors of a program."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class TensorDetails:
 
     Attributes:
         name: The second argument of ``Options.anchorTensor``.
-        shape: Of one micro-batch; None of a tensor that exists only if it is anchored.
-        dtype: Element type on the device; None like ``shape``.
+        shape: The shape of one micro-batch; None for a tensor that exists only if it is anchored.
+        dtype: The dtype on the device; None if ``shape`` is None.
         phase: ``input``, ``weight``, ``buffer``, ``forward``, ``gradient``, ``updated weight``,
-            ``optimizer state``, ``hyper-parameter``, and what is seldom: ``updated buffer``,
-            ``backward`` (what the backward pass computes anew), ``update`` (a part of the update),
-            ``if anchored`` (of a tensor without a shape).
+            ``optimizer state``, ``hyper-parameter``. Rare ones are ``updated buffer``, ``backward``
+            (a value that the backward pass recomputes), ``update`` (a part of the update), ``if
+            anchored`` (a tensor without a shape).
     """
 
     name: str
@@ -54,7 +54,7 @@ class TensorTable(list[TensorDetails]):
 
 
 class TensorNames(Protocol):
-    """The type of ``getTensorNames``, as an executor and a loop have it."""
+    """The type of ``getTensorNames`` of an executor or a loop."""
 
     @overload
     def __call__(
@@ -70,11 +70,11 @@ def _cells(one: TensorDetails) -> tuple[str, str, str, str]:
 
 
 def tensor_details(program: Program, wanted: Iterable[str]) -> TensorTable:
-    """Return what is known of some tensors of a program.
+    """Return the details of some tensors of a program.
 
     Args:
-        program: The same on every machine.
-        wanted: Names, of ``program.tensor_names()``.
+        program: The program that is the same on every machine.
+        wanted: Names of the tensors, from ``program.tensor_names()``.
     """
     graph = program.graph
     phases = {i: op.phase for op in graph.ops for i in op.outputs}

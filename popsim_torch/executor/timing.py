@@ -1,4 +1,4 @@
-"""What an executor tells of time: of compilation, of calls, and of the simulated machine."""
+"""The times that an executor reports: of compilation, of calls, and of the simulated machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Timing"]
 
 
 class Timing:
-    """The part of an executor that knows how long things took.
+    """The part of an executor that reports times.
 
     Args:
         device: The executor's program.
-        training: Whether it trains.
+        training: Whether the executor trains.
     """
 
     def __init__(self, device: DeviceProgram, *, training: bool) -> None:
@@ -41,7 +41,7 @@ class Timing:
         compiled = self._device.compiled
         if compiled is None:
             raise Error(
-                "compilationTime: compile the model first, by a call or with model.compile(...)."
+                "compilationTime: compile the model first, with a call or with model.compile(...)."
             )
         if not self._device.options.show_compilation_progress_bar:
             raise Error(
@@ -54,8 +54,8 @@ class Timing:
         """Return how many cycles of the IPU's clock the last call took.
 
         Raises:
-            Error: ``Options.logCycleCount`` is off, or the model has not run, or nothing counts:
-                the model of the machine that does is not part of this version.
+            Error: Always, because this version has no model of the machine's time. The message
+                differs if ``Options.logCycleCount`` is off or the model has not run.
         """
         if not self._device.options._Popart.options.get(
             "instrumentWithHardwareCycleCounter", False
@@ -72,7 +72,7 @@ class Timing:
         )
 
     def warn_of_missing_cycles(self) -> None:
-        """Say that no cycles are counted, where options ask for them."""
+        """Warn that no cycles are counted, if the options ask for them."""
         if self._device.options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             logs.python.warning(
                 "Options.logCycleCount: no cycles are counted or logged: this version of "
@@ -82,16 +82,17 @@ class Timing:
     def getPerfCounters(self) -> PerfCounters:
         """Return when the last complete call read its inputs and wrote its outputs.
 
-        Beginning and end of the run are measured, and the time before it in which the device looks
-        at its inputs; in between, micro-batches are taken to follow each other at an even pace,
-        each read at the beginning of its share and written at the end. Outputs are complete when
-        they are requested, as the device writes them in place.
+        Only the beginning and the end of the run are measured, and the time before the run in which
+        the device checks its inputs. In between, the micro-batches are assumed to follow each other
+        at a constant rate: each is read at the beginning of its share of the time, and written at
+        the end. Outputs are complete when they are requested, as the device writes them in place.
 
         Returns:
             ``input``, ``input_complete``, ``output`` and ``output_complete``: a list for each
-            flattened tensor of the arguments or of the result, with a number of seconds for each
-            micro-batch that is read (deviceIterations x gradientAccumulation x replicationFactor)
-            or that the output mode returns. Only differences between them mean anything.
+            flattened tensor of the arguments or of the result. The list has a time in seconds for
+            each micro-batch that is read (deviceIterations x gradientAccumulation x
+            replicationFactor) or that the output mode returns. Only differences between times have
+            a meaning.
 
         Raises:
             Error: Another thread is in a call.
@@ -114,32 +115,32 @@ class Timing:
         return perf_counters(shape, run)
 
     def getLatency(self) -> Latency:
-        """Return how long it took from the first input to the last output of a micro-batch.
+        """Return the time from the first input to the last output of a micro-batch.
 
         Returns:
-            The least, the greatest and the mean time, in seconds; zeros before the first call.
+            The minimum, the maximum and the mean time, in seconds; zeros before the first call.
         """
         return latency(self.getPerfCounters(), "input", "output_complete")
 
     def getHostIpuLatency(self) -> Latency:
-        """Return how long inputs took to the device, as ``getLatency`` does.
+        """Return the transfer time of inputs to the device, in the form of ``getLatency``.
 
-        It is a micro-batch's share of the time in which the device looks at its inputs, before it
-        reads them where they are.
+        It is a micro-batch's share of the time in which the device checks its inputs, before it
+        reads them in place.
         """
         return latency(self.getPerfCounters(), "input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
-        """Return how long it took from the last input to the last output, as ``getLatency`` does.
+        """Return the time from the last input to the last output, in the form of ``getLatency``.
 
-        As outputs take no time of their own, this is the time of ``getLatency`` without that of
+        As outputs take no time, this is the time of ``getLatency`` without the transfer time of
         inputs.
         """
         return latency(self.getPerfCounters(), "input_complete", "output")
 
     def getIpuHostLatency(self) -> Latency:
-        """Return how long outputs took to the host, as ``getLatency`` does.
+        """Return the transfer time of outputs to the host, in the form of ``getLatency``.
 
-        The time is zero: the simulated device writes them where they belong.
+        The time is zero: the simulated device writes the outputs directly into host memory.
         """
         return latency(self.getPerfCounters(), "output", "output_complete")

@@ -1,4 +1,4 @@
-"""Leaves PyTorch and this package out of tracebacks, so that the user's own lines are seen."""
+"""Removes PyTorch and this package from tracebacks, so that the user's own lines are visible."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ R = TypeVar("R")
 
 
 def shortened(error: Exception, *, unless: str) -> Exception:
-    """Return an exception whose traceback has the frames of user code alone.
+    """Return an exception whose traceback has only the frames of user code.
 
-    It is raised again where the user called this package: that line is the one of ours. What may be
-    a mistake of ours keeps its frames: an ``InternalError``, and what is none of this package's
-    errors and leads to no line of the user's.
+    The exception is raised again in the function of this package that the user called: that is the
+    only frame of this package. An exception that may be a bug of this package keeps all frames: an
+    ``InternalError``, and an exception that is not an error class of this package and has no frame
+    of user code.
 
     Args:
-        error: The exception, in the frame that the user called.
-        unless: An environment variable and its value, as in a shell, that keep all frames. (It
-            stands in the line that the traceback shows.)
+        error: The exception, caught in the function that the user called.
+        unless: An environment variable with its value, in shell syntax, that keeps all frames. (The
+            traceback shows the line of code with this text.)
     """
     variable, _, value = unless.partition("=")
     if os.environ.get(variable) == value or isinstance(error, InternalError):
@@ -37,7 +38,7 @@ def shortened(error: Exception, *, unless: str) -> Exception:
     if frames is None and not isinstance(error, Error):
         return error
     if not _is_raised_by_user(error.__traceback__):
-        # What this package met before it found the words for the user.
+        # The internal exception that came before the message for the user.
         error.__suppress_context__ = True
         if isinstance(error.__cause__, _native.ERRORS):
             error.__cause__ = None

@@ -1,4 +1,4 @@
-"""What optimizers do to the weights of a traced program."""
+"""The updates that optimizers apply to the weights of a traced program."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["check_steps", "device_loop_plan", "lacks_running_mean", "make_plan"]
 
 
 def lacks_running_mean(optimizer: OptimizerSettings, options: Options) -> bool:
-    """Return whether an optimizer needs accumulators that hold a mean, and options say otherwise.
+    """Return whether an optimizer needs accumulators with a mean, but the options ask for a sum.
 
     Args:
-        optimizer: Its values; half-precision accumulators would overflow in a sum.
-        options: Say how gradients are accumulated.
+        optimizer: The values of the optimizer; float16 accumulators would overflow in a sum.
+        options: They say how gradients are accumulated.
     """
     training = options.Training
     return (
@@ -43,14 +43,14 @@ def make_plan(
     trained: Sequence[str],
     loss_scale: str,
 ) -> OptimizerPlan:
-    """Return what an optimizer does to the parameters that have a gradient.
+    """Return the updates that an optimizer applies to the parameters with a gradient.
 
     Args:
-        optimizer: Its values.
-        options: Gradient accumulation and reduction are taken from here.
-        module: Has the parameters.
-        trained: Names of those that have a gradient.
-        loss_scale: Name of the loss scale's tensor.
+        optimizer: The values of the optimizer.
+        options: Gradient accumulation and reduction are read from here.
+        module: The module with the parameters.
+        trained: Names of the parameters that have a gradient.
+        loss_scale: Name of the tensor that holds the loss scale.
     """
     training = options.Training
     parameters = dict(module.named_parameters())
@@ -71,14 +71,14 @@ def make_plan(
 def _accumulator_dtype(
     options: Options, optimizer: OptimizerSettings
 ) -> Callable[[nn.Parameter], torch.dtype | None] | None:
-    """Return what options say of the element type of a parameter's accumulator."""
+    """Return the dtype of a parameter's accumulator, if the options set one."""
     chosen = options.Training.gradient_accumulation_dtype
     if chosen is None:
         return None
     if chosen is own_dtype and (
         optimizer.rule.combined or optimizer.rule.accum_type is torch.float16
     ):
-        return None  # (that is what the optimizer was made with)
+        return None  # the dtype that the optimizer was made with
     where = "Options.Training.gradientAccumulationDtype"
 
     def dtype_of(parameter: nn.Parameter) -> torch.dtype:
@@ -95,17 +95,17 @@ def device_loop_plan(
     traced: TraceResult,
     loss_scale: str,
 ) -> OptimizerPlan | None:
-    """Return what the optimizers do that the body of a loop steps.
+    """Return the updates of the optimizers that the body of a loop steps.
 
     Args:
-        settings: Their values; each has the parameters that it updates.
-        options: As for ``make_plan``.
+        settings: The values of the optimizers; each one has the parameters that it updates.
+        options: See ``make_plan``.
         module: The body.
-        traced: Its trace.
-        loss_scale: Name of the loss scale's tensor.
+        traced: The trace of the body.
+        loss_scale: Name of the tensor that holds the loss scale.
 
     Returns:
-        The plan of all updates; None where no gradients are computed.
+        The plan of all updates; None if the body computes no gradients.
     """
     if not traced.has_backward:
         return None
@@ -125,17 +125,17 @@ def check_steps(
     accumulation: int,
     num_stages: int,
 ) -> None:
-    """Refuse what does not go together with weights that change in the middle of an iteration.
+    """Refuse settings that do not allow a change of weights inside an iteration.
 
     Args:
-        traced: The body of a loop.
-        plan: Its updates.
-        captures: Gradients that go into queues.
-        accumulation: Iterations of which one updates the weights (count).
+        traced: The trace of the body of a loop.
+        plan: The updates of the body.
+        captures: The gradients that go into queues.
+        accumulation: Number of iterations per weight update.
         num_stages: Pipeline stages (count).
 
     Raises:
-        Error: It does not, and why the weights change there.
+        Error: A setting does not allow it; the message says why the weights change there.
     """
     steps = list(traced.steps.values())
     if not steps:
@@ -145,19 +145,19 @@ def check_steps(
     if accumulation > 1:
         raise Error(
             f"{begin} {first.why_at_once}. With gradient_accumulation={accumulation} weights "
-            f"change once for {accumulation} iterations, at their end. Do that in front of step(), "
+            f"change once per {accumulation} iterations, at their end. Do that before step(), "
             "or leave gradient_accumulation out and call step() on the sum of several losses."
         )
     if num_stages > 1:
         raise Error(
-            f"{begin} {first.why_at_once}. With {num_stages} pipeline stages weights change at the "
-            "end of an iteration only, when all stages are done with it. Do that in front of "
-            "step(), or put the body on one stage."
+            f"{begin} {first.why_at_once}. With {num_stages} pipeline stages weights change only "
+            "at the end of an iteration, when all stages have finished it. Do that before step(), "
+            "or put the body on one stage."
         )
     if plan is not None and plan.loss_scale_rule is not None:
         raise Error(
-            f"{begin} {first.why_at_once}. Automatic loss scaling looks at all gradients at the "
-            "end of an iteration. Do that in front of step(), or set the loss scale by the "
+            f"{begin} {first.why_at_once}. Automatic loss scaling reads all gradients at the "
+            "end of an iteration. Do that before step(), or set the loss scale with the "
             "optimizer's loss_scaling."
         )
     times = Counter(name for step in steps for name in step.parameters)
@@ -166,6 +166,6 @@ def check_steps(
     if captures and most > 1:
         raise Error(
             f"OutfeedOptimizer: the iteration has {most} gradients of '{name}', one for each "
-            "step(), and an element of its queue has room for one. Enqueue parameter.grad in the "
-            "body instead."
+            "step(), but an element of its queue has space for only one. Enqueue parameter.grad in "
+            "the body instead."
         )

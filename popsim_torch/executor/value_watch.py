@@ -1,4 +1,4 @@
-"""Notices values of an optimizer that were changed, and that nobody has passed to setOptimizer."""
+"""Finds values of an optimizer that changed without a call of setOptimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ValueWatch:
     """Compares an optimizer's groups with the values that a model has, at each call.
 
     Args:
-        optimizer: The one in use.
+        optimizer: The optimizer in use.
         settings: Its values in use.
     """
 
@@ -40,14 +40,14 @@ class ValueWatch:
     def check(self) -> None:
         """Warn once if a value differs from the one in use."""
         groups = self._optimizer.param_groups
-        # What nearly every call is: nothing here may cost it more.
+        # The fast path of nearly all calls: do not add work here.
         if self._read(groups[0]) == self._known and not self._others and groups is self._groups:
             return
         if not self._warned:
             self._look_closer(groups)
 
     def _in_use(self, values: Mapping[str, HyperParameter], group: dict[str, Any]) -> Any:
-        """Return the values in use: the very objects of the group, which compare fastest."""
+        """Return the values in use; the objects of the group if equal, as they compare fastest."""
         known = tuple(
             (values["beta1"].value, values["beta2"].value)
             if name == "betas"
@@ -61,7 +61,7 @@ class ValueWatch:
         if groups is not self._groups:
             self._groups = groups
             if isinstance(self._optimizer, optim.Optimizer):
-                # A state that was loaded: the device takes it over by itself.
+                # The optimizer has loaded a state; the device takes it over without setOptimizer.
                 self._known, *self._others = map(self._read, groups)
         for group, known in zip(groups, (self._known, *self._others), strict=False):
             if not self._warned and self._read(group) != known:
@@ -73,8 +73,8 @@ class ValueWatch:
             if value != used:
                 self._warned = True
                 logs.python.warning(
-                    "The optimizer's %s is %s now, and the model goes on with %s: what is changed "
-                    "in an optimizer counts from model.setOptimizer(optimizer) on. Call it after "
+                    "The optimizer's %s is now %s, but the model still uses %s: a change of an "
+                    "optimizer takes effect with model.setOptimizer(optimizer). Call it after "
                     "scheduler.step(), or after a change of param_groups.",
                     *(name, _shown(value), _shown(used)),
                 )

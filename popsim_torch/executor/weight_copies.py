@@ -1,4 +1,4 @@
-"""The copies of weights between host and device that a program can ask for."""
+"""The copies of weights between host and device that a user's program can ask for."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["WeightCopies"]
 class WeightCopies:
     """The part of an executor that copies weights.
 
-    While the executor is detached there is nothing to copy: the host got what the device had, and
-    attaching uploads what the host has by then. The calls then do nothing.
+    While the executor is detached, the methods copy nothing: detaching has copied the weights to
+    the host, and attaching will upload the host's weights.
 
     Args:
         device: The executor's program.
-        optimizer: The executor's.
-        model: The user's.
+        optimizer: The part that holds the executor's optimizer.
+        model: The user's model.
     """
 
     def __init__(self, device: DeviceProgram, optimizer: OptimizerUse, model: nn.Module) -> None:
@@ -49,8 +49,8 @@ class WeightCopies:
     def copyWeightsToDevice(self) -> None:
         """Copy the host's parameters and floating-point buffers to the device.
 
-        Training progress on the device that was not copied to the host is lost, but for the
-        optimizer's state, which the optimizer reads first.
+        Training progress on the device that was not copied to the host is lost. The state of the
+        optimizer is not lost: the optimizer reads it first.
 
         Raises:
             Error: The model is not compiled.
@@ -65,7 +65,7 @@ class WeightCopies:
         """Copy the buffers of ``Options.updatableNamedBuffers`` to the device, and nothing else.
 
         Raises:
-            Error: The model is not compiled, or the option does not name any.
+            Error: The model is not compiled, or the option names no buffers.
         """
         self._device.require_compiled("copyNamedBuffersToDevice")
         names = self._updatable_buffers()
@@ -79,10 +79,10 @@ class WeightCopies:
             self._device.state.upload_buffers(names)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load a state dictionary into the user's model, and upload it if the model is attached.
+        """Load a state dictionary into the user's model; upload the weights if it is attached.
 
         Returns:
-            Torch's tuple of missing and unexpected keys.
+            PyTorch's named tuple of missing and unexpected keys.
         """
         result = self._model.load_state_dict(state_dict, strict=strict)
         if self._device.compiled is not None:
@@ -97,7 +97,7 @@ class WeightCopies:
         """Refuse names of ``Options.updatableNamedBuffers`` that cannot be uploaded.
 
         Raises:
-            Error: The model has no such buffer, or it is a constant of the program.
+            Error: The model has no such buffer, or the buffer is a constant of the program.
         """
         module = self._device.module
         buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -110,7 +110,7 @@ class WeightCopies:
                 )
             if not buffers[name].is_floating_point() and name not in counters:
                 raise Error(
-                    f"Options.updatableNamedBuffers: the buffer '{name}' of type "
-                    f"{buffers[name].dtype} is a constant of the compiled model, as all buffers "
-                    "are that are not floating-point. Make it one, or leave it out."
+                    f"Options.updatableNamedBuffers: the buffer '{name}' of dtype "
+                    f"{buffers[name].dtype} is a constant of the compiled model, because it is not "
+                    "floating-point. Convert it to a floating-point dtype, or leave it out."
                 )

@@ -16,10 +16,10 @@ _versions = itertools.count(1)
 
 
 class _Living:
-    """Views of executors that live; each call goes through them.
+    """The ``WeightSync`` objects that are alive; each call looks through them.
 
     Attributes:
-        num_added: How many there have been so far.
+        num_added: Number of objects added so far.
     """
 
     def __init__(self) -> None:
@@ -38,22 +38,22 @@ class _Living:
         return bool(self._references)
 
     def all(self) -> list[WeightSync]:
-        """Return them; others may come and go meanwhile."""
+        """Return all living objects; other threads may add and remove objects at the same time."""
         found = [reference() for reference in tuple(self._references.values())]
         return [one for one in found if one is not None]
 
 
-# Weights of training executors; other executors may have to wait for them.
+# Weights of training executors; other executors may need to fetch them.
 _trainers = _Living()
 _loops = _Living()
 
 
 class WeightSync:
-    """One executor's view of who has the newer weights.
+    """Knows, for one executor, which side has the newer weights.
 
     Args:
-        module: Has the executor's parameters.
-        fixed: It never gets others: a loop has the weights that it was compiled with.
+        module: The module with the executor's parameters.
+        fixed: Whether the weights are always those of the compilation, as for a loop.
     """
 
     def __init__(self, module: nn.Module, *, fixed: bool = False) -> None:
@@ -62,7 +62,7 @@ class WeightSync:
         self._state: DeviceState | None = None
         self._host_version = 0
         self._shares: weakref.WeakKeyDictionary[WeightSync, bool] = weakref.WeakKeyDictionary()
-        # For a loop: those that may train its weights, and how many there had been by then.
+        # For a loop: the programs that may train its weights, and the number known at that time.
         self._others: list[weakref.ref[WeightSync]] = []
         self._num_known = 0
         self._seen: weakref.WeakKeyDictionary[WeightSync, int] = weakref.WeakKeyDictionary()
@@ -78,22 +78,22 @@ class WeightSync:
         return bool(_loops)
 
     def announce(self, *, loop: bool = False) -> None:
-        """Let other executors know that this one trains.
+        """Tell other executors that this one trains.
 
         Args:
-            loop: It is a loop of a function. Programs that train take over what it has trained;
-                what other programs that train leave behind, each keeps for itself.
+            loop: Whether this is a loop of a function. Other training programs take over the
+                weights that a loop has trained. From other programs they take over nothing.
         """
         _trainers.add(self)
         if loop:
             _loops.add(self)
 
     def attach(self, state: DeviceState) -> None:
-        """Take note of a device that has the host's weights."""
+        """Record a device that has the host's weights."""
         self._state = state
 
     def detach(self) -> None:
-        """Let go of the device; nobody waits for its weights any more."""
+        """Forget the device; from now on nobody fetches weights from it."""
         self._state = None
         _trainers.discard(self)
         _loops.discard(self)
@@ -107,7 +107,7 @@ class WeightSync:
         """Copy the device's weights to the host.
 
         Args:
-            what_fits: Leave out those whose host tensors have changed their shape.
+            what_fits: Leave out the weights whose host tensors have changed their shape.
         """
         assert self._state is not None
         self._state.download_weights(what_fits=what_fits)
@@ -122,10 +122,10 @@ class WeightSync:
         return True
 
     def pull(self, *, loops_alone: bool = False) -> None:
-        """Upload weights that a training executor of the same parameters has changed.
+        """Upload weights that another training executor of the same parameters has changed.
 
         Args:
-            loops_alone: Or only those that a loop has.
+            loops_alone: Whether to look only at the weights of loops.
         """
         if self._fixed:
             others = self._known_others()
@@ -140,7 +140,7 @@ class WeightSync:
         newer = False
         for trainer in others:
             version = self._seen.get(trainer, 0)
-            # Most calls end here; whose weights these are takes a walk through the modules.
+            # The fast path of most calls; the check for shared weights below is slow.
             if not trainer.ahead and version == trainer._host_version:
                 continue
             if trainer._state is None or not self._shares_weights_with(trainer):
@@ -154,7 +154,7 @@ class WeightSync:
             self.upload()
 
     def _known_others(self) -> list[WeightSync]:
-        """Return those that may train a loop's weights; whether loops do is settled once."""
+        """Return the programs that may train a loop's weights; for other loops, check only once."""
         num_added = _trainers.num_added
         if self._num_known != num_added:
             self._others = [
@@ -166,7 +166,7 @@ class WeightSync:
         return [one for reference in self._others if (one := reference()) is not None]
 
     def let_trainers_catch_up(self) -> None:
-        """Bring what training executors of the same parameters have changed to the host."""
+        """Fetch the weights that other training executors of the same parameters have changed."""
         for trainer in _trainers.all():
             if trainer is not self and self._shares_weights_with(trainer):
                 trainer.fetch()
@@ -180,7 +180,7 @@ class WeightSync:
         return self._shares[trainer]
 
     def _has_weights_of(self, trainer: WeightSync) -> bool:
-        # (which they are, not what they are: that may be on a device that is busy)
+        # Only compares identities: the values may be on a device that is busy.
         with host_weights.without_sync():
             own = {id(parameter) for parameter in self._module.parameters()}
             return any(id(parameter) in own for parameter in trainer._module.parameters())

@@ -1,25 +1,25 @@
-// Operators of your own for popsim_torch, in C or C++: this header is all that
-// they need. docs/own_code.md of the package explains it with examples.
+// Custom operators for popsim_torch, in C or C++: they need only this header.
+// docs/own_code.md of the package explains it with examples.
 //
-// A shared library offers its operators through one function of C,
-// popsim_custom_ops(). The package looks for it in every library that the
-// process has loaded, so it does not matter who loads the library, or when. No
-// type of C++ crosses the border: any compiler will do. In C++,
-// POPSIM_CUSTOM_OP writes all of that; see the end of the file.
+// A shared library exports its operators through one C function,
+// popsim_custom_ops(). The package looks for the function in every library that
+// the process has loaded, so any code may load the library at any time. The
+// interface has no C++ types, so any compiler works. In C++, POPSIM_CUSTOM_OP
+// defines the function; see the end of the file.
 #ifndef POPSIM_CUSTOM_OP_H
 #define POPSIM_CUSTOM_OP_H
 
 #include <stdint.h>
 
-// The version of the part for C. A library with another one is refused.
+// The version of the C interface. A library with another version is refused.
 #define POPSIM_CUSTOM_OP_VERSION 1
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Element types of the device. Numbers have 32 bits at most: what forward calls
-// int64, float64 or bfloat16 comes as int32 or float32.
+// The dtypes of the device. Numbers have 32 bits at most: int64 of forward is
+// int32 here, and float64 and bfloat16 are float32.
 enum {
   POPSIM_BOOL = 0,  // a byte, 0 or 1
   POPSIM_UINT8 = 1,
@@ -31,7 +31,7 @@ enum {
 };
 
 typedef struct popsim_tensor {
-  void* data;  // contiguous, the last axis fastest; null without values
+  void* data;  // contiguous, the last axis fastest; null if there are no values
   const int64_t* shape;
   int32_t rank;
   int32_t dtype;
@@ -47,26 +47,26 @@ typedef struct popsim_attribute {
   int32_t is_list;
 } popsim_attribute;
 
-// What the functions of an operator are given. Nothing of it may be kept.
+// The argument of an operator's functions. They must not keep pointers into it.
 typedef struct popsim_call popsim_call;
 struct popsim_call {
   const popsim_tensor* inputs;
-  const popsim_tensor* outputs;  // none while shapes are asked for
+  const popsim_tensor* outputs;  // none in a call of shapes()
   const popsim_attribute* attributes;
   int64_t num_inputs;
   int64_t num_outputs;
   int64_t num_attributes;
 
-  // For shapes(): the next output has this type and shape.
+  // For shapes(): declares dtype and shape of the next output.
   void (*declare)(popsim_call* call, int32_t dtype, int32_t rank,
                   const int64_t* shape);
-  // What to tell the user, before something other than 0 is returned. Only from
-  // the thread that the function was called on.
+  // Sets the error message for the user; the function then returns a value
+  // other than 0. Call this only from the thread that called the function.
   void (*fail)(popsim_call* call, const char* message);
-  // For kernels: calls body(data, begin, end) for parts of [0, units) that
-  // cover it, on as many threads as there are. A unit is worth so many numbers
-  // read or written. Where the parts end follows from the two counts and never
-  // from the number of threads; body may not fail and may not call share.
+  // For kernels: calls body(data, begin, end) for parts that cover [0, units),
+  // on all threads. A unit reads or writes about numbers_per_unit numbers. The
+  // parts depend on these two counts, never on the number of threads. body must
+  // not fail and must not call share.
   void (*share)(popsim_call* call, int64_t units, int64_t numbers_per_unit,
                 void (*body)(void* data, int64_t begin, int64_t end),
                 void* data);
@@ -74,10 +74,10 @@ struct popsim_call {
 
 typedef struct popsim_custom_cost {
   double flops;
-  double bytes;  // 0: every input and output once
+  double bytes;  // 0 means: every input and output once
 } popsim_custom_cost;
 
-// An operator. All functions return 0, or something else where they failed.
+// An operator. All functions return 0, or another value if they fail.
 typedef struct popsim_custom_op popsim_custom_op;
 struct popsim_custom_op {
   const popsim_custom_op* next;  // of the same library, or null
@@ -85,22 +85,22 @@ struct popsim_custom_op {
   const char* name;
   int64_t version;
 
-  // Declares every output, from types, shapes and attributes: there are no
-  // values yet. Has to refuse whatever the kernels could not compute without
-  // reading or writing outside of their tensors.
+  // Declares every output, from dtypes, shapes and attributes: there are no
+  // values yet. It must refuse all inputs for which the kernels would read or
+  // write outside of their tensors.
   int (*shapes)(popsim_call* call);
-  // Writes every element of the outputs, reads the inputs, and keeps nothing:
-  // equal inputs give equal outputs.
+  // Reads the inputs and writes every element of the outputs. It keeps no
+  // state: equal inputs give equal outputs.
   int (*kernel)(popsim_call* call);
   // The kernel of the gradient, or null. Inputs: those of the operator, its
-  // outputs, and the gradient of each floating-point output (zeros where none
-  // arrives). Outputs: the gradient of each floating-point input.
+  // outputs, and the gradient of each floating-point output (zeros if there is
+  // none). Outputs: the gradient of each floating-point input.
   int (*gradient)(popsim_call* call);
-  // What kernel and gradient have to do, or null.
+  // The costs of kernel and gradient, or null.
   int (*cost)(popsim_call* call, popsim_custom_cost* cost);
   int (*gradient_cost)(popsim_call* call, popsim_custom_cost* cost);
-  // 1: the kernels call code whose results depend on how many threads OpenMP or
-  // MKL have. It gets one.
+  // 1 if the kernels call code whose results depend on the number of threads
+  // of OpenMP or MKL. Such code runs with one thread.
   int32_t alone;
 };
 
@@ -109,7 +109,7 @@ typedef struct popsim_custom_library {
   const popsim_custom_op* ops;
 } popsim_custom_library;
 
-// What a library defines; POPSIM_CUSTOM_OP does it in C++.
+// The function that a library defines; in C++, POPSIM_CUSTOM_OP defines it.
 typedef const popsim_custom_library* (*popsim_custom_ops_function)(void);
 
 #ifdef __cplusplus
@@ -118,7 +118,8 @@ typedef const popsim_custom_library* (*popsim_custom_ops_function)(void);
 
 #if defined(__cplusplus) && !defined(POPSIM_CUSTOM_OP_ONLY_C)
 
-// --- The part for C++ (C++17) ------------------------------------------------
+// --- The C++ interface (C++17)
+// ------------------------------------------------
 
 #include <cstddef>
 #include <cstring>
@@ -134,14 +135,14 @@ typedef const popsim_custom_library* (*popsim_custom_ops_function)(void);
 #include <immintrin.h>
 #endif
 
-// Two libraries may not share what is below, however they are loaded.
+// Two libraries must not share the code below, however they are loaded.
 #define POPSIM_PRIVATE __attribute__((visibility("hidden")))
 #define POPSIM_PUBLIC __attribute__((visibility("default"), used))
 
 namespace popsim POPSIM_PRIVATE {
 
-// A number of float16, which computes as float and is rounded to nearest, ties
-// to even.
+// A float16 number. It is converted to float for arithmetic, and rounded to
+// nearest, ties to even.
 class Half {
  public:
   Half() = default;
@@ -167,7 +168,7 @@ class Half {
     const uint32_t sign = (half & 0x8000u) << 16;
     const uint32_t rest = half & 0x7fffu;
     if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest << 13));
-    if (rest < 0x0400u) {  // as many times the smallest number
+    if (rest < 0x0400u) {  // a multiple of the smallest number
       const float size = static_cast<float>(rest) * 0x1p-24f;
       return sign != 0 ? -size : size;
     }
@@ -181,8 +182,8 @@ class Half {
       return static_cast<uint16_t>(sign | 0x7e00u | ((size >> 13) & 0x3ffu));
     }
     if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-    if (size < 0x38800000u) {  // a sum that has the smallest number as its last
-                               // bit rounds as it should
+    if (size < 0x38800000u) {  // in this sum the smallest number is the last
+                               // bit, so the sum is rounded correctly
       return static_cast<uint16_t>(
           sign | (bits_of(float_of(size) + 0.5f) - 0x3f000000u));
     }
@@ -214,7 +215,7 @@ constexpr int32_t dtype_of() {
   else if constexpr (std::is_same_v<Number, float>)
     return POPSIM_FLOAT32;
   else
-    static_assert(!sizeof(T), "not an element type of the device");
+    static_assert(!sizeof(T), "not a dtype of the device");
 }
 
 inline const char* name_of(int32_t dtype) {
@@ -229,7 +230,7 @@ class Tensor {
 
   int32_t dtype() const { return tensor_->dtype; }
   int64_t rank() const { return tensor_->rank; }
-  // The size of an axis; a negative one counts from the last.
+  // The size of an axis; a negative axis counts from the last one.
   int64_t size(int64_t axis) const {
     const int64_t i = axis < 0 ? axis + rank() : axis;
     if (i < 0 || i >= rank()) throw std::out_of_range("no such axis");
@@ -246,7 +247,7 @@ class Tensor {
     return rank() == other.rank() &&
            std::memcmp(begin(), other.begin(), sizeof(int64_t) * rank()) == 0;
   }
-  // The elements; throws where they are of another type.
+  // The elements; throws if they have another dtype.
   template <typename T>
   T* data() const {
     if (dtype() != dtype_of<T>()) {
@@ -261,8 +262,9 @@ class Tensor {
   const popsim_tensor* tensor_;
 };
 
-// What a kernel or shape rule is given. It throws where something is not there,
-// and may throw itself: the user gets the text as an error.
+// The argument of a kernel or shape rule. Its methods throw if an input, output
+// or attribute is missing. Kernels and rules may throw, too: the user gets the
+// message as an error.
 class Call {
  public:
   explicit Call(popsim_call* call) : call_(call) {}
@@ -284,13 +286,13 @@ class Call {
     return output(i).template data<T>();
   }
 
-  // Throws with the text where a condition does not hold.
+  // Throws an exception with this text if a condition does not hold.
   void require(bool condition, const char* text) const {
     if (!condition) throw std::invalid_argument(text);
   }
 
   bool has_attribute(const char* name) const { return find(name) != nullptr; }
-  // T: int64_t, double or std::string. Whole numbers do for double.
+  // T: int64_t, double or std::string. Integers are accepted for double.
   template <typename T>
   T attribute(const char* name) const {
     const popsim_attribute& found = given(name);
@@ -311,7 +313,7 @@ class Call {
     return values;
   }
 
-  // For shape rules: the next output.
+  // For shape rules: declares the next output.
   void declare(int32_t dtype, const std::vector<int64_t>& shape) const {
     call_->declare(call_, dtype, static_cast<int32_t>(shape.size()),
                    shape.data());
@@ -321,9 +323,9 @@ class Call {
                    tensor.begin());
   }
 
-  // For kernels: calls body(begin, end) for parts of [0, units), on several
-  // threads if there are some. The parts are the same on any number of them. A
-  // unit is worth so many numbers read or written.
+  // For kernels: calls body(begin, end) for parts that cover [0, units), on
+  // several threads if there are any. The parts do not depend on the number of
+  // threads. A unit reads or writes about numbers_per_unit numbers.
   template <typename Body>
   void share(int64_t units, int64_t numbers_per_unit, const Body& body) const {
     Shared<Body> shared{body, {}, nullptr};
@@ -391,7 +393,7 @@ class Call {
   popsim_call* call_;
 };
 
-// Calls a function that may throw, for callers that cannot catch.
+// Calls a function that may throw, for callers that cannot catch exceptions.
 template <auto kFunction>
 int guarded(popsim_call* call) noexcept {
   try {
@@ -418,8 +420,8 @@ int guarded_cost(popsim_call* call, popsim_custom_cost* cost) noexcept {
   return 1;
 }
 
-// An operator, as POPSIM_CUSTOM_OP takes it. Functions take a `const Call&`;
-// those of costs return a popsim_custom_cost.
+// An operator for POPSIM_CUSTOM_OP. Its functions take a `const Call&`; cost
+// functions return a popsim_custom_cost.
 class Op {
  public:
   Op(const char* domain, const char* name, int64_t version = 1)
@@ -466,7 +468,7 @@ inline popsim_custom_library& library() {
   return library;
 }
 
-// Puts an operator into the list of its library.
+// Adds an operator to the list of its library.
 class Registered {
  public:
   explicit Registered(const Op& op) : entry_(op.entry()) {
@@ -487,7 +489,8 @@ popsim_custom_ops() {
   return &popsim::library();
 }
 
-// Registers an operator when the library is loaded, outside of functions:
+// Registers an operator when the library is loaded; use it outside of
+// functions:
 //   POPSIM_CUSTOM_OP(Op("com.acme", "Cube", 1)
 //                        .shapes<cube_shapes>()
 //                        .kernel<cube>());

@@ -1,4 +1,4 @@
-"""Tensors, ops and the graph that holds them."""
+"""Tensors, ops and the graph that contains them."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ import torch
 from popsim_torch.ir.origin import NOWHERE, Origin
 
 NO_TENSOR = -1
-"""In ``Op.inputs``: an optional input that is left out. In ``Op.outputs``: nobody reads it."""
+"""In ``Op.inputs``: an optional input that is left out. In ``Op.outputs``: an unread result."""
 
 
 class TensorKind(enum.Enum):
-    """Where a tensor's memory comes from."""
+    """The source of a tensor's memory."""
 
     INPUT = "input"
     """The caller's memory, one slice per micro-batch."""
     CONSTANT = "constant"
-    """Written once, before the first run; ``Tensor.value`` holds the data."""
+    """Written once, before the first run; ``Tensor.value`` has the data."""
     VARIABLE = "variable"
     """Kept between runs: weights, buffers, optimizer state, hyper-parameters."""
     VALUE = "value"
     """Written by an op."""
     VIEW = "view"
-    """Another tensor's memory, seen with its own shape and strides."""
+    """A view of another tensor's memory, with its own shape and strides."""
 
 
 class Role(enum.Enum):
-    """What a tensor is to the user's model."""
+    """The role of a tensor in the user's model."""
 
     VALUE = "value"
-    """What an op computes, or fixed data."""
+    """A result of an op, or fixed data."""
     INPUT = "input"
     PARAMETER = "parameter"
     BUFFER = "buffer"
     STATE = "state"
-    """The optimizer's, of one parameter."""
+    """A state of the optimizer, for one parameter."""
     ACCUMULATOR = "accumulator"
-    """Adds up the gradients of the micro-batches of an update."""
+    """The sum of the gradients of an update's micro-batches."""
     HYPER_PARAMETER = "hyper-parameter"
     UPDATED = "updated"
-    """A weight, a state or an accumulator as the latest op left it."""
+    """A weight, a state or an accumulator after the latest op that changes it."""
 
 
 class Phase(enum.IntEnum):
-    """When an op runs."""
+    """The part of a run in which an op runs."""
 
     SETUP = 0
-    """Once, before the first run: what depends on constants only."""
+    """Once, before the first run: ops that depend only on constants."""
     FORWARD = 1
     """Every micro-batch."""
     BACKWARD = 2
-    """Every micro-batch, after its forward."""
+    """For every micro-batch, after its forward."""
     UPDATE = 3
     """Once per device iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
-    """An argument of an ATen operator: the op's input at this position."""
+    """An argument of an ATen operator: the op's input at this index."""
 
     input: int
 
 
 @dataclass(frozen=True, slots=True)
 class TensorListArgument:
-    """A list argument of an ATen operator: positions of inputs, -1 for None."""
+    """A list argument of an ATen operator: indices of inputs, -1 for None."""
 
     inputs: tuple[int, ...]
 
@@ -95,16 +95,16 @@ class Tensor:
     """A tensor of the program.
 
     Attributes:
-        id: Position in ``Graph.tensors``.
-        kind: Where its memory comes from.
-        dtype: Element type on the device.
-        shape: Sizes, of one micro-batch for inputs and values.
-        strides: In elements. Tensors that own memory are contiguous.
+        id: Index in ``Graph.tensors``.
+        kind: The source of its memory.
+        dtype: The dtype on the device.
+        shape: The shape; for inputs and values that of one micro-batch.
+        strides: Strides in elements. Tensors that own memory are contiguous.
         base: For views: the id of the tensor that owns the memory.
-        offset: For views: elements from the start of ``base``.
+        offset: For views: number of elements from the start of ``base``.
         value: For constants: the data, on the CPU.
-        name: The first name it was given, for messages.
-        role: What it is to the user's model.
+        name: The first name of the tensor, for messages.
+        role: The role in the user's model.
     """
 
     id: int
@@ -120,7 +120,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements follow each other in memory, last dimension fastest."""
+        """Whether the elements follow each other in memory, last dimension fastest."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -130,12 +130,12 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def memory_order(self) -> tuple[int, ...] | None:
-        """The axes from the outermost in memory to the innermost, if its elements fill a stretch.
+        """The axes from the outermost in memory to the innermost, if the memory has no gaps.
 
         None for a tensor with gaps or repeated elements.
         """
@@ -151,7 +151,7 @@ class Tensor:
         return order
 
     def covers(self, root: Tensor) -> bool:
-        """Whether the tensor is all of its memory, element by element, perhaps in another shape.
+        """Return whether the tensor is its whole memory, in order, maybe in another shape.
 
         Args:
             root: The tensor that owns the memory.
@@ -165,16 +165,16 @@ class Op:
 
     Attributes:
         kind: Name in the device's op registry.
-        inputs: Tensor ids, ``NO_TENSOR`` for an optional input left out.
-        outputs: Tensor ids, ``NO_TENSOR`` for results nobody reads.
-        attributes: Whatever the registry entry asks for.
-        phase: When it runs.
-        stage: The pipeline stage it runs on.
-        name: For messages and printing.
+        inputs: Tensor ids; ``NO_TENSOR`` for an optional input that is left out.
+        outputs: Tensor ids; ``NO_TENSOR`` for unread results.
+        attributes: The attributes that the registry entry requires.
+        phase: The part of a run in which it runs.
+        stage: The pipeline stage on which it runs.
+        name: The name in messages and printed programs.
         origin: The user's call that it belongs to.
-        bodies: Programs that it runs: what a loop repeats, what a branch chooses from. Each has
-            tensors of its own. Its inputs, in the order of their ids, are the op's inputs or pieces
-            of them; its last op, ``yield``, names its results.
+        bodies: The programs that it runs: the body of a loop, or the two of a branch. Each one has
+            its own tensors. Its inputs, in the order of their ids, are the op's inputs or slices of
+            them; its last op, ``yield``, has its results.
     """
 
     kind: str
@@ -198,7 +198,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# What `dataclasses.replace` would look up for each object anew.
+# `dataclasses.replace` would look these up again for each object.
 _tensor_fields = attrgetter(*(one.name for one in fields(Tensor)))
 _op_fields = attrgetter(*(one.name for one in fields(Op)))
 
@@ -206,8 +206,8 @@ _op_fields = attrgetter(*(one.name for one in fields(Op)))
 class Graph:
     """A program: tensors, ops in execution order within their phase, and the tensors' names.
 
-    One tensor may have several names (a gradient that is handed on unchanged has that of every
-    tensor it is the gradient of).
+    One tensor may have several names (an unchanged gradient has the gradient name of every tensor
+    whose gradient it is).
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class Graph:
         value: torch.Tensor | None = None,
         role: Role = Role.VALUE,
     ) -> Tensor:
-        """Add a tensor that owns its memory and give it ``name``, if any."""
+        """Add a tensor that owns its memory; give it the name ``name`` if it is not empty."""
         sizes = tuple(int(size) for size in shape)
         tensor = Tensor(
             len(self.tensors),
@@ -250,14 +250,14 @@ class Graph:
         *,
         role: Role = Role.VALUE,
     ) -> Tensor:
-        """Add a tensor in the memory that ``source`` lives in.
+        """Add a view of the memory of ``source``.
 
         Args:
-            source: The tensor looked at; may be a view itself.
-            shape: Sizes of the view.
+            source: The tensor to view; may be a view itself.
+            shape: The shape of the view.
             strides: Strides of the view, in elements.
-            offset: Elements from the start of the memory (not of ``source``).
-            role: What the view is to the user's model.
+            offset: Number of elements from the start of the memory (not of ``source``).
+            role: The role of the view in the user's model.
         """
         root = self.root(source)
         tensor = Tensor(
@@ -287,7 +287,7 @@ class Graph:
         origin: Origin = NOWHERE,
         bodies: Sequence[Graph] = (),
     ) -> Op:
-        """Append an op; None stands for an input left out or a result nobody reads."""
+        """Append an op; None stands for an input that is left out or an unread result."""
         op = Op(
             kind,
             [NO_TENSOR if tensor is None else tensor.id for tensor in inputs],
@@ -303,7 +303,7 @@ class Graph:
         return op
 
     def copy(self) -> Graph:
-        """Return a graph that can be changed without changing this one; it shares data."""
+        """Return a graph that can be changed independently of this one; both share the data."""
         twin = Graph()
         twin.tensors = [Tensor(*_tensor_fields(tensor)) for tensor in self.tensors]
         twin.ops = [Op(*_op_fields(op)) for op in self.ops]
@@ -319,7 +319,7 @@ class Graph:
         return [tensor for tensor in self.tensors if tensor.kind == kind]
 
     def root(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that owns the memory: ``tensor`` itself or a view's base."""
+        """Return the tensor that owns the memory: ``tensor`` itself, or the base of a view."""
         return tensor if tensor.kind != TensorKind.VIEW else self.tensors[tensor.base]
 
     def root_of(self, tensor_id: int) -> Tensor:
@@ -327,11 +327,11 @@ class Graph:
         return self.root(self.tensors[tensor_id])
 
     def roots(self, tensor_ids: Iterable[int]) -> Iterator[Tensor]:
-        """Yield the owners of the memory of what an op reads or writes, missing ones left out."""
+        """Yield the owners of the memory of an op's inputs or outputs; skip missing ones."""
         return (self.root_of(i) for i in tensor_ids if i != NO_TENSOR)
 
     def set_name(self, tensor: Tensor, name: str) -> None:
-        """Add a name to a tensor. The first one is the one that messages use."""
+        """Add a name to a tensor. Messages use its first name."""
         self.names[name] = tensor.id
         if not tensor.name or tensor.kind == TensorKind.VIEW:
             tensor.name = name

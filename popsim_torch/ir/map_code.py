@@ -1,9 +1,9 @@
 """The code of ``map`` ops: instructions on the elements of tensors.
 
-As attributes of an op the code is text in which values have numbers: the op's inputs, then its
-constants, then the results of the instructions (``csrc/ops/map/map.cpp``). Here values say what
-they are instead, so that code can grow, take in that of another op, and be compared with a formula.
-The text is written and read in this file alone.
+In the attributes of an op the code is text, and values are numbers: first the op's inputs, then its
+constants, then the results of the instructions (``csrc/ops/map/map.cpp``). In this file values have
+a source instead, so code can grow, include the code of another op, and be compared with a formula.
+Only this file writes and reads the text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from popsim_torch.ir.graph import Attribute, Op, Tensor
 
 
 def num_instructions(op: Op) -> int:
-    """Return how many instructions a ``map`` op has."""
+    """Return the number of instructions of a ``map`` op."""
     code: Any = op.attributes["code"]
     return len(code)
 
 
 class Source(enum.Enum):
-    """Where a value comes from."""
+    """The source of a value."""
 
     INPUT = enum.auto()
     CONSTANT = enum.auto()
@@ -33,21 +33,21 @@ class Source(enum.Enum):
 
 
 class MapValue(NamedTuple):
-    """A value that instructions read: one of the inputs, constants or instructions."""
+    """A value that instructions read: an input, a constant or the result of an instruction."""
 
     source: Source
     position: int
 
 
 class Instruction(NamedTuple):
-    """One instruction, by its name in ``csrc/ops/map/instructions.cpp``."""
+    """One instruction, with its name in ``csrc/ops/map/instructions.cpp``."""
 
     name: str
     operands: tuple[MapValue, ...]
 
 
 Formula = Callable[..., MapValue]
-"""Appends instructions to the code that comes first, after it their operands."""
+"""Appends instructions to the given code (the first argument); the operands follow."""
 
 
 class MapCode:
@@ -55,9 +55,9 @@ class MapCode:
 
     Attributes:
         inputs: Ids of the tensors that the op reads, each once.
-        constants: Numbers that instructions read.
-        instructions: In the order they run.
-        results: What the op writes.
+        constants: The numbers that instructions read.
+        instructions: The instructions, in order.
+        results: The values that the op writes.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class MapCode:
         return MapValue(Source.INSTRUCTION, len(self.instructions) - 1)
 
     def value(self, operand: Tensor | float | MapValue) -> MapValue:
-        """Return the value of a tensor or a number; each is there once, 0 and -0 are two."""
+        """Return the value of a tensor or a number; each occurs once, and 0 and -0 differ."""
         if isinstance(operand, MapValue):
             return operand
         if isinstance(operand, Tensor):
@@ -98,7 +98,7 @@ class MapCode:
         return MapValue(Source.INPUT, self.inputs.index(tensor_id))
 
     def stored(self, value: MapValue, dtype: torch.dtype) -> MapValue:
-        """Return what a value is once it has been stored in memory of an element type."""
+        """Return a value as it is after a store to memory of a dtype."""
         if dtype == torch.float16:
             return self("half", value)
         if dtype == torch.bool:
@@ -106,14 +106,14 @@ class MapCode:
         return value
 
     def append(self, op: Op, known: Mapping[int, MapValue] | None = None) -> list[MapValue]:
-        """Take in the code of a ``map`` op.
+        """Append the code of a ``map`` op.
 
         Args:
-            op: Its inputs become inputs.
-            known: Except these tensors, whose values this code has already.
+            op: The op; its inputs become inputs of this code.
+            known: Tensors whose values this code already has; they do not become inputs.
 
         Returns:
-            What the op writes.
+            The values that the op writes.
         """
         known = known or {}
         attributes: Any = op.attributes
@@ -125,14 +125,14 @@ class MapCode:
         return [values[number] for number in attributes["results"]]
 
     def computes(self, formula: Formula, *tensor_ids: int) -> bool:
-        """Whether the code is a formula of some of the inputs, written the same way."""
+        """Return whether the code is a formula of some inputs, in exactly the same form."""
         twin = MapCode()
         twin.inputs = list(self.inputs)
         twin.results = [formula(twin, *map(twin.input, tensor_ids))]
         return vars(twin) == vars(self)
 
     def put_first(self, tensor_id: int) -> None:
-        """Make a tensor the first of the inputs; the others keep their order."""
+        """Make a tensor the first input; the others keep their order."""
         position = self.inputs.index(tensor_id)
         old = list(self.inputs)
         self.inputs.insert(0, self.inputs.pop(position))

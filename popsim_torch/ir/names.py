@@ -1,7 +1,7 @@
-"""All spellings of tensor names: nobody else forms or parses one.
+"""All spellings of tensor names: no other file forms or parses a name.
 
-Names are an interface, since programs anchor tensors by them. What a tensor *is* says its
-``Tensor.role``; its name is for people.
+Names are an interface, because programs anchor tensors by name. ``Tensor.role`` says what a tensor
+*is*; its name is for people.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 LOSS_SCALE = "lossScaling_FLOAT"
 """The seed of the backward pass of a float32 loss."""
 LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
-"""What the device multiplies the loss scale by, where it adapts that by itself."""
+"""The factor of the loss scale, if the device adapts the loss scale."""
 FINAL_LOSS_SCALE = "finalLossScale"
-"""Loss scale times that factor: the seed of the backward pass then."""
+"""The loss scale times that factor: the seed of the backward pass in this case."""
 GLOBAL_NORM = "GlobalNorm___0"
-"""Norm of all gradients together, where they are clipped by it."""
+"""The norm of all gradients together, if it is used to clip them."""
 
 _SEPARATOR = "___"
 _GRADIENT = f"Gradient{_SEPARATOR}"
@@ -31,18 +31,18 @@ def result(scope: str, op_type: str, output: int) -> str:
 
 
 def is_result(name: str) -> bool:
-    """Whether a name is that of a result of forward; a copy that autograd keeps is none."""
+    """Return whether a name is that of a forward result; copies that autograd keeps are not."""
     op_type = name.rpartition("/")[2] if not _numbered(name) else name.split("/")[-2]
     return ":" in op_type and _SEPARATOR not in name and not op_type.startswith("Detach:")
 
 
 def is_gradient(name: str) -> bool:
-    """Whether a name is that of the gradient of a tensor."""
+    """Return whether a name is that of the gradient of a tensor."""
     return name.startswith((_GRADIENT, "FinalReducedGradient"))
 
 
 def scope_of(name: str) -> str:
-    """Return the path of the modules, ``layer1/0``, that a tensor belongs to; may be empty.
+    """Return the path of the modules that a tensor belongs to, ``layer1/0``; may be empty.
 
     A parameter belongs to its module, and so do its gradient, its state and its updated value.
     """
@@ -53,12 +53,12 @@ def scope_of(name: str) -> str:
 
 
 def _numbered(name: str) -> bool:
-    """Whether a name ends with the number that ``numbered`` adds."""
+    """Return whether a name ends with a number that ``numbered`` adds."""
     return name.rpartition("/")[2].isdigit()
 
 
 def numbered(name: str, number: int) -> str:
-    """Return the name of the next tensor that would be called ``name``: with ``/1``, ``/2``, ..."""
+    """Return the name of another tensor with the name ``name``: with ``/1``, ``/2``, ... added."""
     return name if number == 0 else f"{name}/{number}"
 
 
@@ -73,17 +73,17 @@ def gradient(name: str) -> str:
 
 
 def gradient_key(parameter: str) -> str:
-    """Return what the gradient of a parameter is called in a queue."""
+    """Return the key of a parameter's gradient in a queue."""
     return f"{parameter}{_GRADIENT_KEY}"
 
 
 def updated(name: str) -> str:
-    """Return the name of a weight or state as its update left it."""
+    """Return the name of a weight or state after its update."""
     return f"UpdatedVar{_SEPARATOR}{name}"
 
 
 def state(kind: str, parameter: str) -> str:
-    """Return the name of an optimizer's state, ``Accl1`` or the like, of a parameter."""
+    """Return the name of an optimizer's state for a parameter, for example ``Accl1``."""
     return f"{kind}{_SEPARATOR}{parameter}"
 
 
@@ -93,7 +93,7 @@ def velocity_before_update(parameter: str) -> str:
 
 
 def velocity_into_update(parameter: str) -> str:
-    """Return the name of a combined velocity as the update takes it, all gradients in it."""
+    """Return the name of a combined velocity before the update, with all gradients."""
     return f"AcclIntoUpdate{_SEPARATOR}{parameter}"
 
 
@@ -103,7 +103,7 @@ def velocity_after_update(parameter: str) -> str:
 
 
 def final_reduced_gradient(parameter: str) -> str:
-    """Return the name of a gradient after accumulation, as plain SGD takes it."""
+    """Return the name of a gradient after accumulation, the input of plain SGD."""
     return f"FinalReducedGradient{_SEPARATOR}{parameter}"
 
 
@@ -113,44 +113,44 @@ def nesterov_gradient(parameter: str) -> str:
 
 
 def unscaled_gradient(parameter: str) -> str:
-    """Return the name of the true gradient in Nesterov momentum: without loss scale, averaged."""
+    """Return the name of the averaged gradient without loss scale, in Nesterov momentum."""
     return f"{parameter}_sgdInverseLossScale"
 
 
 def update_term(kind: str, parameter: str) -> str:
-    """Return the name of a part of an update: ``AdamUpdater``, ``LambR1Sq`` or the like."""
+    """Return the name of a part of an update, for example ``AdamUpdater`` or ``LambR1Sq``."""
     return f"{kind}{_SEPARATOR}{parameter}"
 
 
 def partial_gradient(operation: int, operand: int) -> str:
-    """Return the name of what one use of a tensor adds to its gradient.
+    """Return the name of the gradient that one use of a tensor contributes.
 
     Args:
-        operation: Which differentiable operation of the model uses it, counted from 0 in the
-            order of their calls.
-        operand: Which operand of that operation it is.
+        operation: Index of the differentiable operation of the model that uses it, counted from 0
+            in the order of the calls.
+        operand: Index of the operand of that operation.
     """
     return gradient(f"{operation}_{operand}")
 
 
 def counter(ipu: int, stage: int | None) -> str:
-    """Return the name of the count of micro-batches in the running means of an IPU.
+    """Return the name of the counter of micro-batches in the running means of an IPU.
 
     Args:
         ipu: The IPU.
-        stage: The pipeline stage, None where there is no pipeline.
+        stage: The pipeline stage; None without a pipeline.
     """
     name = f"{_COUNTER}VGraph{ipu}"
     return name if stage is None else f"{name}_PStage{stage}"
 
 
 def stashed(name: str) -> str:
-    """Return the name of a tensor as it is put aside for the backward pass of a pipeline."""
+    """Return the name of a tensor that forward stores for the backward pass of a pipeline."""
     return f"Stashed{_SEPARATOR}{name}"
 
 
 def restored(name: str) -> str:
-    """Return the name of a tensor as the backward pass of a pipeline gets it back."""
+    """Return the name of a stored tensor that the backward pass of a pipeline reads."""
     return f"Restored{_SEPARATOR}{name}"
 
 
@@ -160,12 +160,12 @@ def copied_to(name: str, ipu: int) -> str:
 
 
 def loss_scale(dtype: str) -> str:
-    """Return the name of the loss scale of a model whose loss has an element type."""
+    """Return the name of the loss scale of a model whose loss has a dtype."""
     return "lossScaling_FLOAT16" if dtype == "float16" else LOSS_SCALE
 
 
 def hyper_parameter_kind(name: str) -> str:
-    """Return what a hyper-parameter's tensor holds, ``scaledLearningRate0`` or the like."""
+    """Return the kind of a hyper-parameter's tensor, for example ``scaledLearningRate0``."""
     return name.partition(_SEPARATOR)[0]
 
 
@@ -178,30 +178,30 @@ def default_hyper_parameter(kind: str, dtype: str) -> str:
     """Return the name of a hyper-parameter's value for the parameters outside of all groups.
 
     Args:
-        kind: Such as ``scaledLearningRate0``.
-        dtype: Element type, such as ``float16``.
+        kind: The kind, for example ``scaledLearningRate0``.
+        dtype: The dtype, for example ``float16``.
     """
     return f"{kind}{_SEPARATOR}default{_SEPARATOR}{dtype.upper().replace('FLOAT32', 'FLOAT')}"
 
 
 def rebuilt(name: str) -> str:
-    """Return the name of a forward tensor as the backward pass computes it once more."""
+    """Return the name of a forward tensor that the backward pass recomputes."""
     return f"{name}{_REBUILT}"
 
 
 def print_title(title: str, name: str, *, is_gradient: bool) -> str:
-    """Return what a print is headed with: the user's title, or the name of what is printed."""
+    """Return the heading of a print: the user's title, or the name of the printed tensor."""
     if title:
         return f"{title}_gradient" if is_gradient else title
     return gradient(name) if is_gradient else name
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the names to look for where ``name`` is asked for: older releases added ``model.``.
+    """Return the names to search for ``name``: older releases added ``model.``.
 
-    ``Gradient___model.fc1.weight`` stands for ``Gradient___fc1.weight`` and the other way round,
-    and so does ``fc1.weight_grad``, its key in a queue; the name as given comes first. What layers
-    compute has ``model/`` in front where ``fit`` calls the model.
+    ``Gradient___model.fc1.weight`` also means ``Gradient___fc1.weight`` and the other way round.
+    The same holds for ``fc1.weight_grad``, its key in a queue. The given name comes first. Results
+    of layers have the prefix ``model/`` if ``fit`` calls the model.
     """
     prefix, separator, tensor = name.rpartition(_SEPARATOR)
     outer = _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX
@@ -220,15 +220,15 @@ _RESERVED = (
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a parameter of this name could be taken for a tensor of the training graph."""
+    """Return whether a parameter's name could be confused with a tensor of the training graph."""
     prefix, separator, _ = name.partition(_SEPARATOR)
     return bool(separator) and f"{prefix}{separator}".startswith(_RESERVED)
 
 
 _MISSING = {
-    _GRADIENT: "A gradient exists only of what the loss depends on and what needs one.",
-    _COUNTER: "Counters exist with the mean reduction strategy Running only.",
-    "Accum___": "Accumulators exist with gradient accumulation only, combined SGD has none.",
+    _GRADIENT: "A gradient exists only for tensors that need one and that the loss depends on.",
+    _COUNTER: "Counters exist only with the mean reduction strategy Running.",
+    "Accum___": "Accumulators exist only with gradient accumulation; combined SGD has none.",
     "AcclInto": "These exist for combined SGD with momentum only.",
     "AcclOutOf": "These exist for combined SGD with momentum only.",
     "AdaptiveUpdater": "These exist for RMSprop only.",
@@ -236,16 +236,16 @@ _MISSING = {
     "FinalReducedGradient": "These exist for plain SGD with gradient accumulation only.",
     "GlobalNorm": "It exists with max_grad_norm only.",
     "LambR": "These exist for LAMB only.",
-    "Restored": "These exist for what a stage of a training pipeline keeps for its backward pass.",
-    "Stashed": "These exist for what a stage of a training pipeline keeps for its backward pass.",
+    "Restored": "These exist for tensors that a stage of a training pipeline keeps for backward.",
+    "Stashed": "These exist for tensors that a stage of a training pipeline keeps for backward.",
 }
 
 
 def why_missing(name: str) -> str:
-    """Return when a tensor of such a name exists, a sentence with a space in front, or nothing."""
+    """Return a sentence, after a space, that says when such a tensor exists; may be empty."""
     for prefix, reason in _MISSING.items():
         if name.startswith(prefix):
             return f" {reason}"
     if name.endswith(_REBUILT):
-        return " A copy exists only of what recomputation rebuilds in the backward pass."
+        return " A copy exists only for tensors that the backward pass recomputes."
     return ""

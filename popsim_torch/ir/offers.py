@@ -1,7 +1,7 @@
-"""What of a program can be seen by name: what it has, and what it has only where that is asked for.
+"""Tensors that a program offers by name: they are computed only if they are requested.
 
-Who knows how a tensor is made *offers* it: a name, and the function that makes it. The function is
-called if the name is asked for, so a program that nobody looks into has nothing of the kind.
+Code that can make a tensor *offers* it: a name, and a function that makes the tensor. The function
+is called only if the name is requested, so a program without requests has no such tensors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Offers", "find_name"]
 
 @dataclass
 class Offers:
-    """Takes the offers of a program, and knows which of them are asked for.
+    """Collects the offers of a program, and knows which of them are requested.
 
     Attributes:
-        anchors: What is asked for.
-        names: What was offered: names as keys.
+        anchors: The requests.
+        names: The offered names, as keys.
     """
 
     anchors: tuple[AnchorRequest, ...] = ()
@@ -31,23 +31,23 @@ class Offers:
 
     @cached_property
     def _asked(self) -> frozenset[str]:
-        """The names that are asked for, in every spelling."""
+        """The requested names, in every spelling."""
         return frozenset(name for one in self.anchors for name in spellings(one.long_name))
 
     def asked(self, name: str) -> bool:
-        """Whether a name is asked for."""
+        """Return whether a name is requested."""
         return name in self._asked
 
     def add(self, graph: Graph, name: str, make: Callable[[], Tensor]) -> Tensor | None:
         """Offer a tensor.
 
         Args:
-            graph: Gets the name, if that is asked for.
-            name: Of the tensor.
-            make: Adds what computes it to the program, and returns it.
+            graph: Receives the name, if it is requested.
+            name: The name of the tensor.
+            make: Adds the ops that compute the tensor to the program, and returns it.
 
         Returns:
-            The tensor; None if nobody asks for it.
+            The tensor; None if it is not requested.
         """
         self.names[name] = None
         if name not in self._asked:
@@ -57,11 +57,11 @@ class Offers:
         return tensor
 
     def of_body(self, body: Graph) -> dict[str, Tensor]:
-        """Offer the named tensors of a body; return those that the op around it has to give out."""
+        """Offer the named tensors of a body; return those that the op around it must return."""
         self.names.update(dict.fromkeys(body.names))
         return {name: body.tensors[i] for name, i in body.names.items() if name in self._asked}
 
 
 def find_name(asked: str, known: Mapping[str, object]) -> str | None:
-    """Return which of the known names is meant by one that a user wrote; None if none is."""
+    """Return the known name that a user's name stands for; None if there is none."""
     return next((name for name in spellings(asked) if name in known), None)

@@ -1,4 +1,4 @@
-"""A whole program: its graph, and what its tensors are to the executor."""
+"""A whole program: its graph, and the role of its tensors for the executor."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class LoopCounts:
 
 
 def is_pipelined(schedule: PipelineSchedule) -> bool:
-    """Whether several micro-batches are in flight at a time."""
+    """Return whether several micro-batches are in flight at a time."""
     return schedule != PipelineSchedule.Sequential
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a program runs.
+    """The settings of a program's runs.
 
     Attributes:
         loop: How often a call runs the model.
-        schedule: In which order micro-batches run; ``Default`` is PopTorch's pipeline.
-        num_ipus: IPUs that it takes (count); 0 if there is nothing to run on any.
-        floating_point_checks: A run ends at the first op whose arithmetic fails.
-        reads_inputs: Whether it reads the host's inputs; it may make them by itself.
+        schedule: The order in which micro-batches run; ``Default`` is PopTorch's pipeline.
+        num_ipus: Number of IPUs that it takes; 0 if it has no work for an IPU.
+        floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
+        reads_inputs: Whether it reads the host's inputs; otherwise the device makes them.
     """
 
     loop: LoopCounts
@@ -51,15 +51,15 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where an anchored tensor is found after a run.
+    """The place of an anchored tensor after a run.
 
     Attributes:
-        tensor: Its id.
-        kept: Position in ``Program.returns``, of itself or of what it is a view of; None where the
-            tensor's own memory holds the value, because nothing else comes there.
-        shape: What the user gets.
-        period: Of device iterations, counted over all runs, whose values these are; 0 where every
-            run has some.
+        tensor: The id of the tensor.
+        kept: Index in ``Program.returns``, of the tensor itself or of its base; None if the
+            tensor's own memory keeps the value, because no other value is written there.
+        shape: The shape that the user gets.
+        period: The period of ``EveryN`` in device iterations, counted over all runs; 0 if every run
+            has values.
     """
 
     tensor: int
@@ -82,14 +82,14 @@ class Program(Described):
         changed_state: Names of the parameters and buffers that forward changes.
         states: Tensor ids of optimizer states and accumulators, by name.
         scalars: Tensor ids of hyper-parameters, by name.
-        outputs: Tensor ids of what forward returns.
+        outputs: Tensor ids of forward's results.
         changed_inputs: Tensor id of the new value of each input that forward changes, by the
-            input's position.
-        sources: Name of the node of the trace that a tensor's op was lowered from, by tensor id.
-            Prints and anchors change none.
+            input's index.
+        sources: Name of the node of the trace from which a tensor's op was lowered, by tensor id.
+            Prints and anchors do not change these names.
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
-        anchors: Where to find an anchored tensor, by the anchor's short name.
-        offers: Names of tensors that the program has if they are anchored, and else would have.
+        anchors: The place of each anchored tensor, by the anchor's short name.
+        offers: Names of the tensors that the program computes only if they are anchored.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -127,7 +127,7 @@ class Program(Described):
 
     @property
     def returns(self) -> list[Op]:
-        """The ops that bring something back from a run: outputs, changed inputs, then anchors."""
+        """The ops that return a tensor from a run: outputs, changed inputs, then anchors."""
         found: dict[Any, Op] = {
             op.attributes["buffer"]: op for op in self.graph.ops if op.kind == "anchor"
         }
@@ -136,11 +136,11 @@ class Program(Described):
     def tensor_names(self) -> list[str]:
         """Return the name of every tensor that can be anchored, each once.
 
-        What is anchored changes neither names nor order.
+        Anchors change neither the names nor their order.
         """
         offered = self.offers.names
         return [name for name in self.graph.names if name not in offered] + [*offered]
 
     def copy(self) -> Program:
-        """Return a program whose graph can be changed without changing this one's."""
+        """Return a program whose graph can be changed independently of this one's."""
         return replace(self, graph=self.graph.copy())

@@ -1,6 +1,6 @@
-"""What the ops of the device take and give.
+"""The inputs, attributes and outputs of the device's ops.
 
-``csrc/ops/schema.h`` says what the words mean; the table comes from there (``passes/op_table.py``).
+``csrc/ops/schema.h`` explains the words; the table comes from there (``passes/op_table.py``).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Literal
 import torch
 
 OpTable = Mapping[str, "OpInfo"]
-"""What is known of every kind of op."""
+"""The entry of every kind of op."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An input or output of an op, or several that follow each other.
+    """An input or output of an op, or several consecutive ones.
 
     Attributes:
-        name: For messages.
-        count: How many: ``counted`` is as many as the attribute or input ``counter`` says.
-        has_gaps: Of ``any`` number some may be left out.
+        name: The name in messages.
+        count: The number of operands; ``counted``: the attribute or input ``counter`` has it.
+        has_gaps: Whether some of ``any`` number of operands may be left out.
         counter: See ``count``.
-        dtypes: Element types; empty: all.
-        memory: Inputs and outputs with the same letter are one tensor; empty: nobody else's.
-        written: The op writes there. Outputs with a letter and without this see their input.
+        dtypes: The allowed dtypes; empty for all.
+        memory: Inputs and outputs with the same letter are one tensor; empty for separate memory.
+        written: Whether the op writes it. Other outputs with a letter are views of their input.
     """
 
     name: str
@@ -40,17 +40,17 @@ class Operand:
 
 @dataclass(frozen=True)
 class AttributeRule:
-    """What an attribute of an op may be.
+    """The allowed values of an attribute of an op.
 
     Attributes:
         name: Its name.
         type: ``bool``, ``int``, ``float``, ``str``, ``dtype`` or ``arguments``.
-        is_list: Several of these.
-        length: Of the list, if it is fixed.
-        required: There is no program without it.
-        choices: The words it may be; empty: any.
-        least: Numbers are not below this.
-        most: Numbers are not above this.
+        is_list: Whether it is a list of these.
+        length: Length of the list, if it is fixed.
+        required: Whether the attribute must be present.
+        choices: The allowed words; empty for any word.
+        least: The smallest allowed number.
+        most: The largest allowed number.
     """
 
     name: str
@@ -65,20 +65,20 @@ class AttributeRule:
 
 @dataclass(frozen=True)
 class OpInfo:
-    """What the device's table says of a kind of op.
+    """The entry of a kind of op in the device's table.
 
     Attributes:
         name: The kind.
-        repeats: The attribute that says how often inputs and outputs are repeated; empty: once.
-        inputs: In their order.
-        attributes: By name.
-        outputs: In their order.
-        family: The folder of ``csrc/ops`` that it stands in.
-        reuses_input: An output may lie over an input.
-        cheap: Computing the results once more takes little more than reading the inputs.
-        layer: A product or the like: what follows from its results is another layer.
-        exact: It gives numbers as they were, or is given them in the type of its results.
-        calls_host: Its results come from the host.
+        repeats: The attribute with the number of repetitions of inputs and outputs; empty: once.
+        inputs: The inputs, in order.
+        attributes: The attributes, by name.
+        outputs: The outputs, in order.
+        family: The folder of ``csrc/ops`` that contains it.
+        reuses_input: Whether an output may use the memory of an input.
+        cheap: Whether computing the results again takes little more than reading the inputs.
+        layer: Whether it is a product or similar, so that its results belong to the next layer.
+        exact: Whether it only moves numbers, or already gets them in the dtype of its results.
+        calls_host: Whether its results come from the host.
     """
 
     name: str
@@ -95,5 +95,5 @@ class OpInfo:
 
     @property
     def sees_inputs(self) -> bool:
-        """Whether its outputs are inputs that it leaves as they are."""
+        """Whether its outputs are unchanged inputs."""
         return any(out.memory and not out.written for out in self.outputs)

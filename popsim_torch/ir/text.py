@@ -1,4 +1,4 @@
-"""Programs as text that people read and tests keep."""
+"""Programs as text, for people and for golden tests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from popsim_torch.ir.graph import (
 )
 from popsim_torch.ir.program import Program
 
-_MAX_SHOWN = 8  # elements of a constant
+_MAX_SHOWN = 8  # elements of a constant (count)
 
 
 def to_text(graph: Graph, *, origins: bool = False) -> str:
     """Return a graph as text, one line per op: outputs, op, inputs and attributes.
 
-    A view is followed by what owns its memory, and by its offset and strides where it is not the
-    whole of it in the same order.
+    A view is followed by the owner of its memory, and by its offset and strides if it is not the
+    whole memory in the same order.
 
     Args:
         graph: Any graph.
@@ -36,7 +36,7 @@ def to_text(graph: Graph, *, origins: bool = False) -> str:
 
 
 class ProgramText(str):
-    """The text of a program, which shows in whole lines where Python prints results."""
+    """The text of a program; Python shows it as lines, without quotes and escapes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -46,11 +46,11 @@ class ProgramText(str):
 
 
 def program_text(program: Program, *, origins: bool = True) -> ProgramText:
-    """Return a whole program as text: what it is given, its ops, and what comes back.
+    """Return a whole program as text: its inputs, its ops, and the returned tensors.
 
     Args:
         program: Any program, as lowered or later.
-        origins: As in :func:`to_text`.
+        origins: See :func:`to_text`.
     """
     shown = _Shown(program.graph)
     lines = [*_given_lines(program.graph, shown), ""]
@@ -60,7 +60,7 @@ def program_text(program: Program, *, origins: bool = True) -> ProgramText:
 
 
 class _Shown:
-    """How tensors of a graph are shown."""
+    """The text form of a graph's tensors."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -78,7 +78,7 @@ class _Shown:
         return f"{self.label(tensor_id)}: {_type_of(tensor)}{self._place_of(tensor)}"
 
     def _place_of(self, tensor: Tensor) -> str:
-        """Return where a view lies: `` in x``, or `` in x+6[3, 1]`` with offset and strides."""
+        """Return the place of a view: `` in x``, or `` in x+6[3, 1]`` with offset and strides."""
         if tensor.kind != TensorKind.VIEW:
             return ""
         base = self._graph.tensors[tensor.base]
@@ -96,7 +96,7 @@ def _type_of(tensor: Tensor) -> str:
 
 
 def _op_lines(graph: Graph, shown: _Shown, origins: bool, indent: str = "") -> Iterator[str]:
-    """Yield a line for each op, and after it those of its bodies, indented."""
+    """Yield a line for each op, then the lines of its bodies, indented."""
     for op in graph.ops:
         yield indent + _op_line(op, shown, origins)
         for body in op.bodies:
@@ -125,7 +125,7 @@ def _origin_note(op: Op) -> str:
 
 
 def _given_lines(graph: Graph, shown: _Shown) -> Iterator[str]:
-    """Yield a line for each tensor that is there before the first op runs."""
+    """Yield a line for each tensor that exists before the first op runs."""
     for tensor in graph.tensors:
         if tensor.kind in (TensorKind.VALUE, TensorKind.VIEW):
             continue

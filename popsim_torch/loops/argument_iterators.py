@@ -1,4 +1,4 @@
-"""Iterators that are arguments of a function: each call brings its own, for the same programs."""
+"""Iterators as arguments of a function: each call has another one, for the same programs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NONE: tuple[Any, ...] = ()
 
 
 def is_fed(leaf: object) -> bool:
-    """Whether programs can go through an argument, in each call through another one.
+    """Return whether programs can take elements from an argument that differs in each call.
 
-    Those that begin anew when they are iterated, or that a queue goes through by now, are not.
+    They cannot for an object that restarts when it is iterated, or that a queue already reads.
     """
     others = (InfeedQueue, AsynchronousDataAccessor, nn.Module)
     if isinstance(leaf, others) or not isinstance(leaf, Iterator):
@@ -34,11 +34,11 @@ def is_fed(leaf: object) -> bool:
 
 
 class _ArgumentQueue(InfeedQueue):
-    """Goes through the iterator of a call, and makes as many elements as each loop takes.
+    """Reads the iterator of a call, and makes exactly as many elements as each loop takes.
 
-    So nothing is made ahead when a loop ends, and nothing has to be kept after a call. Where
-    nobody knows how many that are (``while_loop``), or where a run fails, elements made ahead stay
-    until another iterator comes.
+    So no elements are prepared when a loop ends, and nothing has to be kept after a call. If the
+    number is unknown (``while_loop``), or if a run fails, prepared elements are kept until the
+    queue gets another iterator.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
@@ -50,20 +50,20 @@ class _ArgumentQueue(InfeedQueue):
         self._position: list[Any] | None = position_of(iterator)
 
     def bind(self, iterator: Iterator[Any]) -> None:
-        """Go through another iterator from now on."""
+        """Read another iterator from now on."""
         if iterator is not self._iterator:
             self._drop_elements()
             self._iterator, self._source = iterator, Source(iterator)
 
     def release(self) -> None:
-        """Let go of the iterator, unless elements of it were made ahead."""
+        """Drop the iterator, unless elements of it are already prepared."""
         self._look_at_position()
         self._position = None
         if self._producer is None or self._failed:
             self._iterator, self._source, self._at_hand = None, Source(_NONE), None
 
     def _look_at_position(self) -> None:
-        """Take note if the host has gone on, during the recording call."""
+        """Check whether the host has taken elements itself, during the recording call."""
         if self._position is None or self._iterator is None:
             return
         if self._producer is None and self._at_hand is None:
@@ -78,7 +78,7 @@ class _ArgumentQueue(InfeedQueue):
         self._producer, self._at_hand, self._failed = None, None, False
 
     def _start(self) -> None:
-        """Make the first element of a run in this thread; a run that begins lets others follow."""
+        """Make the first element of a run in this thread; the run makes the others."""
         self._process.check()
         with self._lock:
             self._check_open()
@@ -122,10 +122,10 @@ class _ArgumentQueue(InfeedQueue):
 
 
 class ArgumentIterators:
-    """The iterators among a function's arguments, and the queues that go through them.
+    """The iterators among a function's arguments, and the queues that read them.
 
     Args:
-        iterators: Those of the recording call.
+        iterators: The iterators of the recording call.
     """
 
     def __init__(self, iterators: Sequence[Iterator[Any]]) -> None:
@@ -133,7 +133,7 @@ class ArgumentIterators:
 
     @contextmanager
     def bound(self, iterators: Sequence[Iterator[Any]]) -> Iterator[None]:
-        """Let the queues go through the iterators of a call, for a scope."""
+        """Let the queues read the iterators of a call in this scope."""
         try:
             for queue, iterator in zip(self._queues, distinct(iterators), strict=True):
                 queue.bind(iterator)
@@ -144,7 +144,7 @@ class ArgumentIterators:
 
     @property
     def moved_on_host(self) -> bool:
-        """Whether the recording call took elements on the host, as no other call will."""
+        """Whether the recording call took elements on the host; no other call would do so."""
         return any(queue.moved_on_host for queue in self._queues)
 
 

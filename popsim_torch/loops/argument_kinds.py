@@ -1,4 +1,4 @@
-"""What the arguments of a call are to a recording: the same for all calls that it serves."""
+"""The kinds of a call's arguments; equal kinds mean that a recording can serve the call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LEAVES = {torch.Tensor, nn.Parameter, bool, int, float, complex, str, bytes, ty
 
 
 def apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-    """Return what is in a call's arguments, and how they are put together."""
-    # The usual call's arguments hold nothing; to take them apart takes as long as all else.
+    """Return the leaves in a call's arguments, and their structure."""
+    # The fast path: arguments that are no containers. The general path is slow.
     if not kwargs and (_LEAVES.issuperset(map(type, args)) or all(map(tree_is_leaf, args))):
         return list(args), _in_a_row(len(args))
     return tree_flatten((args, kwargs))
@@ -29,15 +29,15 @@ def apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Tre
 
 @functools.cache
 def _in_a_row(count: int) -> TreeSpec:
-    """Return the structure of a call with so many arguments that hold nothing."""
+    """Return the structure of a call with ``count`` arguments that are no containers."""
     return tree_flatten(((None,) * count, {}))[1]
 
 
 def kind_of(leaf: Any) -> Any:
-    """Return what an argument is to a recording; equal for arguments that it serves."""
+    """Return the kind of an argument; a recording can serve other arguments of an equal kind."""
     if isinstance(leaf, torch.Tensor):
         if leaf.is_nested or is_wrapper(leaf):
-            return _Identity(leaf)  # nothing serves it
+            return _Identity(leaf)  # no recording serves another one
         return ("tensor", tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
         return (type(leaf), leaf)
@@ -48,7 +48,7 @@ def kind_of(leaf: Any) -> Any:
 
 @dataclass(frozen=True)
 class IteratorKind:
-    """An iterator, whatever it goes through; which others are the same one.
+    """An iterator of any class, and which other arguments are the same iterator.
 
     Attributes:
         kind: Its class.
@@ -60,7 +60,7 @@ class IteratorKind:
 
 
 def iterators_of(leaves: Sequence[Any], key: list[Any]) -> list[Iterator[Any]]:
-    """Return the iterators among arguments; the key gets to know which are the same."""
+    """Return the iterators among arguments; write to the key which of them are the same."""
     found: dict[int, int] = {}
     iterators = []
     for place, (leaf, kind) in enumerate(zip(leaves, key, strict=True)):

@@ -1,4 +1,4 @@
-"""What the functions of a loop take and return, checked while they are traced."""
+"""Checks the arguments and results of a loop's functions during the trace."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["asked", "check_takes", "new_values"]
 def check_takes(
     function: Callable[..., Any], given: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Check that a function of the user's takes what it is going to be called with.
+    """Check that a user's function accepts the arguments of a call.
 
     Args:
         function: The function.
-        given: What it gets, as the beginning of a sentence.
+        given: What the function gets, as the beginning of a sentence.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
     Raises:
-        UsageTypeError: It takes other arguments.
+        UsageTypeError: The function accepts other arguments.
     """
     try:
         signature = inspect.signature(function)
@@ -41,22 +41,23 @@ def check_takes(
 
 
 def new_values(caller: str, result: Any, carried: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the new carried values, without the operations that may follow them.
+    """Return the new carried values, without operations (None) that may follow them.
 
     Args:
-        caller: Which loop, for messages.
-        result: What the body returned.
+        caller: The name of the loop function, for messages.
+        result: The result of the body.
         carried: The values of this iteration.
 
     Raises:
-        UsageTypeError: They are others than the carried ones, or an operation comes first.
+        UsageTypeError: Number, shapes or dtypes differ from the carried values, or an operation
+            comes first.
     """
     values = list(result) if isinstance(result, (list, tuple)) else [result]
     while values and values[-1] is None:
         values.pop()
     if any(value is None for value in values):
         raise UsageTypeError(
-            f"{caller}: the body returns an operation (None) in front of a tensor. Return "
+            f"{caller}: the body returns an operation (None) before a tensor. Return "
             "the carried values first."
         )
     values = [
@@ -66,23 +67,23 @@ def new_values(caller: str, result: Any, carried: Sequence[torch.Tensor]) -> lis
     if given != needed:
         raise UsageTypeError(
             f"{caller}: the body returns [{', '.join(given)}] and carries "
-            f"[{', '.join(needed)}]. It must return as many values as it carries, of the same "
-            f"shapes and types.{'' if carried else _HOW_TO_SEE_VALUES}"
+            f"[{', '.join(needed)}]. It must return as many values as it carries, with the same "
+            f"shapes and dtypes.{'' if carried else _HOW_TO_SEE_VALUES}"
         )
     return values
 
 
 _HOW_TO_SEE_VALUES = (
     " To see values of every iteration, pass them to OutfeedQueue.enqueue and return nothing; to "
-    "see the last ones, give them first values in `inputs`."
+    "see the last ones, carry them: pass first values in `inputs`."
 )
 
 
 def asked(condition: Callable[..., Any], carried: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return what the condition of a ``while_loop`` says of the carried values.
+    """Return what the condition of a ``while_loop`` returns for the carried values.
 
     Raises:
-        UsageTypeError: It takes something else, or does not return one boolean.
+        UsageTypeError: It accepts other arguments, or does not return one boolean.
     """
     check_takes(
         condition,
@@ -107,7 +108,7 @@ def asked(condition: Callable[..., Any], carried: Sequence[torch.Tensor]) -> tor
 def _refuse_to_take(_infeed: InfeedQueue) -> Any:
     raise Error(
         f"next(queue){user_line(' at ')}: the condition of a loop takes no element. Take it in the "
-        "body, and carry what the condition needs of it."
+        "body, and carry the values that the condition needs."
     )
 
 

@@ -26,12 +26,12 @@ def function(
 ) -> Any:
     """Let the loops of a function run on the device.
 
-    The decorated function is run once, to record its loops (``repeat``, ``while_loop``) and the
-    torch functions that it calls outside of them. These are computed on the host, in each call.
+    The decorated function runs once, to record its loops (``repeat``, ``while_loop``) and the torch
+    functions that it calls outside of them. The host computes those calls, in each call.
 
     Args:
-        python_function: What to decorate.
-        options: Of the loops' programs: anchors, precision, stages and the like.
+        python_function: The function to decorate.
+        options: The options of the loops' programs: anchors, precision, stages and so on.
 
     Returns:
         A :class:`Function`, or a decorator that makes one.

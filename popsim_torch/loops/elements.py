@@ -20,11 +20,11 @@ __all__ = ["Elements"]
 
 
 class Elements:
-    """What the iterations of one loop take.
+    """The elements that the iterations of one loop take.
 
     Args:
         arguments: The queue whose elements are arguments of the body; None if there is none.
-        others: Those that the body calls ``next`` of.
+        others: The queues on which the body calls ``next``.
     """
 
     def __init__(self, arguments: InfeedQueue | None, others: Sequence[InfeedQueue]) -> None:
@@ -34,17 +34,17 @@ class Elements:
         self._kinds = [infeed._element() for infeed in self.infeeds]
 
     def inputs(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, _native.InputPlace]]:
-        """Yield name, shape, element type and origin of each tensor that an iteration gets."""
+        """Yield name, shape, dtype and source of each tensor that an iteration gets."""
         for number, (_, components) in enumerate(self._kinds):
             for position, (dtype, shape) in enumerate(components):
                 name = f"infeed{number or ''}[{position}]"
                 yield name, tuple(shape), dtype, _native.InputPlace(number, position)
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the body is called with after the carried values.
+        """Return the arguments of the body that follow the carried values.
 
         Args:
-            tensors: Those of ``inputs``, in an iteration.
+            tensors: The tensors of ``inputs``, in an iteration.
         """
         if self._arguments is None:
             return (), {}
@@ -53,10 +53,10 @@ class Elements:
 
     @contextmanager
     def at_hand(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Let ``next(queue)`` return the iteration's element, for a scope.
+        """Let ``next(queue)`` return the iteration's element in this scope.
 
         Args:
-            tensors: Those of ``inputs``, in an iteration.
+            tensors: The tensors of ``inputs``, in an iteration.
         """
         left: dict[int, Any] = {}
         rest = list(tensors)
@@ -68,7 +68,7 @@ class Elements:
             if infeed is self._arguments:
                 raise Error(
                     f"next(queue){user_line(' at ')}: the elements of this InfeedQueue are "
-                    "arguments of the body. Use these, or leave `infeed` of the loop out."
+                    "arguments of the body. Use the arguments, or call the loop without `infeed`."
                 )
             if not any(infeed is known for known in self.infeeds):
                 raise UnknownObject(infeed)
@@ -76,14 +76,14 @@ class Elements:
             if listener.is_inside_of_body:
                 raise Error(
                     f"next(queue){user_line(' at ')}: an iteration of the device loop takes one "
-                    "element, in front of its inner loops and branches. Take it there, and pass "
+                    "element, before its inner loops and branches. Take it there, and pass "
                     "it to them."
                 )
             if id(infeed) not in left:
                 raise Error(
                     f"next(queue){user_line(' at ')}: an iteration takes one element of an "
-                    "InfeedQueue, and this is the second one. Let an element hold more, or make "
-                    "two iterations."
+                    "InfeedQueue, and this is the second one. Put more data into an element, or "
+                    "make two iterations."
                 )
             return left.pop(id(infeed))
 

@@ -1,4 +1,4 @@
-"""``poptorch.function``: Python code that runs once, to say which loops the device runs."""
+"""``poptorch.function``: Python code that runs once, to record the loops for the device."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Function", "RecordedLoop", "Recording", "recording"]
 
-P = ParamSpec("P", default=...)  # what a user's function takes
-Q = ParamSpec("Q")  # the same without ``self``
-R = TypeVar("R", default=Any)  # what it returns
+P = ParamSpec("P", default=...)  # the parameters of a user's function
+Q = ParamSpec("Q")  # the parameters without ``self``
+R = TypeVar("R", default=Any)  # the result
 T = TypeVar("T")
 
 
@@ -53,9 +53,9 @@ class RecordedLoop:
     """A loop of a recorded function.
 
     Attributes:
-        run: Runs it: takes the carried and the captured tensors, returns the carried ones.
-        carried: What the first iteration is given.
-        captured: What every iteration reads.
+        run: Runs the loop: takes the carried and the captured tensors, returns the carried ones.
+        carried: The carried values of the first iteration.
+        captured: The tensors that every iteration reads.
     """
 
     run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -63,7 +63,7 @@ class RecordedLoop:
     captured: Sequence[RecordedValue]
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the loop in one call, whose tensors get its results."""
+        """Run the loop in one call; append its results to the tensors of the call."""
         results = self.run(
             [_detached(value.among(tensors)) for value in self.carried],
             [_detached(value.among(tensors)) for value in self.captured],
@@ -73,32 +73,33 @@ class RecordedLoop:
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without its history; what is read of a weight is fetched from the device."""
+    """Return a tensor without its history; reading a weight fetches it from the device."""
     is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad
     return tensor if is_plain else tensor.detach()
 
 
 @dataclass
 class Recording:
-    """A function as it was recorded, for arguments of one kind.
+    """A recorded function, for arguments of one kind.
 
     Attributes:
-        options: Of the function.
-        reach: What the function's code can use.
-        iterators: Those of the host that were there before the recording call, while it lasts.
-        fed: Those among the arguments.
+        options: The options of the function.
+        reach: The objects that the function's code can use.
+        iterators: During the recording call, the iterators of the host that existed before the
+            call.
+        fed: The iterators among the arguments.
         tensors: The tensors of the recording call: arguments, results of loops, and the like.
-        steps: Its loops and what it computes outside of them, in order.
+        steps: The loops of the function and the calls outside of them, in order.
         programs: The programs of its loops.
-        result: What it returns: values and other objects.
-        structure: How the result is put together.
-        modules: All modules that its loops can use.
-        kinds: What each of them was like.
-        told: Tells the queues that it may feed when it runs.
-        surroundings: The settings of PyTorch with which it was called.
-        settings: Of what is being recorded (``poptorch.pipeline``), besides those of models.
+        result: The result of the function: values and other objects.
+        structure: The structure of the result.
+        modules: All modules that the loops can use.
+        kinds: The modes, layers and parameters of the modules.
+        told: Tells the queues that the function may feed when it runs.
+        surroundings: The settings of PyTorch at the call.
+        settings: The settings of what is recorded (``poptorch.pipeline``), besides those of models.
         settings_then: The settings on the modules when they were recorded.
-        computes: Whether it computes something outside of its loops.
+        computes: Whether the function computes something outside of its loops.
     """
 
     options: Options
@@ -122,7 +123,7 @@ class Recording:
         self.told = Running(self.reach.queues)
 
     def holds(self) -> bool:
-        """Return whether modules, optimizers and settings are still like those recorded."""
+        """Return whether modules, optimizers and settings are still like those of the recording."""
         if self.computes and surroundings() != self.surroundings:
             return False
         if self._num_calls != num_calls():
@@ -135,7 +136,7 @@ class Recording:
         return self.kinds.unchanged()
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the place of a tensor among those of the function; None for any other."""
+        """Return the number of a tensor of the function; None for any other tensor."""
         return self.tensors.number_of(tensor)
 
     def run(
@@ -144,12 +145,12 @@ class Recording:
         carried: Sequence[torch.Tensor],
         captured: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Run a loop as a part of the recording call, and of all later ones.
+        """Run a loop as a part of the recording call, and record it for all later calls.
 
         Args:
-            run: As for :class:`RecordedLoop`.
-            carried: What the first iteration is given.
-            captured: What every iteration reads.
+            run: See :class:`RecordedLoop`.
+            carried: The carried values of the first iteration.
+            captured: The tensors that every iteration reads.
         """
         value = self.tensors.value
         step = RecordedLoop(run, [value(one) for one in carried], [value(one) for one in captured])
@@ -160,7 +161,7 @@ class Recording:
         return results
 
     def finish(self, result: Any) -> None:
-        """Take note of what the function returned."""
+        """Record the result of the function."""
         leaves, self.structure = tree_flatten(result)
         self.result = [
             self.tensors.value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
@@ -175,7 +176,7 @@ class Recording:
         self.computes = any(isinstance(step, Computation) for step in self.steps)
 
     def replay(self, arguments: Sequence[torch.Tensor]) -> Any:
-        """Run all loops and computations once more, with other arguments; return the result."""
+        """Run all loops and computations again, with other arguments; return the result."""
         tensors = list(arguments)
         for step in self.steps:
             step(tensors)
@@ -195,7 +196,7 @@ _living: weakref.WeakSet[Function[..., Any]] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """Let go of what threads of the process hold that this one was forked from."""
+    """Renew the locks in a forked process: threads of its parent may have held them."""
     for one in _living:
         one._renew_lock()
 
@@ -207,15 +208,17 @@ class Function(Described, Generic[P, R]):
     """A function whose loops run on the device.
 
     The first call runs the Python code, records its loops, and runs them. Later calls with
-    arguments of the same kind (tensors of the same shapes and types, equal other arguments) run the
-    loops alone; others record anew. So do calls with modules in another mode (``train()``,
-    ``eval()``), with other layers or parameters, or other parameters that require gradients.
+    arguments of the same kind (tensors of the same shapes and dtypes, equal other arguments) run
+    only the loops; other calls record again. Calls also record again if a module has another mode
+    (``train()``, ``eval()``), other layers or parameters, or other parameters that require
+    gradients.
 
-    To type checkers it is ``Function[P, R]``: what the user's function takes and what it returns.
+    For type checkers the class is ``Function[P, R]``: the arguments and result of the user's
+    function.
 
     Args:
-        python_function: The user's.
-        options: Of all its loops; the counts of iterations are the loops' own.
+        python_function: The user's function.
+        options: The options of all its loops; the loops have their own counts of iterations.
     """
 
     def __init__(self, python_function: Callable[P, R], options: Options | None = None) -> None:
@@ -263,7 +266,7 @@ class Function(Described, Generic[P, R]):
         self: Function[Concatenate[T, Q], R], instance: T, owner: type | None = None
     ) -> Callable[Q, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bind a function that was defined in a class."""
+        """Bind a function that is a method of a class."""
         call: Callable[..., Any] = self
         return self if instance is None else functools.partial(call, instance)
 
@@ -276,18 +279,18 @@ class Function(Described, Generic[P, R]):
         return [program for one in found for program in one.programs]
 
     def stop(self) -> bool:
-        """End the loop that is running, from another thread; return whether there is one."""
+        """End the running loop, from another thread; return whether there is one."""
         return any(program.stop() for program in self.programs)
 
     def destroy(self) -> None:
-        """Bring all weights to the host and let go of all programs; the next call records anew.
+        """Copy all weights to the host and release all programs; the next call records again.
 
         Raises:
             Error: The function is running.
         """
         if not self._lock.acquire(blocking=False):
             raise Error(
-                "destroy: the function is running in another thread. Let it end, or call stop()."
+                "destroy: the function is running in another thread. Wait for it, or call stop()."
             )
         try:
             for program in self.programs:
@@ -300,23 +303,23 @@ class Function(Described, Generic[P, R]):
         """Run the function.
 
         Args:
-            *args: Tensors may differ from call to call; other arguments are a part of what is
-                recorded.
-            **kwargs: The same.
+            *args: Tensors may differ from call to call; other arguments are a part of the
+                recording.
+            **kwargs: Like ``args``.
 
         Returns:
-            What the user's function returns; results of loops are new tensors.
+            The result of the user's function; results of loops are new tensors.
 
         Raises:
-            Error: The function cannot be recorded, a loop fails, or another thread is in it.
+            Error: The function cannot be recorded, a loop fails, or another thread is running it.
         """
         if recording.get() is not None:
             return self._function(*args, **kwargs)
-        lock = self._lock  # (a process that is forked off in the middle gets another one)
+        lock = self._lock  # (a forked process gets another lock)
         if not lock.acquire(blocking=False):
             raise Error(
                 f"poptorch.function: '{self._name}' is running in another thread. A program runs "
-                "once at a time: wait for it, or make a function of its own for each thread."
+                "once at a time: wait for it, or make a separate function for each thread."
             )
         try:
             result: R = self._run(args, kwargs)
@@ -353,10 +356,10 @@ class Function(Described, Generic[P, R]):
         with new.told, fed.bound(iterators):
             result = self._record(new, args, kwargs)
         if fed.moved_on_host or any(one is leaf for one in iterators for leaf in new.result):
-            # No other call would have these elements, or this iterator.
+            # These elements, or this iterator, exist in this call only.
             logs.warn_once(
                 "poptorch.function: '%s' takes elements of an iterator outside of loops, or "
-                "returns it, so that each call compiles anew. Pass the elements as arguments, or "
+                "returns it, so each call compiles again. Pass the elements as arguments, or "
                 "take all of them in loops.",
                 self._name,
             )
@@ -371,7 +374,7 @@ class Function(Described, Generic[P, R]):
         self._being_recorded = new
         try:
             with (
-                # What torch.compile wraps runs as it is written, so that its calls are recorded.
+                # torch.compile runs without compilation, so that its calls are recorded.
                 eager_stance,
                 noticed_host_reads(_is_recorded),
                 _without_schedulers,
@@ -387,8 +390,8 @@ class Function(Described, Generic[P, R]):
             recording.reset(token)
         if not new.programs and not any(isinstance(step, RecordedLoop) for step in new.steps):
             raise Error(
-                f"poptorch.function: '{self._name}' has no loop, so the device would have nothing "
-                "to do. Call poptorch.repeat(n, body) or poptorch.while_loop in it."
+                f"poptorch.function: '{self._name}' has no loop, so the device has nothing to do. "
+                "Call poptorch.repeat(n, body) or poptorch.while_loop in it."
             )
         new.finish(result)
         new.tensors.clear()
@@ -405,5 +408,5 @@ def _is_recorded() -> bool:
 _without_schedulers = SharedScope(lambda: without_schedulers(_is_recorded))
 
 
-# What a body can use was there before the call if names of the function lead there as well.
+# An object that a body can use existed before the call if names of the function lead to it.
 _STEPS_TO_BODY = 4

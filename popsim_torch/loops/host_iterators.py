@@ -1,8 +1,8 @@
-"""``next(iterator)`` in the body of a loop: the iterator becomes an infeed queue.
+"""``next(iterator)`` in the body of a loop: an infeed queue reads the iterator.
 
-A body runs once, while it is traced. What Python takes from an iterator then would be the same
-element in every iteration. So a queue goes through the iterators that were there before the
-function was called, and each iteration takes an element of the queue.
+A body runs once, during the trace. An element that Python took from an iterator then would be the
+same in every iteration. So a queue reads each iterator that existed before the function was called,
+and each iteration takes an element of the queue.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class HostIterators:
     """The iterators that the body of a loop can use.
 
     Args:
-        reached: Those that its names lead to.
-        lasting: Those that were there before the function was called.
+        reached: The iterators that names of the body lead to.
+        lasting: The iterators that existed before the function was called.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HostIterators:
 
     @contextmanager
     def taken_by_iterations(self) -> Iterator[None]:
-        """Let ``next(iterator)`` take an element of the iterator's queue, for a scope."""
+        """Let ``next(iterator)`` take an element of the iterator's queue in this scope."""
         on_host = builtins.next
 
         def next_of_iteration(iterator: Any, *default: Any) -> Any:
@@ -54,9 +54,9 @@ class HostIterators:
                 return self._next(iterator, default)
             if isinstance(iterator, BaseDataLoaderIter):
                 raise Error(
-                    f"next(iterator){user_line(' at ')}: the body has this iterator of a "
-                    "DataLoader from a place where it cannot be found before. Name it in the "
-                    "body, or give poptorch.InfeedQueue(loader) to the loop."
+                    f"next(iterator){user_line(' at ')}: the iterator of this DataLoader was not "
+                    "found before the trace of the body. Name a variable for it in the body, or "
+                    "pass poptorch.InfeedQueue(loader) to the loop."
                 )
             return on_host(iterator, *default)
 
@@ -66,9 +66,9 @@ class HostIterators:
             if taking.get() is None:
                 return begin(loader)
             raise Error(
-                f"The body of the loop goes through a DataLoader{user_line(' at ')}. That would "
-                "happen once, while the body is traced. Make an iterator in front of the function, "
-                "iterator = iter(loader), and call next(iterator) in the body; or give "
+                f"The body of the loop iterates over a DataLoader{user_line(' at ')}. That would "
+                "happen once, during the trace of the body. Make an iterator before the function, "
+                "iterator = iter(loader), and call next(iterator) in the body; or pass "
                 "poptorch.InfeedQueue(loader) to the loop."
             )
 
@@ -82,7 +82,7 @@ class HostIterators:
             yield
 
     def _not_in_iteration(self, advance: Any) -> Any:
-        """Return what takes an element of iterators of a class, but not in the body."""
+        """Return a method that takes an element of an iterator, but raises in the body."""
 
         def advance_on_host(iterator: Any) -> Any:
             if taking.get() is not None and any(iterator is one for one in self._reached):
@@ -95,14 +95,14 @@ class HostIterators:
         where = f"next(iterator){user_line(' at ')}"
         if default:
             raise Error(
-                f"{where}: in a loop it takes no default value, as the loop ends with an Error at "
-                "the end of the data. Leave it out, and make no more iterations than there is data."
+                f"{where}: in a loop it takes no default value: the loop ends with an Error at the "
+                "end of the data. Remove it, and make no more iterations than there is data."
             )
         if not any(iterator is one for one in self._lasting):
             raise Error(
                 f"{where}: this {type(iterator).__name__} was made in the function, whose code "
-                "runs once: later calls could not begin it anew. Make it in front of the function, "
-                "or give poptorch.InfeedQueue(dataset) to the loop."
+                "runs once: later calls cannot restart it. Make it before the function, "
+                "or pass poptorch.InfeedQueue(dataset) to the loop."
             )
         queue = lasting_queue_of(iterator)
         try:
@@ -112,10 +112,10 @@ class HostIterators:
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Refuse that the body goes through an iterator otherwise, where that can be seen.
+        """Refuse other ways to take elements of an iterator in the body, if they can be detected.
 
         Raises:
-            Error: It was done in this scope.
+            Error: An element was taken in another way in this scope.
         """
         before = [(one, position_of(one)) for one in self._reached if queue_of(one) is None]
         yield
@@ -126,16 +126,16 @@ class HostIterators:
 
 def _taken_otherwise(iterator: Iterator[Any], where: str) -> Error:
     return Error(
-        f"The body of the loop takes elements of a {type(iterator).__name__}{where} otherwise than "
-        "by next(iterator), such as by a `for` loop: that happened once, while the body was "
-        "traced. Call next(iterator) once in the body, and let the device loop make the iterations."
+        f"The body of the loop takes elements of a {type(iterator).__name__}{where} other than "
+        "by next(iterator), for example by a `for` loop: that happened once, during the trace of "
+        "the body. Call next(iterator) once in it, and let the device loop make the iterations."
     )
 
 
 def position_of(iterator: Iterator[Any]) -> list[Any]:
-    """Return things of which one is another when an element has been taken, where that shows."""
+    """Return objects that change with an iterator's position, if the position is visible."""
     if isinstance(iterator, types.GeneratorType):
-        frame = iterator.gi_frame  # its variables, and what its `for` loops go through
+        frame = iterator.gi_frame  # its variables, and the iterators of its `for` loops
         found = [None if frame is None else frame.f_lasti, *gc.get_referents(iterator)]
     elif isinstance(iterator, BaseDataLoaderIter):
         return [iterator._num_yielded]
@@ -162,7 +162,7 @@ def _count_of(iterator: Iterator[Any]) -> Any:
 
 
 def is_same_position(before: list[Any], after: list[Any]) -> bool:
-    """Whether no element has been taken in between, as far as that shows."""
+    """Return whether no element was taken between two positions, if that is visible."""
     if len(before) != len(after):
         return False
     pairs = zip(before, after, strict=True)

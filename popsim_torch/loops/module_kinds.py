@@ -1,4 +1,4 @@
-"""What modules are like, where a recording of a function depends on it."""
+"""The properties of modules on which the recording of a function depends."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["ModuleKinds"]
 class ModuleKinds:
     """The modes of modules, their layers and parameters, and which of these are trained.
 
-    Asked in each call, of models of any size.
+    Each call checks it, for models of any size, so it must be fast.
 
     Args:
-        modules: Each once, those within others included.
+        modules: The modules, each once, with those inside of others.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        # A module's own dictionary stays the same; what it has under these names may not. (Modules
-        # of TorchScript keep all that elsewhere, and never change.)
+        # The dictionary of a module stays the same object, but the values under these names may
+        # change. (Modules of TorchScript keep all that elsewhere, and never change.)
         self._own = [vars(module) for module in modules if "training" in vars(module)]
-        # Identities tell objects apart only as long as these live.
+        # Object ids are only unique while the objects are alive.
         self._kept = [
             (part, *part.values())
             for module in modules
@@ -35,5 +35,5 @@ class ModuleKinds:
         self._marks = _native.module_marks(self._own)
 
     def unchanged(self) -> bool:
-        """Return whether all modules are still like they were."""
+        """Return whether all modules still have the same properties."""
         return _native.module_marks(self._own) == self._marks

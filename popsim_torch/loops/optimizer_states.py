@@ -1,7 +1,7 @@
-"""What optimizers keep from step to step, where several programs step them.
+"""The states of optimizers that several programs step.
 
-Momenta and the like lie on the device of the program that ran last. Before another one runs, they
-go over to it, so that loops of one function or of several continue each other, as in PyTorch.
+Momenta and other states are on the device of the program that ran last. Before another program
+runs, they move to it. So the loops of one or several functions continue each other, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class OptimizerStates:
     """The states of the optimizers of one program.
 
     Args:
-        state: What the program keeps on its device.
-        parameters: By the names that they have in the program.
-        optimizers: Those that the program steps.
+        state: The variables that the program keeps on its device.
+        parameters: The parameters, by the names that they have in the program.
+        optimizers: The optimizers that the program steps.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OptimizerStates:
         self._seen = -1
         updates = () if state.plan is None else state.plan.updates
         trained = {id(parameters[one.parameter]): one.parameter for one in updates}
-        # (strongly: while the program lives, so do they)
+        # (strong references: the objects live as long as the program)
         self._trained = [
             [
                 (parameter, trained[id(parameter)])
@@ -55,7 +55,7 @@ class OptimizerStates:
         ]
 
     def take(self) -> None:
-        """Take over what others have made of the states since this program ran."""
+        """Take over the states that others have changed since this program ran."""
         if self._seen == _changes.last:
             return
         for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
@@ -79,7 +79,7 @@ class OptimizerStates:
         self._seen = _changes.last
 
     def leave(self) -> None:
-        """The program ends: leave to others the states that are the newest."""
+        """Leave the newest states to other programs, as this program ends."""
         for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
             newest = _newest.get(optimizer, {})
             for parameter, _ in trained:
@@ -94,7 +94,7 @@ class OptimizerStates:
 
 
 def _values_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> ByKind | None:
-    """Return the newest states of a parameter, wherever they are; None if nobody has any."""
+    """Return the newest states of a parameter, from any side; None if there are none."""
     holder: OptimizerStates | ByKind | None = _newest[optimizer].get(parameter)
     if isinstance(holder, OptimizerStates):
         return holder._read(parameter)
@@ -104,14 +104,14 @@ def _values_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> ByK
 
 
 def _give_to_host(optimizer: torch.optim.Optimizer) -> None:
-    """Bring the states of a torch optimizer to where PyTorch has them."""
+    """Write the states of a torch optimizer to where PyTorch keeps them."""
     for parameter, holder in list(_newest[optimizer].items()):
         if holder is not None:
             to_host(optimizer, parameter, _values_of(optimizer, parameter) or {})
 
 
 def _take_from_host(optimizer: torch.optim.Optimizer) -> None:
-    """The host has changed its states: what programs have is not the newest any more."""
+    """Record that the host has changed its states: those of programs are out of date."""
     newest = _newest[optimizer]
     for parameter in list(newest):
         newest[parameter] = None
@@ -119,7 +119,7 @@ def _take_from_host(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Changes:
-    """Counts how often states have gone from program to program."""
+    """Counts how often states have moved between programs."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -130,6 +130,6 @@ class _Changes:
 
 
 _changes = _Changes()
-# By optimizer and parameter: the program that ran last; copies of its states when it has ended;
-# None when the host has the newest.
+# By optimizer and parameter: the program that ran last; or copies of its states if it has ended;
+# None if the host has the newest states.
 _newest: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()

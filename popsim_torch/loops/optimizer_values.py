@@ -1,4 +1,4 @@
-"""What the optimizers of a loop say, and whether that has changed since it was read."""
+"""The settings of a loop's optimizers, and whether they have changed since they were read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PARAMETERS = itemgetter("params")
 
 
 class OptimizerValues:
-    """The values that a program has of the optimizers that it steps.
+    """The optimizer values that a program was given.
 
     Args:
-        optimizers: These.
+        optimizers: The optimizers that the program steps.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -28,25 +28,25 @@ class OptimizerValues:
         self.note()
 
     def note(self) -> None:
-        """Take note of what they say now: the program has that."""
-        # The list of parameters is the optimizer's own, which is compared without a look inside.
+        """Record the present values: the program has them."""
+        # The list of parameters belongs to the optimizer; it is compared by identity only.
         self._said = [
             ([dict(group) for group in one.param_groups], *_others(one)) for one in self._optimizers
         ]
 
     def changed(self) -> bool:
-        """Return whether they say something else."""
+        """Return whether a value differs now."""
         try:
             return [(one.param_groups, *_others(one)) for one in self._optimizers] != self._said
-        except RuntimeError:  # a list of other tensors, which cannot be compared
+        except RuntimeError:  # a list with other tensors, which cannot be compared
             return True
 
     def fits(self) -> bool:
-        """Return whether the program can take over what they say: it is of the same structure."""
+        """Return whether the program can take over the present values: same structure."""
         return self._structure == [structure_of(one) for one in self._optimizers]
 
 
 def _others(optimizer: torch.optim.Optimizer) -> tuple[Any, list[int]]:
-    """Return what stands in no group, and how many parameters each has."""
+    """Return the values outside of the groups, and the number of parameters in each group."""
     scale = getattr(optimizer, "loss_scaling", None)
     return scale, list(map(len, map(_PARAMETERS, optimizer.param_groups)))

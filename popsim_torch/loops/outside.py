@@ -1,8 +1,8 @@
-"""What a function computes outside of its loops: recorded call by call, and computed on the host.
+"""Records what a function computes outside of its loops; the host computes it in every call.
 
-Each call of a torch function is run as it is met, and once more in every later call of the recorded
-function, on that call's tensors. So the values are those of eager PyTorch. What turns values into
-something of Python's is refused: the function's Python code runs once.
+Each call of a torch function runs at once, and again in every later call of the recorded function,
+on the tensors of that call. So the values are those of eager PyTorch. Code that turns tensor values
+into Python values is refused, because the function's Python code runs only once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from popsim_torch.trace.graph.traced_tensors import has_memory, is_functorch_wra
 __all__ = ["Computation", "OutsideOfLoops", "surroundings"]
 
 _RANDOM = frozenset({"rand", "randn", "randint", "randperm"})
-# Results that follow from shapes and types.
+# Results of these types follow from shapes and dtypes.
 _TELL_NO_VALUE = (torch.dtype, torch.Size, torch.device, torch.layout)
 
 
@@ -56,15 +56,15 @@ def _in_surroundings(settings: tuple[Any, ...]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Computation:
-    """A call of a torch function, which each call of the recorded function makes.
+    """A call of a torch function that every call of the recorded function repeats.
 
     Attributes:
-        function: What is called.
-        leaves: What is in its arguments; values in the place of tensors.
-        structure: How the arguments are put together.
-        surroundings: The settings with which it was called.
-        changed: Tensors from outside of the function that it changes in place. From then on they
-            are the function's own, like its results: loops that follow read the new values.
+        function: The torch function.
+        leaves: The leaves of its arguments; recorded values in the place of tensors.
+        structure: The structure of the arguments.
+        surroundings: The settings of PyTorch at the call.
+        changed: Tensors from outside of the function that the call changes in place. From then on
+            they belong to the function, like its results: later loops read the new values.
     """
 
     function: Callable[..., Any]
@@ -74,7 +74,7 @@ class Computation:
     changed: Sequence[torch.Tensor] = ()
 
     def __call__(self, tensors: list[torch.Tensor]) -> None:
-        """Compute in one call, whose tensors get the results."""
+        """Compute the call again; append the results to the tensors of the function's call."""
         leaves = [
             one.among(tensors) if isinstance(one, RecordedValue) else one for one in self.leaves
         ]
@@ -88,15 +88,15 @@ class OutsideOfLoops(TorchFunctionMode):
     """Records the calls of torch functions outside of loops.
 
     Args:
-        tensors: Those of the function.
-        record: Takes each call.
+        tensors: The tensors of the function.
+        record: Records a call.
     """
 
     def __init__(self, tensors: RecordedTensors, record: Callable[[Computation], None]) -> None:
         super().__init__()
         self._tensors = tensors
         self._record = record
-        # Tensors from outside that calls were given, by identity.
+        # The tensors from outside that were arguments of calls, by id.
         self._met: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> OutsideOfLoops:
@@ -122,7 +122,7 @@ class OutsideOfLoops(TorchFunctionMode):
         if isinstance(func, HigherOrderOperator):
             raise Error(
                 f"poptorch.function: '{name}' is called{user_line(' at ')} outside of a loop, and "
-                "takes functions of Python's, which are recorded in the body of a loop only. Call "
+                "takes Python functions, which can only be recorded in the body of a loop. Call "
                 "it there, or use torch.where or a Python loop."
             )
         if name == "__iter__":
@@ -143,11 +143,11 @@ class OutsideOfLoops(TorchFunctionMode):
             made += outside
         elif differs and func not in METADATA and not isinstance(result, _TELL_NO_VALUE):
             raise Error(
-                f"poptorch.function: '{name}'{user_line(' at ')} turns values that differ from "
-                "call to call into something of Python's, outside of a loop. The Python code of "
-                "the function runs once, so later calls would have those of the first one. Use "
-                "torch.where in the place of `if`, or return the tensor and read it where the "
-                "function was called."
+                f"poptorch.function: '{name}'{user_line(' at ')} turns values that differ "
+                "from call to call into Python values, outside of a loop. The Python code of the "
+                "function runs once, so later calls would use the values of the first call. Use "
+                "torch.where instead of `if`, or return the tensor and read it after the call of "
+                "the function."
             )
         if differs:
             for tensor in changed:
@@ -160,7 +160,7 @@ class OutsideOfLoops(TorchFunctionMode):
     def _from_outside(
         self, changed: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return the tensors without a number that have the memory of changed ones."""
+        """Return the tensors from outside that share memory with changed tensors."""
         memory = {_memory(one) for one in changed if has_memory(one)}
         known = (*changed, *self._met.values())
         found = {id(one): one for one in known if has_memory(one) and _memory(one) in memory}
@@ -183,7 +183,7 @@ class OutsideOfLoops(TorchFunctionMode):
         *,
         differs: bool,
     ) -> None:
-        """Refuse a call that cannot be made again."""
+        """Refuse a call that cannot be repeated in later calls."""
         refused = ""
         if name == "backward":
             refused = (
@@ -191,11 +191,11 @@ class OutsideOfLoops(TorchFunctionMode):
                 "to weights. Call backward() and optimizer.step() in the body of poptorch.repeat."
             )
         elif any(map(is_functorch_wrapped_tensor, given)):
-            refused = "transforms of torch.func work in the body of a loop. Call them there."
+            refused = "transforms of torch.func are supported only in a loop body. Call them there."
         elif differs and name in ("__deepcopy__", "__reduce_ex__"):
             refused = "a tensor cannot be copied in this way. Use tensor.clone()."
         elif any(isinstance(leaf, slice) and _holds_tensor(leaf) for leaf in leaves):
-            refused = "a slice has tensors for bounds. Use tensor.narrow, or Python's numbers."
+            refused = "a slice has tensors as bounds. Use tensor.narrow, or Python integers."
         if refused:
             raise Error(
                 f"poptorch.function: '{name}' is called{user_line(' at ')} outside of a loop, and "
@@ -204,13 +204,13 @@ class OutsideOfLoops(TorchFunctionMode):
 
 
 def _refuse_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    # The hook is called in all threads; only the one that records has the mode.
+    # The hook runs in all threads; only the thread that records has the mode.
     modes = function_modes()
     if any(isinstance(mode, OutsideOfLoops) for mode in modes):
         raise Error(
             f"poptorch.function: {type(optimizer).__name__}.step() is called{user_line(' at ')} "
-            "outside of a loop. Weights are updated in the body of a loop: call it there, or where "
-            "the function was called."
+            "outside of a loop. Weights are updated in the body of a loop: call it there, or "
+            "outside of the function."
         )
 
 

@@ -1,4 +1,4 @@
-"""One loop on the device: its compiled body, and how weights get there and back."""
+"""A loop on the device: its compiled body, and the copies of its weights."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _STREAM = 0x9E3779B97F4A7C15
 
 
 class DeviceLoopProgram:
-    """A loop that runs on the device, as often as it is asked to.
+    """A loop that is compiled once and can run any number of times.
 
     Args:
-        body: What it repeats.
-        request: The same, how often, and where inputs come from.
+        body: The body of the loop.
+        request: The body with the number of iterations, and the sources of inputs.
 
     Raises:
         Error: The body cannot be compiled.
-        UnknownObject: It uses something that ``body`` does not have.
+        UnknownObject: The body uses an object that ``body`` does not have.
     """
 
     def __init__(self, body: DeviceLoopBody, request: DeviceLoopRequest) -> None:
@@ -69,7 +69,7 @@ class DeviceLoopProgram:
     def _take(self, compiled: CompiledModel) -> None:
         """Bring the program to the device, with weights, optimizers and random numbers."""
         options = self._device.options
-        # As torch.manual_seed says; another stream of numbers for each program.
+        # The seed of torch.manual_seed, with a different random stream for each program.
         seed = torch.initial_seed() + _STREAM * next(_programs)
         if options.exists("random_seed"):
             seed = int(options.random_seed)
@@ -77,7 +77,7 @@ class DeviceLoopProgram:
         self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
         self._values = OptimizerValues(self._optimizers)
         self._has_new_values = False
-        # (those of PyTorch have nothing to hand over)
+        # (optimizers of PyTorch have nothing to hand over)
         self._own_optimizers = [one for one in self._optimizers if isinstance(one, optim.Optimizer)]
         places = compiled.program.buffers
         self._places = [places.get(name) for name in self._body.carried_names]
@@ -96,11 +96,11 @@ class DeviceLoopProgram:
             *(buffer for name, buffer in buffers if name not in carried),
         ]
         self._marks = _native.tensor_marks(self._host_tensors)
-        # What was traced need not outlive the trace.
+        # The traced objects are not needed after the trace.
         self._body.forget_step()
 
     def _link(self, state: DeviceState) -> None:
-        """Connect the optimizers with what the program keeps on the device."""
+        """Connect the optimizers with the variables of the program."""
         parameters = dict(self._body.named_parameters())
         self._states = OptimizerStates(state, parameters, self._optimizers)
         self._states.take()
@@ -109,7 +109,7 @@ class DeviceLoopProgram:
         """Run the loop.
 
         Args:
-            carried: What the first iteration is given.
+            carried: The carried values of the first iteration.
             captured: Tensors that every iteration reads.
 
         Returns:
@@ -132,7 +132,7 @@ class DeviceLoopProgram:
         return self._behind(carried, compiled) if carried else []
 
     def _by_place(self, carried: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Return the first values by the variable that has each; the program may not need all."""
+        """Return the first values by the number of their variable; the program may not need all."""
         return {
             place: value
             for place, value in zip(self._places, carried, strict=True)
@@ -142,7 +142,7 @@ class DeviceLoopProgram:
     def _behind(
         self, carried: Sequence[torch.Tensor], compiled: CompiledModel
     ) -> list[torch.Tensor]:
-        """Return the carried values after the last iteration, like those of the first one."""
+        """Return the carried values after the last iteration, in the form of the first ones."""
         read = iter(compiled.executable.read_all(self._variables))
         return [
             before.clone() if place is None else _shaped_like(before, next(read))
@@ -155,7 +155,7 @@ class DeviceLoopProgram:
         values: dict[int, torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Run the program; what fails in an iteration says in which one."""
+        """Run the program; the error of an iteration names the iteration."""
         executable = compiled.executable
         runs, iterations = executable.num_runs, executable.num_micro_batches
         try:
@@ -173,29 +173,29 @@ class DeviceLoopProgram:
             raise type(error)(f"{error} ({where})") from error
 
     def stop(self) -> bool:
-        """End the run that goes on, from another thread; return whether there is one."""
+        """End the current run, from another thread; return whether there is one."""
         compiled = self._device.compiled
         return compiled is not None and compiled.executable.stop()
 
     @property
     def num_iterations(self) -> int:
-        """Iterations begun so far, over all runs; from any thread."""
+        """The number of iterations begun so far, over all runs; readable from any thread."""
         assert self._device.compiled is not None
         return self._device.compiled.executable.num_micro_batches
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The user's modules, but those within others and those without state."""
+        """The user's modules, except those inside of others and those without state."""
         return list(self._body.children())
 
     def _upload(self) -> None:
-        """Take the host's weights over, which the user has changed."""
+        """Upload the host's weights, which the user has changed."""
         self._device.weights.fetch()
         self._device.weights.upload()
         self._marks = _native.tensor_marks(self._host_tensors)
 
     def _take_new_values(self) -> None:
-        """Take values over that the user has given to an optimizer since the last run."""
+        """Take over the values that the user has changed in an optimizer since the last run."""
         for one in self._own_optimizers:
             one._hand_over()
         if not self._has_new_values:
@@ -216,9 +216,9 @@ class DeviceLoopProgram:
         self._has_new_values = False
 
     def fits(self) -> bool:
-        """Return whether the optimizers are still like those that the program was compiled for.
+        """Return whether the optimizers still have the structure that the program was compiled for.
 
-        The next run takes the values over that they have now.
+        The next run takes over their present values.
         """
         if self._device.compiled is None:
             return True
@@ -226,7 +226,7 @@ class DeviceLoopProgram:
         return not self._has_new_values or self._values.fits()
 
     def release(self) -> None:
-        """Bring the weights to the host and let go of the device; the program ends."""
+        """Copy the weights to the host and release the device; the program ends."""
         if self._device.compiled is None:
             return
         self._device.weights.fetch(what_fits=True)
@@ -243,7 +243,7 @@ class DeviceLoopProgram:
 def _as_inputs(
     captured: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]
 ) -> list[torch.Tensor]:
-    """Return captured tensors, which are the last inputs, in the types that the device takes."""
+    """Return captured tensors, which are the last inputs, in the dtypes of the device."""
     return [
         tensor
         if tensor.dtype is dtype and tensor.is_contiguous()
@@ -253,19 +253,19 @@ def _as_inputs(
 
 
 def _shaped_like(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a carried value after the last iteration as the first iteration was given it."""
+    """Return a carried value after the last iteration in the shape of the first one."""
     if value.shape != before.shape:
         value = value.reshape(before.shape)
     return value if value.dtype is before.dtype else value.to(before.dtype)
 
 
 def _fetcher(weights: WeightSync) -> Any:
-    """Return what fetches weights, without keeping their program alive."""
+    """Return a function that fetches weights, and does not keep their program alive."""
     held = weakref.ref(weights)
 
     def fetch() -> bool:
         found = held()
-        # A function that is being recorded looks at calls of torch.
+        # A function that is being recorded would record the calls of torch.
         with DisableTorchFunction():
             return found is not None and found.fetch()
 
@@ -273,7 +273,7 @@ def _fetcher(weights: WeightSync) -> Any:
 
 
 def check_count(function: str, name: str, count: object, minimum: int) -> int:
-    """Return a count, or raise an Error that says what it has to be."""
+    """Return a count, or raise an Error that says which values are allowed."""
     if isinstance(count, bool) or not isinstance(count, int) or count < minimum:
         raise Error(f"{function}: {name} must be an integer of {minimum} or more, got {count!r}.")
     return count

@@ -1,4 +1,4 @@
-"""A progress bar of a loop, drawn by a thread that looks at it now and then."""
+"""A progress bar of a loop; a thread draws it at regular intervals."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def progress_bar(
     leave: bool = True,
     figures: Callable[[], Mapping[str, str]] | None = None,
 ) -> Iterator[None]:
-    """Draw a bar of a run, for a scope.
+    """Draw a progress bar of a run in this scope.
 
     Args:
-        num_iterations: Returns the iterations begun so far, over all runs (count); called by a
-            thread.
-        iterations: How many there will be (count); 0 draws nothing, and costs nothing.
-        title: What stands in front of the bar.
-        unit: What an iteration is called.
-        leave: Leave the bar there at its end.
-        figures: Returns what stands after the bar, by name; called by a thread.
+        num_iterations: Returns the number of iterations begun so far, over all runs; a thread calls
+            it.
+        iterations: Number of iterations of the run; 0 draws nothing, and costs nothing.
+        title: The text before the bar.
+        unit: The name of an iteration.
+        leave: Whether the bar stays visible at its end.
+        figures: Returns the values after the bar, by name; a thread calls it.
     """
     if not iterations:
         yield

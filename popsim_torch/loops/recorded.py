@@ -14,11 +14,11 @@ __all__ = ["RecordedTensors", "RecordedValue"]
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """A tensor of a recorded function: by its number among all, or one from outside of it.
+    """A tensor of a recorded function, by its number; or a tensor from outside of the function.
 
     Attributes:
-        number: Its place in the list of a call's tensors; None for one from outside.
-        outside: The tensor, of which each call sees the values that it has then.
+        number: Its index in the list of a call's tensors; None for a tensor from outside.
+        outside: The tensor from outside; each call reads the values that it has then.
     """
 
     number: int | None
@@ -33,19 +33,19 @@ class RecordedValue:
 
 
 class RecordedTensors:
-    """The tensors of the recording call: arguments, results of loops, what is computed of them.
+    """The tensors of the recording call: arguments, results of loops, and computed tensors.
 
-    They are held weakly: what nobody holds, no loop can read.
+    They are held weakly: no later code can read a tensor without references.
 
     Args:
-        arguments: Those of the function.
+        arguments: The tensors among the function's arguments.
     """
 
     def __init__(self, arguments: Iterable[torch.Tensor]) -> None:
         self._tensors: list[weakref.ref[torch.Tensor]] = []
         self._numbers: dict[int, int] = {}
         self._differing: set[int] = set()
-        # From outside, and changed by what differs from call to call.
+        # Tensors from outside, changed by values that differ from call to call.
         self._changed: list[torch.Tensor] = []
         for tensor in arguments:
             self.add(tensor, differs=True)
@@ -55,7 +55,7 @@ class RecordedTensors:
 
         Args:
             tensor: The tensor.
-            differs: Whether it has other values in other calls.
+            differs: Whether its values differ from call to call.
         """
         number = len(self._tensors)
         self._tensors.append(weakref.ref(tensor))
@@ -71,14 +71,14 @@ class RecordedTensors:
         return number
 
     def value(self, tensor: torch.Tensor) -> RecordedValue:
-        """Return what a tensor is to later calls."""
+        """Return the recorded value for a tensor."""
         number = self.number_of(tensor)
         return RecordedValue(number, tensor if number is None else None)
 
     def differs(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has other values in other calls: arguments, weights, and what follows.
+        """Return whether a tensor's values differ from call to call, as for arguments and weights.
 
-        Others from outside are taken for constants here.
+        Other tensors from outside count as constants here.
         """
         number = self.number_of(tensor)
         if number is not None:
@@ -86,7 +86,7 @@ class RecordedTensors:
         return isinstance(tensor, nn.Parameter) or any(tensor is one for one in self._changed)
 
     def changed(self, tensor: torch.Tensor) -> None:
-        """Take note that a tensor was changed in place by values that differ."""
+        """Record that a tensor was changed in place by values that differ from call to call."""
         if self.number_of(tensor) is None:
             self._changed.append(tensor)
         memory = tensor.untyped_storage().data_ptr()
@@ -97,10 +97,10 @@ class RecordedTensors:
                 self._differing.add(number)
 
     def living(self) -> list[torch.Tensor]:
-        """Return the tensors that somebody holds, each once."""
+        """Return the tensors that are still alive, each once."""
         held = [tensor for tensor in (ref() for ref in self._tensors) if tensor is not None]
         return list({id(tensor): tensor for tensor in held}.values())
 
     def clear(self) -> None:
-        """Forget all of them: later calls bring tensors of their own."""
+        """Forget all tensors: later calls have their own."""
         self.__init__(())  # type: ignore[misc]

@@ -37,7 +37,8 @@ __all__ = ["LoopCall", "repeat", "while_loop"]
 
 _MAX_TRIPS = 2**31 - 1
 _MAX_FOUND = 20
-"""Objects that traces of one body find, one each; what is made in the body is new in each."""
+"""Maximum number of traces of one body, which find one object each. An object that the body itself
+makes is new in each trace, so the traces would not end."""
 Body = Callable[..., Any]
 
 
@@ -53,26 +54,27 @@ def repeat(
     """Run a function ``n`` times on the device.
 
     Args:
-        n: Iterations (count).
-        body: Called with the carried values and then the tensors of an element of ``infeed``;
-            returns the carried values for the next iteration, of the same shapes and types, or
+        n: Number of iterations.
+        body: Called with the carried values and then the tensors of an element of ``infeed``.
+            Returns the carried values for the next iteration, with the same shapes and dtypes, or
             nothing if there are none. It may train: ``loss.backward()``, ``optimizer.step()``.
         inputs: The carried values of the first iteration: a tensor or number, or a tuple of these.
-        infeed: Gives each iteration an element.
-        gradient_accumulation: ``optimizer.step()`` updates weights after each so many iterations,
-            with their gradients together (mean or sum: ``Options.Training``). Divides ``n``. None
-            for what is set on the models of the body (``set_gradient_accumulation_options``) or on
-            the options of the function, else 1. Something else there is an error.
-        progress: Show a progress bar.
+        infeed: The queue that gives each iteration an element.
+        gradient_accumulation: Number of iterations after which ``optimizer.step()`` updates the
+            weights, with the mean or the sum of their gradients (see ``Options.Training``). It must
+            divide ``n``. None uses the setting on the models of the body
+            (``set_gradient_accumulation_options``) or on the options of the function, else 1. A
+            number that differs from such a setting is an error.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The carried values after the last iteration, in new CPU tensors: a tuple, one tensor if
-        there is one, None if there are none.
+        The carried values after the last iteration, in new CPU tensors: a tuple, or one tensor if
+        there is only one, or None if there are none.
 
     Raises:
-        Error: It is not called in a ``poptorch.function``, or the body cannot be compiled, or an
+        Error: The call is not in a ``poptorch.function``, or the body cannot be compiled, or an
             iteration fails.
-        UsageTypeError: The body takes or returns something else.
+        UsageTypeError: The body takes other arguments or returns other values.
     """
     check_count("repeat", "n", n, 0)
     if gradient_accumulation is not None:
@@ -94,27 +96,27 @@ def while_loop(
     """Run a function on the device as long as a condition on the carried values holds.
 
     Args:
-        condition: Called with the carried values alone; returns one boolean.
-        body: As for :func:`repeat`.
-        inputs: The carried values that the condition is first asked of; at least one.
-        infeed: Gives each iteration an element.
-        maximum_iterations: Iterations that there are at most (count); None for 2^31 - 1.
-        progress: Show a progress bar.
+        condition: Called with only the carried values; returns one boolean.
+        body: See :func:`repeat`.
+        inputs: The carried values for the first call of the condition; at least one.
+        infeed: The queue that gives each iteration an element.
+        maximum_iterations: Maximum number of iterations; None for 2^31 - 1.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The carried values for which the condition does not hold, or those after the last
+        The carried values for which the condition does not hold, or the values after the last
         iteration.
 
     Raises:
-        Error: As for :func:`repeat`.
-        UsageTypeError: The same; or nothing is carried.
+        Error: See :func:`repeat`.
+        UsageTypeError: See :func:`repeat`; also if there are no carried values.
     """
     most = _MAX_TRIPS if maximum_iterations is None else maximum_iterations
     check_count("while_loop", "maximum_iterations", most, 0)
     call = LoopCall("while_loop", body, _carried(inputs, "while_loop"), infeed, progress)
     if not call.carried:
         raise UsageTypeError(
-            "while_loop: inputs is empty, so that the condition could never change. Carry what it "
+            "while_loop: inputs is empty, so the condition could never change. Carry the values it "
             "depends on, or use poptorch.repeat."
         )
     return call.run(most, 1, condition)
@@ -135,8 +137,8 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
         check_dense(value, f"{function}: inputs[{position}]", "Carried values are dense tensors.")
         if value.dtype not in INPUTS:
             raise UsageTypeError(
-                f"{function}: inputs[{position}] has the type {dtype_name(value.dtype)}, which "
-                "the device does not have."
+                f"{function}: inputs[{position}] has the dtype {dtype_name(value.dtype)}, which "
+                "the device does not support."
             )
         tensors.append(value)
     return tensors
@@ -144,14 +146,14 @@ def _carried(inputs: Any, function: str) -> list[torch.Tensor]:
 
 @dataclass
 class LoopCall:
-    """One call of ``repeat``, ``while_loop``, or of what is made of them.
+    """One call of ``repeat`` or ``while_loop``, or of a function that is built on them.
 
     Attributes:
-        function: Which, for messages.
-        body: What it repeats.
+        function: The name of the function, for messages.
+        body: The body of the loop.
         carried: The carried values of the first iteration.
-        infeed: Where elements come from.
-        progress: Show a progress bar.
+        infeed: The queue that elements come from.
+        progress: Whether to show a progress bar.
     """
 
     function: str
@@ -167,7 +169,7 @@ class LoopCall:
         return values[0] if len(values) == 1 else tuple(values)
 
     def run(self, iterations: int, accumulation: int | None, condition: Body | None) -> Any:
-        """Compile and run the loop; let later calls of the function run it."""
+        """Compile and run the loop, and record it for later calls of the function."""
         owner = recording.get()
         if op_listener.get() is not None:
             raise Error(
@@ -177,11 +179,11 @@ class LoopCall:
         if owner is None:
             raise Error(
                 f"{self.function}: it is called outside of a poptorch.function. Put the call into "
-                "a function with the decorator @poptorch.function, and call that."
+                "a function with the decorator @poptorch.function, and call that function."
             )
         if self.infeed is not None and not isinstance(self.infeed, InfeedQueue):
             raise UsageTypeError(
-                f"{self.function}: infeed is a {type(self.infeed).__name__}. Give it "
+                f"{self.function}: infeed is a {type(self.infeed).__name__}. Pass "
                 "poptorch.InfeedQueue(dataset)."
             )
         if iterations == 0:
@@ -220,7 +222,7 @@ class LoopCall:
 
 
 def _captured(owner: Recording) -> list[torch.Tensor]:
-    """Return the function's tensors that the body may read."""
+    """Return the function's tensors that the body can read."""
     return [
         tensor
         for tensor in owner.tensors.living()
@@ -239,7 +241,7 @@ def _without_an_iteration(
 
 
 def _asking(condition: Body) -> Body:
-    """Return a body whose last carried value becomes what the condition says of the others."""
+    """Return a body whose last carried value is the result of the condition for the others."""
 
     def ask(*values: torch.Tensor) -> tuple[Any, ...]:
         return (*values[:-1], asked(condition, values[:-1]))
@@ -249,7 +251,7 @@ def _asking(condition: Body) -> Body:
 
 @dataclass(frozen=True)
 class _Run:
-    """Runs a program once: what a step of a recording does."""
+    """Runs a program once: the step of a recording."""
 
     program: DeviceLoopProgram
     asks: DeviceLoopProgram | None
@@ -284,7 +286,7 @@ def _compile(
     condition: Body | None,
     captured: Sequence[torch.Tensor],
 ) -> DeviceLoopProgram:
-    """Compile a loop; what turns up while it is traced is added to what was found."""
+    """Compile a loop; add the objects that appear during the trace to those found before."""
     plan: DeviceLoopPlan | None = None
     num_found = 0
     iterators = HostIterators(found.iterators, owner.iterators)
@@ -303,12 +305,12 @@ def _compile(
                 if found.size == before or num_found == _MAX_FOUND:
                     raise Error(
                         f"{call.function}: the body uses a {type(unknown.found).__name__} that was "
-                        "made while it was traced. Make it outside of the body."
+                        "made during the trace of the body. Make it outside of the body."
                     ) from unknown
 
 
 def _add(unknown: UnknownObject, found: Reach) -> None:
-    """Add what turned up to what was found; see to it that a queue has an element."""
+    """Add a new object to those found before; make sure that a queue has an element."""
     if isinstance(unknown.found, InfeedQueue) and unknown.where:
         try:
             unknown.found._element()
@@ -383,7 +385,7 @@ def _request(
 def _settings_reader(
     options: Options,
 ) -> Callable[[torch.optim.Optimizer], OptimizerSettings]:
-    """Return what copies an optimizer's values."""
+    """Return a function that copies an optimizer's values."""
 
     def read(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         settings = read_optimizer(optimizer, relax_checks=bool(options.relax_optimizer_checks))
@@ -402,7 +404,7 @@ def _settings_reader(
 def _standing_for(
     captured: Sequence[torch.Tensor], traced: Sequence[torch.Tensor]
 ) -> Iterator[None]:
-    """Let traced tensors stand for the function's own in the body."""
+    """Replace the function's tensors by traced tensors in the body."""
     listener: Any = op_listener.get()
     for tensor, stand_in in zip(captured, traced, strict=True):
         is_computed_of_weights = tensor.grad_fn is not None

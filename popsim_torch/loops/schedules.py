@@ -1,4 +1,4 @@
-"""Schedulers of learning rates are stepped between calls: a function's Python code runs once."""
+"""Refuses a step of a learning rate scheduler in a function, whose Python code runs only once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["without_schedulers"]
 
 @contextmanager
 def without_schedulers(is_recorded: Callable[[], bool]) -> Iterator[None]:
-    """Refuse that code which runs only once steps a scheduler of PyTorch in this scope.
+    """Refuse steps of a PyTorch scheduler in code that runs only once, in this scope.
 
     Args:
-        is_recorded: Whether such code calls.
+        is_recorded: Returns whether such code is the caller.
     """
     with ExitStack() as stack:
         for kind in _kinds(LRScheduler):
@@ -44,9 +44,9 @@ def _refusing(step: Callable[..., Any], is_recorded: Callable[[], bool]) -> Call
             return step(scheduler, *args, **kwargs)
         raise Error(
             f"{type(scheduler).__name__}.step() is called{user_line(' at ')} in a "
-            "poptorch.function, whose Python code runs once: later calls and iterations would go "
-            "without. Call it between calls of the function, which use the values that the "
-            "optimizer has then."
+            "poptorch.function, whose Python code runs once: later calls and iterations would not "
+            "step the scheduler. Call it between calls of the function; they use the values that "
+            "the optimizer has then."
         )
 
     return call

@@ -1,8 +1,8 @@
-"""What options a loop runs with: those of its function, and what is set on the models it uses.
+"""The options of a loop: those of its function, and the settings on the models it uses.
 
-Which models a body uses, and whether it trains, is known when it has been traced, and the trace
-depends on it. So it is guessed from what the body can reach; where the guess was wrong, the body is
-traced once more.
+The trace depends on the models that a body uses, and on whether it trains. Both are known only
+after the trace. So the first trace uses a guess: all objects that the body can reach. If the guess
+was wrong, the body is traced again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["DeviceLoopPlan", "DeviceLoopSettings", "OtherUse", "Use"]
 
 @dataclass(frozen=True)
 class Use:
-    """What of the user's objects matters for the options of a loop.
+    """The use of the user's objects in a loop, as far as the options depend on it.
 
     Attributes:
         owned: The settings on models that the body uses.
-        training: Whether it computes gradients.
-        is_guess: Whether nobody has traced the body to its end yet.
+        training: Whether the body computes gradients.
+        is_guess: Whether no trace of the body has been completed yet.
     """
 
     owned: tuple[Owned, ...] = ()
@@ -43,10 +43,10 @@ class Use:
 
 
 class OtherUse(Exception):
-    """The body uses other models than those that it was traced for.
+    """Raised when the body uses other models than the trace assumed.
 
     Attributes:
-        use: What it uses.
+        use: The models that the body uses.
     """
 
     def __init__(self, use: Use) -> None:
@@ -56,13 +56,13 @@ class OtherUse(Exception):
 
 @dataclass(frozen=True)
 class DeviceLoopPlan:
-    """How a loop is compiled.
+    """The settings with which a loop is compiled.
 
     Attributes:
-        use: What it was made for.
-        options: Frozen.
+        use: The use of models that the plan was made for.
+        options: The frozen options.
         counts: How often the body runs.
-        values: What was set on the options, by setter; equal for equal programs.
+        values: The values that were set on the options, by setter; equal for equal programs.
     """
 
     use: Use
@@ -73,16 +73,16 @@ class DeviceLoopPlan:
 
 @dataclass(frozen=True)
 class DeviceLoopSettings:
-    """The settings that a loop is called with.
+    """The settings of a call of a loop.
 
     Attributes:
-        function: Which, for messages.
-        options: Of the function that it is a part of.
-        owned: Settings of what calls it (``poptorch.pipeline``).
+        function: The name of the loop function, for messages.
+        options: The options of the function that calls the loop.
+        owned: Settings of the caller (``poptorch.pipeline``).
         iterations: How often the body runs (count).
-        accumulation: Iterations per weight update, as the user says (count); None for what the
-            models and the options say.
-        takes_models: Whether settings on models concern it.
+        accumulation: Iterations per weight update, as the user passes it (count); None to use the
+            settings of models and options.
+        takes_models: Whether settings on models concern the loop.
     """
 
     function: str
@@ -93,17 +93,17 @@ class DeviceLoopSettings:
     takes_models: bool
 
     def plan(self, use: Use) -> DeviceLoopPlan:
-        """Return how the loop is compiled.
+        """Return the plan with which the loop is compiled.
 
         Raises:
-            Error: Settings contradict one another, or do not go with the loop.
+            Error: Settings contradict one another, or do not fit the loop.
         """
         owned = (*self.owned, *use.owned)
         for one in owned:
             if one.settings.values.get("accumulate_outfeed"):
                 raise UsageValueError(
-                    f"{self.function}: {one.owner} have accumulate_outfeed=True, which adds up "
-                    "what a call of a model returns. A loop returns no such outputs: leave it out, "
+                    f"{self.function}: {one.owner} have accumulate_outfeed=True, which adds up the "
+                    "outputs of a model's call. A loop has no such outputs: leave it out, "
                     "or pass accumulate_outfeed=True to poptorch.pipeline."
                 )
         if use.training and self.accumulation is not None:
@@ -115,7 +115,7 @@ class DeviceLoopSettings:
         for _, change in changes.values():
             change.write(own)
         if self.owned and own.Training.gradient_accumulation_dtype is None:
-            own.Training.gradientAccumulationDtype(own_dtype)  # a pipeline's, if nobody chooses
+            own.Training.gradientAccumulationDtype(own_dtype)  # the default of a pipeline
         count: int = own.Training.gradient_accumulation if use.training else self.accumulation or 1
         self._check_multiple(count)
         own.deviceIterations(self.iterations // count)
@@ -127,7 +127,7 @@ class DeviceLoopSettings:
         )
 
     def guess(self, found: Reach) -> DeviceLoopPlan:
-        """Return a plan for what the body can reach; if there is none, for nothing of it."""
+        """Return a plan for all objects in reach of the body; if there is none, for no objects."""
         if not self.takes_models:
             return self.plan(Use())
         with contextlib.suppress(Error):
@@ -137,10 +137,10 @@ class DeviceLoopSettings:
 
     @contextlib.contextmanager
     def watched(self, plan: DeviceLoopPlan, found: Reach) -> Iterator[None]:
-        """Look at what the body uses while it is traced in this scope.
+        """Observe which objects the body uses during a trace in this scope.
 
         Raises:
-            OtherUse: It needs another plan.
+            OtherUse: The body needs another plan.
         """
         listener: Any = op_listener.get()
         trace: DeviceLoopTrace = listener.loop
@@ -149,7 +149,7 @@ class DeviceLoopSettings:
         except UnknownObject:
             raise
         except Exception:
-            # Perhaps only because of a model that can be reached, and is not used.
+            # The error may come from a model that can be reached but is not used.
             used = _used(trace, found)
             if plan.use.is_guess and any(one not in used for one in plan.use.owned):
                 raise OtherUse(Use(used, plan.use.training)) from None
@@ -181,7 +181,7 @@ def _modules(found: Reach) -> list[nn.Module]:
 
 
 def _used(trace: DeviceLoopTrace, found: Reach) -> tuple[Owned, ...]:
-    """Return the settings on models of which the body calls a part or updates a weight."""
+    """Return the settings on models if the body calls a part or updates a weight of the model."""
     updated = {
         id(trace.parameters[name]) for step in trace.steps.values() for name in step.gradients
     }

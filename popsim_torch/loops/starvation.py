@@ -1,4 +1,4 @@
-"""Says when a loop spends its time on waiting for data."""
+"""Warns when a loop spends much of its time waiting for data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from popsim_torch import logs
 __all__ = ["Starvation"]
 
 LEAST_SECONDS = 1.0
-"""A shorter wait, over all runs of a program, is not worth a line."""
+"""The shortest wait over all runs of a program (s) that is worth a warning."""
 LEAST_SHARE = 0.25
-"""Nor is a smaller share of the time that it ran."""
+"""The smallest share of the running time that is worth a warning."""
 
 _NOTHING = nullcontext()
 
 
 class Starvation:
-    """Adds up how long a program ran and waited, and warns once.
+    """Adds up how long a program ran and how long it waited, and warns once.
 
     Args:
-        infeeds: Where the program's data comes from.
+        infeeds: The queues with the program's data.
     """
 
     def __init__(self, infeeds: Sequence[Any]) -> None:
@@ -32,7 +32,7 @@ class Starvation:
         self._warned = False
 
     def watched(self) -> AbstractContextManager[None]:
-        """Return a scope in which the program runs, which counts."""
+        """Return a scope that measures a run of the program."""
         return self._counted() if self._infeeds and not self._warned else _NOTHING
 
     @contextmanager
@@ -45,9 +45,9 @@ class Starvation:
             self._warned = True
             logs.python.warning(
                 "A loop waited for data in %.1f of the %.1f seconds that it ran: the data "
-                "pipeline, not the device, is the limit. Prepare data in more processes "
-                "(DataLoader(num_workers=...)) or once and for all; poptorch.dataset_benchmark "
-                "measures how fast it is.",
+                "pipeline, not the device, is the limit. Prepare the data in more processes "
+                "(DataLoader(num_workers=...)) or once in advance; poptorch.dataset_benchmark "
+                "measures the speed of the data pipeline.",
                 self._waited,
                 self._ran,
             )

@@ -1,8 +1,8 @@
 """The states of a ``torch.optim`` optimizer, as PyTorch keeps them on the host.
 
-A loop's program has them by kind (``Accl1``, ``Step``); PyTorch has them by the names of its own
-optimizers. Hooks keep both sides together: ``state_dict()`` and a step on the host see what loops
-have made of the states, and what the host makes of them is taken over by the next loop.
+A loop's program has them by kind (``Accl1``, ``Step``); PyTorch uses the names of its own
+optimizers. Hooks keep both sides equal: ``state_dict()`` and a step on the host see the states from
+loops, and the next loop takes over the changes of the host.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def from_host(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict
     """Return the states of a parameter on the host, by kind; empty if there are none.
 
     Args:
-        optimizer: From ``torch.optim``.
+        optimizer: An optimizer from ``torch.optim``.
         parameter: One of its parameters.
     """
     state = optimizer.state.get(parameter, {})
@@ -52,12 +52,12 @@ def from_host(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict
 def to_host(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, values: dict[str, torch.Tensor]
 ) -> None:
-    """Give the states of a parameter to the optimizer on the host.
+    """Write the states of a parameter to the optimizer on the host.
 
     Args:
-        optimizer: From ``torch.optim``.
+        optimizer: An optimizer from ``torch.optim``.
         parameter: One of its parameters.
-        values: By kind.
+        values: The states, by kind.
     """
     names = _names_of(optimizer)
     known = [kind for kind in names if kind in values]
@@ -70,7 +70,7 @@ def to_host(
             value.reshape(()).clone() if kind == "Step" else value.to(parameter.dtype, copy=True)
         )
     if isinstance(optimizer, torch.optim.RMSprop):
-        state.setdefault("step", torch.tensor(0.0))  # counted there, and used for nothing
+        state.setdefault("step", torch.tensor(0.0))  # PyTorch counts it, but does not use it
 
 
 _connected: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -81,12 +81,12 @@ def connect(
     give: Callable[[torch.optim.Optimizer], object],
     taken: Callable[[torch.optim.Optimizer], object],
 ) -> None:
-    """Let an optimizer tell what is done with its states on the host.
+    """Install hooks on an optimizer that report the use of its states on the host.
 
     Args:
-        optimizer: From ``torch.optim``.
+        optimizer: An optimizer from ``torch.optim``.
         give: Called with the optimizer before its states on the host are read or changed.
-        taken: Called with it when they have changed.
+        taken: Called with the optimizer after they have changed.
     """
     if optimizer in _connected:
         return

@@ -1,4 +1,4 @@
-"""From the named graph of a trace to a program of the device."""
+"""Lowers the named graph of a trace to a program of the device."""
 
 from popsim_torch.lowering.emit.builder import HalfPartials
 from popsim_torch.lowering.lower import lower

@@ -1,4 +1,4 @@
-"""Elements of gradients for queues of the host, in a program's backward pass and update."""
+"""Adds gradients as elements for queues, in a program's backward pass and update."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class GradientQueues:
 
     Args:
         builder: The graph under construction.
-        gradients: Of one micro-batch, by the parameter's name.
-        accumulator_of: Returns what the update itself accumulates a parameter's gradients in; None
-            if it accumulates nothing, or something else.
+        gradients: The gradients of one micro-batch, by the parameter's name.
+        accumulator_of: Returns the tensor in which the update itself accumulates a parameter's
+            gradients; None if there is none, or if it holds something else.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class GradientQueues:
         self._accumulator_of = accumulator_of
 
     def add(self, element: GradientEnqueue) -> None:
-        """Add what makes an element, in front of the updates and after all accumulations."""
+        """Add the ops for an element, before the updates and after all accumulations."""
         phase = Phase.UPDATE
         if element.mode == OutfeedOptimizerMode.AFTER_COMPUTE:
             phase = Phase.BACKWARD
         tensors = [self._gradients[name] for name in element.parameters]
         if element.accumulated:
             tensors = [self._accumulated(name, element) for name in element.parameters]
-        # The gradients of all stages are there where those of the first one are.
+        # The gradients of the first stage are complete last.
         stages = [found[1] for x in tensors if (found := self._builder.written_in(x)) is not None]
         stage = min(stages, default=0) if phase == Phase.BACKWARD else 0
         self._builder.op(
@@ -58,7 +58,7 @@ class GradientQueues:
         )
 
     def _accumulated(self, parameter: str, element: GradientEnqueue) -> Tensor:
-        """Return the sum or mean of a parameter's gradients, as the options have it."""
+        """Return the sum or mean of a parameter's gradients, as the options ask for."""
         found = self._accumulator_of(parameter) or self._own_accumulator(parameter)
         if element.divisor == 1:
             return found
@@ -67,7 +67,7 @@ class GradientQueues:
         return emit_map(self._builder, code, mean, found.dtype, found.shape, place)
 
     def _own_accumulator(self, parameter: str) -> Tensor:
-        """Add up gradients where the update does not: it adds them to the velocity."""
+        """Accumulate gradients separately, because the update adds them to the velocity."""
         gradient = self._gradients[parameter]
         written = self._builder.written_in(gradient)
         place = Place(Phase.BACKWARD, 0 if written is None else written[1], _NAME)

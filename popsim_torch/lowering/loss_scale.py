@@ -1,4 +1,4 @@
-"""The loss scale that the device adapts by itself: what the rule for it becomes."""
+"""Adds the ops of automatic loss scaling: the device adapts the loss scale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LossScaleLowering:
 
     Args:
         builder: The graph under construction.
-        program: Gets the states.
-        rule: How the factor changes.
+        program: Receives the states.
+        rule: The rule by which the factor changes.
     """
 
     def __init__(self, builder: Builder, program: Program, rule: LossScaleRule) -> None:
@@ -38,7 +38,7 @@ class LossScaleLowering:
         """Return the scale of a backward pass.
 
         Args:
-            scale: The optimizer's.
+            scale: The loss scale of the optimizer.
             stage: The stage of the loss.
         """
         code = MapCode()
@@ -49,7 +49,7 @@ class LossScaleLowering:
         return final
 
     def follow(self, scalar: Scalar, tensor: Tensor, phase: Phase, stage: int = 0) -> Tensor:
-        """Return a hyper-parameter for gradients that carry the factor, where that matters."""
+        """Return a hyper-parameter, scaled by the factor if its gradients are scaled by it."""
         if scalar.gradient_scale == 0:
             return tensor
         key = (scalar.name, phase, stage)
@@ -58,7 +58,7 @@ class LossScaleLowering:
             instruction = "mul" if scalar.gradient_scale > 0 else "div"
             result = code(instruction, tensor, self._factor)
             self._followed[key] = self._scalar(code, result, Place(phase, stage, scalar.name))
-            if phase == Phase.BACKWARD:  # Accumulations do not stand at the end.
+            if phase == Phase.BACKWARD:  # Accumulations run before the end.
                 assert self._final is not None
                 self._builder.move_last_op_after(self._final)
         return self._followed[key]
@@ -67,8 +67,8 @@ class LossScaleLowering:
         """Count the elements of a micro-batch's gradient that are too large.
 
         Args:
-            gradient: Of a parameter.
-            name: The gradient's.
+            gradient: The gradient of a parameter.
+            name: The name of the gradient.
         """
         if gradient.numel == 0:
             return
@@ -96,7 +96,7 @@ class LossScaleLowering:
         """Change the factor after all updates.
 
         Args:
-            scale: The optimizer's.
+            scale: The loss scale of the optimizer.
         """
         rule, place = self._rule, Place(Phase.UPDATE, 0, names.updated(names.LOSS_SCALE_FACTOR))
         step = self._state(f"{names.LOSS_SCALE_FACTOR}/step")

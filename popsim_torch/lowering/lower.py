@@ -1,4 +1,4 @@
-"""From the named graph of a trace to a program: node by node, then the weight update."""
+"""Lowers the named graph of a trace to a program: node by node, then the weight update."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Lowering:
         self._plan = plan
         self._enqueued_gradients = gradients
         self._program = Program(offers=Offers(tuple(anchors)))
-        # An update needs its weight, though nobody else may read it.
+        # An update needs its weight, even if no other op reads it.
         updated = set() if plan is None else {update.parameter for update in plan.updates}
         self._needed = named.needed(
             node
@@ -85,7 +85,7 @@ class _Lowering:
         return self._program
 
     def _check_supported(self) -> None:
-        """Refuse what the device cannot run: all of it at once."""
+        """Refuse operators that the device does not support: all of them in one message."""
         reasons: dict[str, str] = {}
         needed = (node for node in self._named.nodes if node in self._needed)
         for node in with_bodies(needed, self._named.traced.controls):
@@ -129,7 +129,7 @@ class _Lowering:
         self._program.sources.pop(NO_TENSOR, None)
 
     def _add_aliases(self) -> None:
-        """Give tensors that the program has their further names, or offer these."""
+        """Give tensors of the program their further names, or offer these tensors."""
         for name, node in self._named.aliases.items():
             value = self._builder.values.get(node)
             if isinstance(value, Tensor):
@@ -146,7 +146,7 @@ class _Lowering:
             self._loss_scale.adapt(scale)
 
     def _note_outputs(self) -> None:
-        """Note the tensors that what comes later asks for: outputs and checkpoints."""
+        """Record the tensors that later steps need: outputs and checkpoints."""
         graph = self._program.graph
         self._program.outputs = [self._builder.tensor(node).id for node in self._named.outputs()]
         kept = (self._builder.values.get(node) for node in self._named.traced.checkpoints)
@@ -171,11 +171,11 @@ def lower(
     Args:
         named: The trace.
         plan: The optimizer's updates, for training.
-        half_partials: Which products of float16 operands add up in float16.
-        anchors: Tensors that the program has even if nothing else needs them.
-        gradients: Those that go into queues.
+        half_partials: The products of float16 operands that accumulate in float16.
+        anchors: Tensors that the program contains even if nothing else needs them.
+        gradients: The gradients that go into queues.
 
     Raises:
-        Error: An operator the device does not know.
+        Error: The device does not support an operator.
     """
     return _Lowering(named, plan, half_partials, anchors, gradients).run()

@@ -1,4 +1,4 @@
-"""Lowers the nodes of a trace, one by one; a loop or branch with the nodes of its bodies."""
+"""Lowers the nodes of a trace one by one; a loop or branch with the nodes of its bodies."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from popsim_torch.trace.named_graph import NamedGraph
 __all__ = ["OWN_TARGETS", "NodeLowering"]
 
 OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL, STEP)
-"""What nodes call that is no operator of PyTorch."""
+"""Functions that nodes call and that are no operators of PyTorch."""
 
 
 class NodeLowering:
-    """Adds what nodes of a trace become to the graph of a program, or to a body in it.
+    """Adds the ops for a trace's nodes to the graph of a program, or to a body.
 
     Args:
         named: The trace.
-        offers: Tells which tensors of bodies are asked for.
-        steps: Adds updates in the middle of an iteration, where there are some.
+        offers: Knows which tensors of bodies are requested.
+        steps: Adds updates in the middle of an iteration, if there are any.
     """
 
     def __init__(self, named: NamedGraph, offers: Offers, steps: StepLowering | None) -> None:
@@ -54,7 +54,7 @@ class NodeLowering:
         value = self._value_of(builder, node)
         builder.values[node] = value
         name = self._named.names.get(node)
-        # What a gradient computes once more has its names where it is computed first.
+        # A value that a gradient computes again has its names where it is computed first.
         if (
             name is not None
             and isinstance(value, Tensor)
@@ -90,8 +90,8 @@ class NodeLowering:
             return None
         return RULES.rule_of(node).lower(builder, node, place)
 
-    # Tensors of bodies that are asked for are further results: of a loop, what they were in each
-    # iteration; of a branch that is not taken, zeros.
+    # Requested tensors of bodies are further results. For a loop they are the values in each
+    # iteration; for a branch that is not taken they are zeros.
 
     def _loop(
         self, builder: Builder, loop: Loop, inputs: Sequence[Tensor], place: Place
@@ -99,7 +99,7 @@ class NodeLowering:
         body = _begin(builder, loop, loop.body)
         asked = self._fill(body, loop.body)
         if loop.conditional or not loop.count:
-            asked = {}  # there is nothing, or nobody knows how much
+            asked = {}  # there is no iteration, or their number is not known
         body.yields([*map(body.tensor, results_of(loop.body)), *asked.values()])
         attributes: dict[str, Attribute] = {
             "count": loop.count,
@@ -149,7 +149,7 @@ class NodeLowering:
         return results[: len(branch.types)]
 
     def _fill(self, body: BodyBuilder, function: torch.fx.GraphModule) -> dict[str, Tensor]:
-        """Lower the nodes of a body; return those of its tensors that are asked for, by name."""
+        """Lower the nodes of a body; return its requested tensors, by name."""
         for node in function.graph.nodes:
             if node.op == "call_function":
                 self.lower(body, node)
@@ -157,7 +157,7 @@ class NodeLowering:
 
 
 def _begin(outer: Builder, control: Control, function: torch.fx.GraphModule) -> BodyBuilder:
-    """Return a body that has inputs, and nothing else yet."""
+    """Return a new body with inputs and without ops."""
     named = outer.named and not control.is_gradient
     body = BodyBuilder(outer, list(function.graph.nodes), named)
     for node in placeholders_of(function):
@@ -167,5 +167,5 @@ def _begin(outer: Builder, control: Control, function: torch.fx.GraphModule) -> 
 
 
 def _zeros(body: BodyBuilder, like: Tensor) -> Tensor:
-    """Return zeros in the place of a tensor of the other side."""
+    """Return zeros that replace a tensor of the other body."""
     return body.constant(torch.zeros(like.shape, dtype=like.dtype, device="cpu"))

@@ -1,4 +1,4 @@
-"""Parameters and buffers on the device, and what forward changes of them."""
+"""Parameters and buffers on the device, and the changes that forward makes to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from popsim_torch.lowering.steps import is_all_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.named_graph import NamedGraph
 
-_MAX_ALIKE = 3  # buffers of one name that a message lists one by one (count)
+_MAX_ALIKE = 3  # buffers with the same name that a message lists one by one (count)
 
 
 class StateLowering:
@@ -27,7 +27,7 @@ class StateLowering:
 
     Args:
         builder: The graph under construction.
-        program: Gets the inputs, parameters and buffers.
+        program: Receives the inputs, parameters and buffers.
         traced: The graph being lowered.
         needed: The nodes that are lowered.
     """
@@ -44,10 +44,10 @@ class StateLowering:
         self._traced = traced
         self._needed = needed
         self._changes = {write.args[0]: write for write in traced.lasting_changes()}
-        # Copied by their steps, if somebody reads what they were.
+        # Their steps copy them, if their old values are read.
         steps = traced.traced.steps.values()
         self._stepped = {name for step in steps for name in step.parameters}
-        # Variables whose readers were given a copy from before the change.
+        # Variables whose readers use a copy from before the change.
         self._variables: dict[torch.fx.Node, Tensor] = {}
 
     def add_placeholders(self) -> torch.fx.Node | None:
@@ -66,7 +66,7 @@ class StateLowering:
         return rest[0] if rest else None
 
     def _warn_of_frozen(self, buffers: list[str]) -> None:
-        """Say which buffers keep the value they have now: those that are not floating-point."""
+        """Warn of buffers that keep their present value: those that are not floating-point."""
         nodes = self._traced.placeholders[len(self._traced.traced.parameters) :]
         trace = self._traced.traced
         frozen = [
@@ -83,7 +83,7 @@ class StateLowering:
             )
 
     def write_changes(self) -> None:
-        """Write new values of buffers back, and note which inputs were changed."""
+        """Write new values of buffers back, and record which inputs were changed."""
         for target, write in self._changes.items():
             position = self._traced.placeholders.index(target)  # type: ignore[arg-type]
             source: Any = write.args[1]
@@ -101,13 +101,13 @@ class StateLowering:
         view = self._builder.graph.add_view(
             variable, variable.shape, variable.strides, variable.offset
         )
-        # The body of a device loop may carry what it computes from gradients.
+        # The body of a device loop may carry values that it computes from gradients.
         written = self._builder.written_in(source)
         late = name in self._stepped or (written is not None and written[0] == Phase.BACKWARD)
         phase = Phase.BACKWARD if late else Phase.FORWARD
         place = Place(phase, self._stage_of_change(target), f"assign {name}")
         if self._builder.graph.root(source) is self._builder.graph.root(variable):
-            # What is written must not be read in another order meanwhile.
+            # The source must not be overwritten while another layout of it is read.
             apart = self._builder.value(source.dtype, source.shape)
             self._builder.op("copy", [source], [apart], place=place)
             source = apart
@@ -139,10 +139,11 @@ class StateLowering:
             self._keep_old_value(node, tensor)
 
     def _keep_old_value(self, node: torch.fx.Node, tensor: Tensor) -> None:
-        """Let everybody read the value that a placeholder had before forward changed it.
+        """Let all readers see the value that a placeholder had before forward changed it.
 
-        Who reads it after the change, in the backward pass or on a later stage, is given a copy.
-        An earlier stage is already busy with the next micro-batch when it changes: refused.
+        Readers after the change, in the backward pass or on a later stage, get a copy. Readers on
+        an earlier stage are refused: that stage already works on the next micro-batch at the
+        change.
         """
         stage = self._stage_of_change(node)
         after = False
@@ -159,7 +160,7 @@ class StateLowering:
             self._give_copy(node, tensor)
 
     def _readers(self, node: torch.fx.Node) -> list[torch.fx.Node]:
-        """Return what reads a placeholder's old value, also what reads it by a view."""
+        """Return the nodes that read a placeholder's old value, also through a view."""
         todo, readers = [node], dict[torch.fx.Node, None]()
         while todo:
             for user in todo.pop().users:
@@ -182,7 +183,7 @@ class StateLowering:
 
 
 def _in_one_line(names: list[str]) -> str:
-    """Return names of buffers; of those alike the first, and how many there are."""
+    """Return names of buffers in one line; for similar names the first one and their number."""
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(name.rpartition(".")[2], []).append(name)

@@ -1,8 +1,8 @@
-"""Updates of weights within an iteration, where the body of a device loop reads them again.
+"""Updates of weights within an iteration, if the body of a device loop reads them afterwards.
 
-In the trace an update gives new weights and leaves the old ones as they are. On the device it
-writes them where they lie: after it, a node that stands for the new weights looks at the same
-memory. What reads older ones later is given a copy.
+In the trace, an update returns new weights and does not change the old ones. On the device, it
+overwrites the weights in place: after it, a node for the new weights uses the same memory. Later
+readers of older weights get a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepLowering:
         builder: The graph under construction.
         named: The trace.
         needed: The nodes that are lowered.
-        plan: What each parameter's update is.
+        plan: The update of each parameter.
         lowering: Adds the ops of updates.
     """
 
@@ -56,7 +56,7 @@ class StepLowering:
         self._last = {name: key for name, key in last.items() if name not in at_end}
 
     def lower(self, node: torch.fx.Node, place: Place) -> Value:
-        """Add the updates of a step; return the weights, as they are after it."""
+        """Add the updates of a step; return the weights after the step."""
         given: Any = node.args
         sources, gradients, key = given
         weights = [self._lowering.weight(name) for name in self._names[key]]
@@ -72,10 +72,10 @@ class StepLowering:
         return [another_name(self._builder, weight) for weight in weights]
 
     def _put(self, weight: Tensor, value: Tensor, place: Place) -> None:
-        """Let the memory of a weight hold a value that user code has given it."""
+        """Write a value that user code has assigned to a weight into the memory of the weight."""
         if is_all_of(weight, value):
             return
-        if self._builder.graph.root(value) is weight:  # in another order
+        if self._builder.graph.root(value) is weight:  # the same memory in another order
             value = self._copy(value, place)
         self._builder.op("copy", [value], [another_name(self._builder, weight)], place=place)
 
@@ -87,8 +87,8 @@ class StepLowering:
     def _keep_older(self, step: torch.fx.Node, weights: Sequence[Tensor], place: Place) -> None:
         """Copy the weights whose values from before a step are read after it.
 
-        In eager PyTorch that is a ``clone`` of a weight, which is no more than another look at it
-        here.
+        In eager PyTorch such a reader has a ``clone`` of the weight; in the program a clone is only
+        a view.
         """
         builder, graph = self._builder, self._builder.graph
         changing = {weight.id: weight for weight in weights}
@@ -122,14 +122,14 @@ class StepLowering:
 
 
 def is_all_of(weight: Tensor, value: Tensor) -> bool:
-    """Whether a tensor is a weight, as it lies in memory."""
+    """Return whether a tensor is a whole weight, with the same memory layout."""
     if value is weight:
         return True
     return value.base == weight.id and value.covers(weight) and value.shape == weight.shape
 
 
 def is_put_there(node: torch.fx.Node) -> bool:
-    """Whether a node is a weight into which the result of a step has been copied."""
+    """Return whether a node is a weight into which the result of a step was copied."""
     if node.target is not _COPY:
         return False
     source: Any = node.args[1]
@@ -137,5 +137,5 @@ def is_put_there(node: torch.fx.Node) -> bool:
 
 
 def _replaces(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether a node puts another value in the place of a tensor, and does not read it."""
+    """Return whether a node overwrites a tensor with another value, and does not read it."""
     return user.target in (_COPY, _COPY_) and user.args[0] is node and user.args[1] is not node

@@ -1,4 +1,4 @@
-"""Accumulation and weight update: what an optimizer plan becomes."""
+"""Lowers an optimizer plan: accumulation and weight updates."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class UpdateLowering:
 
     Args:
         builder: The graph under construction.
-        program: Has the parameters; gets states, scalars, and offers of what updates compute.
-        loss_scale: Where the device adapts the loss scale by itself.
+        program: Has the parameters; receives states, scalars, and offers of values in updates.
+        loss_scale: Set if the device adapts the loss scale.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class UpdateLowering:
         self._program = program
         self._loss_scale = loss_scale
         self._states: dict[str, Tensor] = {}
-        # The gradient that the latest step used, by the parameter's name.
+        # The gradient of the latest step, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
 
     def weight(self, parameter: str) -> Tensor:
-        """Return a parameter's memory on the device."""
+        """Return the tensor of a parameter on the device."""
         return self._builder.graph.tensors[self._program.parameters[parameter]]
 
     def step(
@@ -60,13 +60,13 @@ class UpdateLowering:
         place: Place,
         named: Collection[str],
     ) -> None:
-        """Add the updates of some parameters, right here.
+        """Add the updates of some parameters at a place inside of the iteration.
 
         Args:
-            plan: The updates of all.
+            plan: The updates of all parameters.
             gradients: Their gradients, by name.
-            place: Where the iteration takes the step.
-            named: Those of which the results have names: what an iteration leaves.
+            place: The place of the step in the iteration.
+            named: The parameters whose results get names: the last values in an iteration.
         """
         self._gradients |= gradients
         updates = [update for update in plan.updates if update.parameter in gradients]
@@ -83,13 +83,13 @@ class UpdateLowering:
         gradients: Mapping[str, Tensor],
         elements: Iterable[GradientEnqueue] = (),
     ) -> None:
-        """Add the accumulations to the backward pass and the updates after everything.
+        """Add the accumulations to the backward pass, and the updates at the end.
 
         Args:
             plan: The updates.
-            gradients: Of the parameters that are updated after everything, of one micro-batch, by
-                name.
-            elements: Gradients that go into queues.
+            gradients: The gradients of one micro-batch for the parameters that are updated at the
+                end, by name.
+            elements: The gradients that go into queues.
         """
         self._gradients |= gradients
         at_end = [update for update in plan.updates if update.parameter in gradients]
@@ -107,7 +107,7 @@ class UpdateLowering:
             queues.add(element)
         norm = self._gradient_norm(plan, at_end, _AT_END)
         if self._loss_scale is not None:
-            # In front of all updates, so that these can be done together.
+            # Before all updates, so that these can run together.
             for scalar in (s for update in at_end for s in update.scalars):
                 self._scalar(scalar)
         for update in at_end:
@@ -116,7 +116,7 @@ class UpdateLowering:
     def _accumulate(
         self, parameter: str, accumulation: Accumulation, step: Place | None = None
     ) -> None:
-        """Add an accumulation, right after its gradient or where a step is taken."""
+        """Add an accumulation, directly after its gradient or at the place of the step."""
         gradient = self._gradients[parameter]
         place = Place(Phase.BACKWARD, self._stage_of(gradient), accumulation.output)
         state = self._state(parameter, accumulation.state)
@@ -166,7 +166,7 @@ class UpdateLowering:
         self._builder.op(update.kind, inputs, outputs, dict(update.attributes), place=place)
 
     def _terms(self, update: ParameterUpdate, weight: Tensor) -> list[Tensor | None]:
-        """Return the outputs for the terms of an update, up to the last that is wanted."""
+        """Return the outputs for the terms of an update, up to the last one that is requested."""
         terms: list[Tensor | None] = []
         for term in update.terms:
             shape = weight.shape if term.per_element else ()
@@ -177,7 +177,7 @@ class UpdateLowering:
         return terms
 
     def _offer_gradient(self, update: ParameterUpdate, gradient: Tensor, step: Place) -> None:
-        """Offer what the gradient is before the update."""
+        """Offer the gradient before the update."""
         parameter = update.parameter
         if update.kind == "sgd_update" and update.gradient == GradientInput.ACCUMULATOR:
             name = names.final_reduced_gradient(parameter)
@@ -200,7 +200,7 @@ class UpdateLowering:
         return velocity_so_far(self._builder, state, gradient, factor, place)
 
     def _offer(self, name: str, make: Callable[[], Tensor]) -> Tensor | None:
-        """Make a tensor that is there only where it is anchored."""
+        """Make a tensor that exists only if it is anchored."""
         return self._program.offers.add(self._builder.graph, name, make)
 
     def _gradient_of(self, update: ParameterUpdate) -> Tensor | None:
@@ -233,7 +233,7 @@ class UpdateLowering:
         return self._states[state.name]
 
     def _scalar(self, scalar: Scalar, phase: Phase = Phase.UPDATE, stage: int = 0) -> Tensor:
-        """Return a hyper-parameter as ops of a phase and stage use it."""
+        """Return a hyper-parameter for the ops of a phase and stage."""
         tensor = self._variable(scalar)
         if self._loss_scale is None:
             return tensor
@@ -251,7 +251,7 @@ class UpdateLowering:
         return self._builder.graph.tensors[known[scalar.name]]
 
     def _shown(self, scalar: Scalar, tensor: Tensor) -> Tensor:
-        """Return what an anchor of a hyper-parameter shows."""
+        """Return the value that an anchor of a hyper-parameter shows."""
         if not self._program.offers.asked(scalar.name):
             return tensor
         return cast(self._builder, tensor, scalar.shown_dtype, Place(Phase.UPDATE, 0, scalar.name))

@@ -1,8 +1,8 @@
-"""What the gradient of an update is before its op runs, where that is anchored.
+"""The gradient before the op of an update runs, if it is anchored.
 
-What the op itself computes in passing are outputs of it (``optim.plan.Term``), so that an anchor
-shows the numbers that were used. What stands here no op computes: ops of their own do, beside those
-that do the work, so that looking changes no bit and what nobody looks at costs nothing.
+Values that the op itself computes are outputs of the op (``optim.plan.Term``), so an anchor shows
+the numbers that were used. No op computes the values in this file: separate ops do, next to those
+of the update. So an anchor changes no bit, and a value without an anchor costs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from popsim_torch.lowering.emit.maps import emit_map
 
 
 def final_gradient(builder: Builder, gradient: Tensor, place: Place) -> Tensor:
-    """Return a copy of a gradient after all micro-batches, where its update is."""
+    """Return a copy of a gradient after all micro-batches, at the place of its update."""
     copy = builder.value(gradient.dtype, gradient.shape)
     builder.op("copy", [gradient], [copy], place=place)
     return copy
@@ -29,12 +29,13 @@ def velocity_so_far(
 
     Args:
         builder: The graph under construction.
-        velocity: Without the gradients of this device iteration.
-        gradient: Their sum so far.
-        dampening: The gradients' factor.
-        place: Where the gradient is complete.
+        velocity: The velocity without the gradients of this device iteration.
+        gradient: The sum of these gradients so far.
+        dampening: The factor of the gradients.
+        place: The place at which the gradient is complete.
     """
     code = MapCode()
-    # As the kernels add a gradient to a velocity, with the same bits.
+    # The same operations in which the kernels add a gradient to a velocity, so the bits are the
+    # same.
     so_far = code("add", velocity, code("mul", dampening, gradient))
     return emit_map(builder, code, so_far, torch.float32, velocity.shape, place)

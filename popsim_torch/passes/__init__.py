@@ -1,1 +1,1 @@
-"""Steps that rewrite a program in place; ``pipeline`` says which and in which order."""
+"""Passes that rewrite a program in place; ``pipeline`` has their list and order."""

@@ -1,13 +1,13 @@
-"""Joins the ops of attention, so that scores and probabilities stay in the caches.
+"""Fuses the ops of attention, so that scores and probabilities stay in the caches.
 
 A product, a ``map`` (scale, mask), a softmax and another product become one ``attention``. In
-training the two gradients of the products, that of the softmax and that of the ``map`` become one
-``attention_grad``, which computes the probabilities again instead of reading them, unless they are
+training, the gradients of the products, of the softmax and of the ``map`` become one
+``attention_grad``. It computes the probabilities again instead of reading them, unless they are
 few.
 
-Only where nobody else reads what is then no longer written, and where all ops belong to one phase
-and stage. Values stay the same to the last bit: both ops compute and round as the separate ones.
-Names of tensors that are no longer computed stay in the graph.
+The pass requires that no other op reads the values that are no longer written, and that all ops
+belong to one phase and stage. The values are equal to the last bit: both ops compute and round like
+the separate ones. Names of tensors that are no longer computed stay in the graph.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from popsim_torch.passes.patterns import (
 __all__ = ["REWRITES", "fuse_attention"]
 
 _MAX_KEPT = 1 << 20
-"""Most probabilities, of all heads, that are kept for the gradient. Computing them again costs up
-to 3% of a training step of an encoder layer with 64 to 256 positions. With 512 and more the fused
-ops are 5 to 10% faster than the separate ones even so, and the arena is a fifth to a half of
-theirs. Measured with 8 to 64 heads of width 64."""
+"""Most probabilities, over all heads, that are kept for the gradient. Computing them again costs
+up to 3% of a training step of an encoder layer with 64 to 256 positions. With 512 and more, the
+fused ops are 5 to 10% faster than the separate ones nevertheless, and the arena is a fifth to a
+half of theirs. Measured with 8 to 64 heads of width 64."""
 
 _DTYPES = (torch.float16, torch.float32)
 _FORWARD = ("scores", "map", "softmax", "product")
@@ -51,12 +51,12 @@ def fuse_attention(graph: Graph) -> int:
     return rewrite(graph, REWRITES)
 
 
-# --- How the ops see the matrices between the products ---
+# --- The form in which the ops read the matrices between the products ---
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Shape and type of the matrices between the products."""
+    """Shape and dtype of the matrices between the products."""
 
     batch: int
     rows: int
@@ -65,19 +65,19 @@ class _Scores:
 
     @classmethod
     def of(cls, match: Match) -> _Scores:
-        """Return those of the probabilities."""
+        """Return the shape and dtype of the probabilities."""
         tensor = match.tensor(match.ops["softmax"].outputs[0])
         *batch, rows, columns = tensor.shape
         return cls(math.prod(batch), rows, columns, tensor.dtype)
 
     @property
     def numel(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return self.batch * self.rows * self.columns
 
 
 def _is_whole(match: Match, seen: Tensor) -> bool:
-    """Whether a tensor is all matrices, one after the other."""
+    """Return whether a tensor is all matrices, one after the other."""
     scores = _Scores.of(match)
     matrices = (scores.batch, scores.rows, scores.columns)
     whole = (math.prod(seen.shape[:-2]), *seen.shape[-2:]) == matrices
@@ -123,7 +123,7 @@ def _is_softmax_grad(match: Match, op: Op) -> bool:
 
 
 def _maps_scores(match: Match, op: Op) -> bool:
-    """Whether a ``map`` has one result, and reads one product or gradient of a softmax."""
+    """Return whether a ``map`` has one result, and reads one product or softmax gradient."""
     made = [
         tensor_id
         for tensor_id in op.inputs
@@ -143,12 +143,12 @@ def _name_of(match: Match, op: Op) -> str:
 
 
 def _is_product(match: Match, op: Op) -> bool:
-    """Whether an op multiplies batches of matrices, and nothing else."""
+    """Return whether an op multiplies batches of matrices, and does nothing else."""
     return len(op.inputs) <= 2 and _is_product_on_top(match, op)
 
 
 def _is_product_on_top(match: Match, op: Op) -> bool:
-    """Whether an op multiplies batches of matrices, perhaps on top of something."""
+    """Return whether an op multiplies batches of matrices, and maybe adds to a tensor."""
     tensors = [match.tensor(tensor_id) for tensor_id in op.inputs[:2]]
     return (
         len(op.inputs) <= 3
@@ -159,7 +159,7 @@ def _is_product_on_top(match: Match, op: Op) -> bool:
     )
 
 
-# --- Conditions of all of them ---
+# --- Conditions of all ops together ---
 
 
 def _fits(match: Match) -> bool:
@@ -170,10 +170,10 @@ def _fits(match: Match) -> bool:
     width = match.tensor(ops["product"].inputs[1]).shape[-1]
     return (
         all(match.tensor(root).dtype == scores.dtype for root in inner)
-        # Smaller ones, in batches, have other sums.
+        # Smaller products, in batches, are summed in another order.
         and scores.rows * scores.columns * min(depth, width) >= min_cut_work()
         and ("softmax_grad" not in ops or "for_q" in ops or "for_k" in ops)
-        # In the backward pass are those that are computed again (passes/recompute.py).
+        # In the backward pass these are ops that are computed again (passes/recompute.py).
         and _run_together(match, _FORWARD, ops["softmax"].phase)
         and _run_together(match, _BACKWARD, Phase.BACKWARD)
         and (
@@ -185,7 +185,7 @@ def _fits(match: Match) -> bool:
 
 
 def _run_together(match: Match, names: tuple[str, ...], phase: Phase) -> bool:
-    """Whether ops run in one place, and what they read does not change meanwhile or later."""
+    """Return whether ops run in one place, and whether their inputs stay unchanged."""
     ops = [match.ops[name] for name in names if name in match.ops]
     return all(
         op.phase == phase
@@ -207,7 +207,7 @@ def _is_fixed(match: Match, root: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Map:
-    """A ``map`` of scores, as attributes of the fused op: value 0 is the scores."""
+    """A ``map`` of scores in the attributes of the fused op: value 0 is the scores."""
 
     others: list[int]
     attributes: dict[str, Any]
@@ -217,7 +217,7 @@ def _map_of(match: Match, name: str) -> _Map:
     scores, op = _Scores.of(match), match.ops.get(name)
     code, shape = MapCode(), [scores.batch, scores.rows, scores.columns]
     if op is None:
-        code.results = [code.input(NO_TENSOR)]  # the scores, as they are
+        code.results = [code.input(NO_TENSOR)]  # the scores, unchanged
     else:
         code, shape = MapCode.of(op), list(match.tensor(op.outputs[0]).shape)
         code.put_first(op.inputs[match.positions[name]])
@@ -256,12 +256,12 @@ def _forward_op(match: Match, *, keep: bool) -> Op:
 
 
 def _backward_op(match: Match, forward: Op, first: Op) -> Op:
-    """Return the gradient; what nobody reads of q, k and v is left out.
+    """Return the gradient; unread gradients of q, k and v are left out.
 
     Args:
-        match: Has ops of the backward pass.
+        match: Has the ops of the backward pass.
         forward: The fused op of the forward pass.
-        first: The op in whose place this one stands.
+        first: The op that the new one replaces.
     """
     q, k, _v, initial, *others = forward.inputs
     kept = forward.outputs[1]
@@ -299,7 +299,7 @@ def _backward_op(match: Match, forward: Op, first: Op) -> Op:
 
 
 def _is_written_before(match: Match, op: Op, first: Op) -> bool:
-    """Whether all that a new op reads is there when the first of the old ones runs."""
+    """Return whether all inputs of a new op exist when the first of the old ones runs."""
     position = match.uses.position
     return all(
         writer.phase != first.phase or position(writer) < position(first)

@@ -1,7 +1,7 @@
-"""Joins chains of ``map`` ops, so that a chain reads and writes memory once.
+"""Fuses chains of ``map`` ops, so that a chain reads and writes memory once.
 
-A ``map`` op whose only reader is another one of the same shape becomes part of it. Values stay the
-same to the last bit: results that were stored as float16 are rounded to float16 in between.
+A ``map`` op whose only reader is another one of the same shape becomes part of it. The values are
+equal to the last bit: results that were stored as float16 are still rounded to float16.
 """
 
 from __future__ import annotations

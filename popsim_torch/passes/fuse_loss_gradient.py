@@ -1,8 +1,8 @@
-"""Joins the gradients of a loss over classes and of the log-softmax below it.
+"""Fuses the gradients of a loss over classes and of the log-softmax before it.
 
-The gradient with regard to the log-probabilities is zero but for one class of each sample. Where
-only the gradient of a log-softmax reads it, one op computes both and the zeros are never written.
-Values stay the same to the last bit: the op rounds in between as the two do.
+The gradient of the log-probabilities is zero except for one class of each sample. If only the
+gradient of a log-softmax reads it, one op computes both, and the zeros are never written. The
+values are equal to the last bit: the op rounds between the two steps like the two ops.
 """
 
 from __future__ import annotations

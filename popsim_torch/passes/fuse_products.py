@@ -1,11 +1,11 @@
-"""Lets matrix products do what follows them, while their result is in registers or caches.
+"""Fuses the ops after a matrix product into it, while its result is in registers or caches.
 
-* A ``map`` that adds a bias per column joins the product it reads.
-* Products of two matrices take in relu and the mask of relu's gradient, and the update by plain
-  SGD of the weight that they are the gradient of.
+* A ``map`` that adds a bias per column is fused into the product that it reads.
+* Relu, the mask of relu's gradient, and the plain SGD update of a weight are fused into the product
+  of two matrices that computes their input.
 
-Only where nobody else reads what is then no longer computed. Names of such tensors stay in the
-graph.
+The pass requires that no other op reads the values that are no longer computed. Names of such
+tensors stay in the graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def fuse_products(graph: Graph) -> int:
-    """Fuse what follows matrix products into them, in place; see ``rewrite``."""
+    """Fuse ops after matrix products into them, in place; see ``rewrite``."""
     return rewrite(graph, REWRITES)
 
 
@@ -45,11 +45,11 @@ def _masked(code: MapCode, gradient: MapValue, mask: MapValue) -> MapValue:
 
 
 def _stays(match: Match, product: Op) -> bool:
-    """Whether a product may run later than it does."""
+    """Return whether a product may run later than it does."""
     return not match.uses.reads_changed(product)
 
 
-# --- What follows is a map ---
+# --- A map after a product ---
 
 
 def _map_fits(match: Match) -> bool:
@@ -66,7 +66,7 @@ def _map_fits(match: Match) -> bool:
 
 
 def _seen(match: Match) -> int:
-    """Return the product's result as the ``map`` sees it."""
+    """Return the product's result as the ``map`` reads it."""
     return match.ops["map"].inputs[match.positions["map"]]
 
 
@@ -83,7 +83,7 @@ def _in_place_of_map(match: Match, product: Op) -> Mapping[str, Op]:
     """Return the product in the place of the ``map``, whose result it now computes."""
     op, graph = match.ops["map"], match.graph
     out, seen = match.tensor(op.outputs[0]), match.tensor(product.outputs[0])
-    # The product sees its result as a matrix, its reader perhaps with more axes.
+    # The product has its result as a matrix, its reader maybe with more axes.
     if out.shape != seen.shape:
         out = graph.add_view(out, seen.shape, seen.strides, 0)
     joined = replace(
@@ -139,7 +139,7 @@ def _with_mask(match: Match) -> Mapping[str, Op] | None:
     return _in_place_of_map(match, replace(product, inputs=inputs))
 
 
-# --- What follows is an update ---
+# --- An update after a product ---
 
 
 def _update_fits(match: Match) -> bool:
@@ -168,11 +168,11 @@ def _with_update(match: Match) -> Mapping[str, Op]:
     return {"update": replace(op, kind="sgd_product_update", inputs=inputs, outputs=outputs)}
 
 
-# --- Conditions of both ---
+# --- Conditions of both cases ---
 
 
 def _can_fuse(match: Match, what: Fusion, product: Op) -> bool:
-    """Whether ``csrc/dense`` has code for the product together with what follows it."""
+    """Return whether ``csrc/dense`` has code for the product fused with the next op."""
     a, b = (match.tensor(i) for i in product.inputs[:2])
     if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype not in _DTYPES:
         return False
@@ -182,7 +182,7 @@ def _can_fuse(match: Match, what: Fusion, product: Op) -> bool:
 
 
 def _pays(match: Match, product: Op) -> bool:
-    """Whether keeping the operands until the update takes less memory than the gradient."""
+    """Return whether keeping the operands until the update takes less memory than the gradient."""
     kept = [match.root(i) for i in product.inputs[:2]]
     if any(t.kind not in (TensorKind.VALUE, TensorKind.INPUT) for t in kept):
         return False

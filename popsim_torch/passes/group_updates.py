@@ -1,12 +1,12 @@
-"""Joins the weight updates of a model, so that threads share all of its parameters at once.
+"""Groups the weight updates of a model, so that threads share all of its parameters at once.
 
 Update ops of the same kind become one op, with the inputs and outputs of one parameter after the
-other and the number of parameters as an attribute: those whose schema has one (``OpInfo.repeats``).
-Values stay the same to the last bit: threads share blocks of elements, and where blocks begin
-depends on no other parameter.
+other and the number of parameters as an attribute, if their schema has one (``OpInfo.repeats``).
+The values are equal to the last bit: threads share blocks of elements, and the boundaries of the
+blocks do not depend on other parameters.
 
-Plain SGD stays as it is: it reads and writes so little that sharing gains nothing, and where
-nothing else of a step uses several threads, it takes weights away from the core that needs them.
+Plain SGD is not grouped: it reads and writes so little that sharing gains nothing. If nothing else
+in a step uses several threads, sharing would even move weights away from the core that needs them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from popsim_torch.passes.op_table import op_table
 
 
 def group_updates(graph: Graph) -> int:
-    """Group update ops in place. A group stands where the first of its ops stood.
+    """Group update ops in place. A group takes the place of its first op.
 
     Args:
-        graph: Complete, returns included: an op that reads what an update writes keeps its place
-            before or after it.
+        graph: The complete graph, with returns: an op that reads the results of an update keeps its
+            place before or after it.
 
     Returns:
         The number of ops that became part of another one.
@@ -55,24 +55,24 @@ def group_updates(graph: Graph) -> int:
 
 @dataclass
 class _Group:
-    """Ops that become one, and what they and the ops after the first of them touch."""
+    """Ops that become one, and the tensors that they and the ops after the first one use."""
 
     members: list[Op]
     read: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
 
     def can_take(self, read: set[int], written: set[int]) -> bool:
-        """Whether an op may run at the same time as the group's first op."""
+        """Return whether an op may run at the same time as the group's first op."""
         return not (written & self.read or written & self.written or read & self.written)
 
 
 def _counter(op: Op) -> str:
-    """Return the attribute that says how many parameters an op has; empty: one and no more."""
+    """Return the attribute with the number of parameters of an op; empty if it is always one."""
     return op_table()[op.kind].repeats
 
 
 def _key(op: Op) -> object:
-    """Return what ops of one group have in common."""
+    """Return a key that is equal for ops of one group."""
     counter = _counter(op)
     attributes = {name: value for name, value in op.attributes.items() if name != counter}
     num_inputs = len(op.inputs) // _count(op)
@@ -85,7 +85,7 @@ def _count(op: Op) -> int:
 
 
 def _padded(op: Op, num_outputs: int) -> list[int]:
-    """Return the outputs of an op, as many for each of its parameters."""
+    """Return the outputs of an op, padded to the same number for each of its parameters."""
     old = len(op.outputs) // _count(op)
     missing = [NO_TENSOR] * (num_outputs - old)
     return [
@@ -100,11 +100,11 @@ def _roots(graph: Graph, ids: Iterable[int]) -> set[int]:
 
 
 def _join(ops: list[Op]) -> None:
-    """Make the first op that of all."""
+    """Change the first op to the op of the whole group."""
     first, others = ops[0], ops[1:]
     if not others:
         return
-    # Terms that are anchored come last, where others have none.
+    # Anchored terms come last; other parameters do not have them.
     num_outputs = max(len(op.outputs) // _count(op) for op in ops)
     first.inputs = [i for op in ops for i in op.inputs]
     first.outputs = [i for op in ops for i in _padded(op, num_outputs)]

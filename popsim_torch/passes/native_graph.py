@@ -1,4 +1,4 @@
-"""The C++ form of the ir: what verifies it, and what runs."""
+"""Converts the IR to its C++ form, which can be verified and run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _attribute(key: str, value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Return a name or title as UTF-8 can express it, which lone surrogates are not part of."""
+    """Return a name or title as valid UTF-8, without lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -36,8 +36,8 @@ def to_native(graph: Graph) -> _native.Graph:
     """Return the C++ form of a graph, tensor ids unchanged.
 
     Raises:
-        InternalError: A number is too large for C++, or an attribute has a type that it does not
-            know.
+        InternalError: A number is too large for C++, or an attribute has a type that C++ does not
+            support.
     """
     native = _native.Graph()
     for tensor in graph.tensors:

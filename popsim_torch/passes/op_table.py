@@ -1,4 +1,4 @@
-"""What the device's library says of its ops."""
+"""The op table of the device's library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from popsim_torch.ir import AttributeRule, Operand, OpInfo, OpTable
 
 @functools.cache
 def op_table() -> OpTable:
-    """Return what is known of every kind of op, by its name."""
+    """Return the entry of every kind of op, by its name."""
     return {entry.name: _info(entry) for entry in _native.op_table()}
 
 

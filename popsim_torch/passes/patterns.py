@@ -1,12 +1,12 @@
-"""Patterns of ops, and what takes their place: how passes that join ops are written.
+"""Patterns of ops and their replacements: the language of passes that fuse ops.
 
-A :class:`Rewrite` says which ops it looks for (:class:`OpPattern`), what else has to hold, and
-which op is to stand where some of them were. :func:`rewrite` goes through a graph once, in the
-order in which ops run, and applies rewrites wherever they fit.
+A :class:`Rewrite` has the ops to find (:class:`OpPattern`), further conditions, and the op that
+replaces some of them. :func:`rewrite` goes through a graph once, in the order of execution, and
+applies rewrites wherever they match.
 
-Ops of a pattern are connected by tensors with names. A name stands for memory: an op may see it in
-another shape (:class:`Operand`). What is ``inner`` belongs to the ops of the match alone: one of
-them writes it, and nobody else reads it, so that it need not exist any more.
+Ops of a pattern are connected by tensors with names. A name stands for memory: an op may read it in
+another shape (:class:`Operand`). An ``inner`` tensor belongs only to the ops of the match: one of
+them writes it, and no other op reads it, so the tensor may disappear.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Operand:
     """A tensor that an op of a pattern reads.
 
     Attributes:
-        name: The same name in another place of the pattern is the same memory.
-        fits: Whether the op sees it as it has to.
+        name: Operands with the same name in a pattern have the same memory.
+        fits: Returns whether the op reads the memory in the required form.
     """
 
     name: str
@@ -36,28 +36,28 @@ class Operand:
 
 
 def operand(name: str) -> Operand:
-    """Return an operand that may be seen in any way."""
+    """Return an operand that may be read in any form."""
     return Operand(name, lambda _match, _tensor: True)
 
 
 def whole(name: str) -> Operand:
-    """Return an operand that is all of its memory, element by element, perhaps in another shape."""
+    """Return an operand that is its whole memory, in order, maybe in another shape."""
     return Operand(name, lambda match, seen: seen.covers(match.graph.root(seen)))
 
 
 @dataclass(frozen=True)
 class OpPattern:
-    """An op to look for.
+    """An op to find.
 
     Attributes:
-        name: What the rewrite calls it.
-        kind: Of the op.
-        inputs: What it reads, by position; other inputs do not matter.
-        among: Something it reads at a position that does not matter.
-        output: What it writes as its first result; empty where that does not matter.
-        where: What else has to hold for it.
-        optional: It may be missing. If it has ``among`` and ``output``, these are one tensor then.
-        given: It is looked for only where the op of this name was found.
+        name: The name of the op in the rewrite.
+        kind: The kind of the op.
+        inputs: Its inputs, by position; other inputs may be anything.
+        among: An input at any position.
+        output: Its first result; empty if it may be anything.
+        where: Returns whether the op fulfils further conditions.
+        optional: Whether it may be missing. Then ``among`` and ``output``, if set, are one tensor.
+        given: The op is searched for only if the op with this name was found.
     """
 
     name: str
@@ -70,24 +70,24 @@ class OpPattern:
     given: str = ""
 
     def reads(self, position: int) -> list[tuple[int, Operand]]:
-        """Return what it reads at which position.
+        """Return its operands and their positions.
 
         Args:
-            position: Of ``among``.
+            position: The position of ``among``.
         """
         found = list(self.inputs.items())
         return found if self.among is None else [*found, (position, self.among)]
 
 
 class Match:
-    """Ops that a pattern fits.
+    """Ops that match a pattern.
 
     Attributes:
-        graph: Has the ops.
-        uses: Who reads and writes its tensors.
-        ops: The ops, by their names in the pattern; those that are missing are not there.
+        graph: The graph of the ops.
+        uses: The readers and writers of its tensors.
+        ops: The ops, by their names in the pattern; missing ones have no entry.
         tensors: Id of the memory of each named tensor.
-        positions: Where an op reads its ``among``, by the op's name.
+        positions: The position at which an op reads its ``among``, by the op's name.
     """
 
     def __init__(self, graph: Graph, uses: Uses) -> None:
@@ -106,25 +106,25 @@ class Match:
         return self.graph.root_of(tensor_id)
 
     def first(self, *names: str) -> Op:
-        """Return the op that runs first of those that were found of these."""
+        """Return the first op to run among the found ops with these names."""
         found = [self.ops[name] for name in names if name in self.ops]
         return min(found, key=self.uses.position)
 
     def run_together(self, *names: str) -> bool:
-        """Whether the ops that were found of these have one phase and stage."""
+        """Return whether the found ops with these names have one phase and stage."""
         places = {(op.phase, op.stage) for name in names if (op := self.ops.get(name)) is not None}
         return len(places) <= 1
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Ops to look for together.
+    """Ops to find together.
 
     Attributes:
-        seed: The op that the search begins at.
-        others: The other ops, each connected with one in front of it.
-        inner: Tensors that belong to the ops of the match alone.
-        where: What else has to hold for the match.
+        seed: The op at which the search begins.
+        others: The other ops, each connected with one before it.
+        inner: Tensors that belong only to the ops of the match.
+        where: Returns whether the match fulfils further conditions.
     """
 
     seed: OpPattern
@@ -138,12 +138,11 @@ class Rewrite:
     """A pattern and its replacement.
 
     Attributes:
-        name: In the table of all rewrites.
-        does: What it joins, and what for; a sentence for that table.
-        pattern: What it looks for. Rewrites that follow each other may share one: it is looked for
-            once.
-        replace: Returns, by its name in the pattern, the op that stands in the place of one; all
-            other ops of the match go. None: it turned out that the match will not do.
+        name: The name in the table of all rewrites.
+        does: The change and its purpose; a sentence for that table.
+        pattern: The ops to find. Consecutive rewrites may share a pattern: it is searched for once.
+        replace: Returns the replacements by the names of the replaced ops in the pattern; all other
+            ops of the match are removed. None if the match turns out not to be suitable.
     """
 
     name: str
@@ -156,12 +155,12 @@ def rewrite(graph: Graph, rewrites: Sequence[Rewrite]) -> int:
     """Apply rewrites to a graph, in place.
 
     Args:
-        graph: Complete, returns included: a tensor that is copied to the host has a reader more.
-            Names of tensors that are no longer computed stay in the graph.
-        rewrites: Where several fit an op, the first one counts.
+        graph: The complete graph, with returns: a tensor that is copied to the host has one more
+            reader. Names of tensors that are no longer computed stay in the graph.
+        rewrites: If several match an op, the first one is used.
 
     Returns:
-        The number of ops that are gone.
+        The number of ops that were removed.
     """
     groups = [(p, list(group)) for p, group in groupby(rewrites, lambda one: one.pattern)]
     kinds = {pattern.seed.kind for pattern, _ in groups}
@@ -186,7 +185,7 @@ def rewrite(graph: Graph, rewrites: Sequence[Rewrite]) -> int:
 def _first_fitting(
     graph: Graph, uses: Uses, groups: Sequence[tuple[Pattern, Sequence[Rewrite]]], op: Op
 ) -> list[tuple[Op, Op | None]]:
-    """Return what the first rewrite that fits puts in the place of each op of its match."""
+    """Return the replacements of the first rewrite that matches."""
     for pattern, rewrites in groups:
         if pattern.seed.kind != op.kind:
             continue
@@ -198,7 +197,7 @@ def _first_fitting(
     return []
 
 
-# --- The search: each step binds one op of the pattern, and takes it back when the rest fails ---
+# --- The search: each step binds one op of the pattern, and unbinds it if the rest fails ---
 
 
 def _matches(one: Pattern, match: Match, seed: Op) -> Iterator[Match]:
@@ -207,7 +206,7 @@ def _matches(one: Pattern, match: Match, seed: Op) -> Iterator[Match]:
 
 
 def _extended(one: Pattern, match: Match, index: int) -> Iterator[Match]:
-    """Yield the match with all others from this one on."""
+    """Yield the match with all other ops from this index on."""
     if index == len(one.others):
         if _is_closed(one, match) and one.where(match):
             yield match
@@ -225,7 +224,7 @@ def _extended(one: Pattern, match: Match, index: int) -> Iterator[Match]:
 
 
 def _candidates(match: Match, pattern: OpPattern) -> list[Op]:
-    """Return the ops that a tensor which is bound already leads to."""
+    """Return the ops that are connected with a bound tensor."""
     writers = match.tensors.get(pattern.output)
     if writers is not None:
         found = match.uses.writers(writers)
@@ -239,7 +238,7 @@ def _candidates(match: Match, pattern: OpPattern) -> list[Op]:
 
 
 def _bound(match: Match, pattern: OpPattern, op: Op) -> Iterator[None]:
-    """Bind an op and its tensors while the caller goes on, in each way that there is."""
+    """Bind an op and its tensors while the caller continues, in every possible way."""
     before = match.tensors
     for position in range(len(op.inputs)) if pattern.among else (-1,):
         tensors = _read_tensors(match, pattern, op, position)
@@ -259,7 +258,7 @@ def _bound(match: Match, pattern: OpPattern, op: Op) -> Iterator[None]:
 
 
 def _read_tensors(match: Match, pattern: OpPattern, op: Op, position: int) -> dict[str, int] | None:
-    """Return all tensors that are bound with those that an op reads; None if it reads others."""
+    """Return all bound tensors with those that an op reads; None if it reads other tensors."""
     graph, found = match.graph, dict(match.tensors)
     for place, asked in pattern.reads(position):
         if place >= len(op.inputs) or op.inputs[place] == NO_TENSOR:
@@ -272,7 +271,7 @@ def _read_tensors(match: Match, pattern: OpPattern, op: Op, position: int) -> di
 
 
 def _bridged(match: Match, pattern: OpPattern) -> Iterator[None]:
-    """Go on without an op: what it would write is what it would read."""
+    """Continue without an op: its output is its input."""
     if pattern.among is None or not pattern.output:
         yield
         return
@@ -285,7 +284,7 @@ def _bridged(match: Match, pattern: OpPattern) -> Iterator[None]:
 
 
 def _is_closed(one: Pattern, match: Match) -> bool:
-    """Whether inner tensors are written once, and read by the ops of the match alone."""
+    """Return whether inner tensors are written once, and read only by the ops of the match."""
     reads: Counter[int] = Counter()
     for pattern in (one.seed, *one.others):
         if pattern.name in match.ops:

@@ -1,9 +1,9 @@
-"""The passes over a program, in their order: those that state it, then those that fit it to a host.
+"""The passes over a program, in order: those that complete it, then those that fit it to a host.
 
 Between the two lists a program is the same on every machine; costs, reports, files and golden texts
-read it there. Each pass rewrites a program in place. The program is verified after the first list,
-and the device's library verifies what it is given (``csrc/ops/check.h``). With the environment
-variable ``POPSIM_VERIFY_PASSES=1`` it is verified after each pass, so that an error tells which.
+use this form. Each pass rewrites a program in place. The program is verified after the first list,
+and the device's library verifies its input (``csrc/ops/check.h``). With the environment variable
+``POPSIM_VERIFY_PASSES=1`` it is verified after each pass, and the error names the pass.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from popsim_torch.passes.verify import verify, verify_names
 
 @dataclass(frozen=True)
 class ProgramRequest:
-    """What the user's options ask of a program.
+    """The requests of the user's options to a program.
 
     Attributes:
-        recomputation: Which forward values the backward pass rebuilds.
-        returns: What a run brings back.
+        recomputation: Which forward values the backward pass recomputes.
+        returns: The tensors that a run returns.
         ipu_of_stage: The IPU of each pipeline stage.
         stochastic_rounding: Whether float16 results are rounded at random.
-        synthetic_data: Which inputs the device makes by itself.
+        synthetic_data: Which inputs the device makes.
     """
 
     recomputation: Recomputation
@@ -51,7 +51,7 @@ class ProgramRequest:
 
 
 def invent_inputs(program: Program, request: ProgramRequest) -> None:
-    """Let the device make its inputs, if the options say so."""
+    """Make the device generate its inputs, if the options say so."""
     make_inputs(program, request.synthetic_data)
 
 
@@ -62,18 +62,18 @@ def round_results(program: Program, request: ProgramRequest) -> None:
 
 
 def rebuild_values(program: Program, request: ProgramRequest) -> None:
-    """Rebuild forward values in the backward pass, as the options say."""
+    """Recompute forward values in the backward pass, as the options say."""
     recompute(program.graph, request.recomputation, program.checkpoints)
 
 
 def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
-    """Give names to what crosses from one stage to another."""
+    """Name the tensors that cross from one stage to another."""
     returns = request.returns
     add_stage_tensors(program, request.ipu_of_stage, returns.pipelined)
 
 
 def bring_back(program: Program, request: ProgramRequest) -> None:
-    """Let outputs, changed inputs and anchored tensors come back from a run."""
+    """Return outputs, changed inputs and anchored tensors from a run."""
     add_returns(program, request.returns)
 
 
@@ -84,10 +84,10 @@ PROGRAM_PASSES: tuple[Callable[[Program, ProgramRequest], object], ...] = (
     name_stage_tensors,
     bring_back,
 )
-"""State the program: with the same result on every machine.
+"""Complete the program: with the same result on every machine.
 
-Rounding comes before recomputation, so that what is rebuilt is rounded as the original was.
-Recomputation comes before the returns, so that no anchor has a say in what is rebuilt.
+Rounding comes before recomputation, so that recomputed values are rounded like the originals.
+Recomputation comes before the returns, so that anchors do not influence it.
 """
 
 HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
@@ -97,7 +97,7 @@ HOST_PASSES: tuple[Callable[[Graph], object], ...] = (
     fuse_products.fuse_products,
     group_updates,
 )
-"""Fit a complete program to the machine that runs it, changing no value."""
+"""Fit a complete program to the machine that runs it, without changing a value."""
 
 REWRITES: tuple[Rewrite, ...] = (
     *fuse_loss_gradient.REWRITES,
@@ -105,19 +105,19 @@ REWRITES: tuple[Rewrite, ...] = (
     *fuse_attention.REWRITES,
     *fuse_products.REWRITES,
 )
-"""All patterns of the host passes and what takes their place, in the order in which they run."""
+"""All patterns and replacements of the host passes, in the order in which they run."""
 
 
 def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[str]:
-    """Run the passes that state a program, in place, and yield the name of each after it.
+    """Run the passes that complete a program, in place; yield the name of each one after it.
 
     Args:
-        program: As it was lowered.
-        request: What the options ask for.
+        program: The program from lowering.
+        request: The requests of the options.
 
     Raises:
-        Error: The options ask for what the program does not have.
-        InternalError: The program breaks a rule; our own bug.
+        Error: The options ask for a tensor that the program does not have.
+        InternalError: The program breaks a rule; this is a bug of this package.
     """
     each = _verifies_passes()
     in_flight = request.returns.pipelined
@@ -129,19 +129,19 @@ def run_program_passes(program: Program, request: ProgramRequest) -> Iterator[st
             _verify(run_pass, program, in_flight=in_flight)
         yield run_pass.__name__
     if not each:
-        # All else is looked at as the program is prepared to run.
+        # All other rules are checked when the program is prepared to run.
         verify_names(program.graph)
 
 
 def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
-    """Run the passes that fit a program to this host, in place, and yield the name of each.
+    """Run the passes that fit a program to this host, in place; yield the name of each one.
 
     Args:
-        program: A complete program, all passes that state it done.
-        pipelined: Several micro-batches are in flight at a time.
+        program: A program after all passes that complete it.
+        pipelined: Whether several micro-batches are in flight at a time.
 
     Raises:
-        InternalError: The program breaks a rule; our own bug.
+        InternalError: The program breaks a rule; this is a bug of this package.
     """
     each = _verifies_passes()
     for run_pass in HOST_PASSES:
@@ -155,7 +155,7 @@ def run_host_passes(program: Program, *, pipelined: bool) -> Iterator[str]:
 
 
 def _verify(run_pass: Callable[..., object], program: Program, *, in_flight: bool) -> None:
-    """Verify a program after a pass, which the message names."""
+    """Verify a program after a pass; the error names the pass."""
     try:
         verify(program.graph, in_flight=in_flight)
     except InternalError as error:
@@ -167,7 +167,7 @@ def _verifies_passes() -> bool:
 
 
 def forget_uncomputed(graph: Graph) -> None:
-    """Take the names away from values that no op writes any more."""
+    """Remove the names of values that no op writes any more."""
     written = {root.id for _, op in walk(graph) for root in graph.roots(op.outputs)}
     graph.names = {
         name: tensor_id

@@ -1,14 +1,14 @@
-"""Rebuilds forward values in the backward pass, so that they need not be kept until then.
+"""Recomputes forward values in the backward pass, so that they need not be kept until then.
 
-A value that is chosen (``recompute_choice``) is computed once more by copies of the ops that
-computed it, from what is kept: inputs, weights, constants, checkpoints, values of other stages and
-values that are not chosen. The copies stand right in front of the first backward op that needs
-them, so that what lies between two kept values is rebuilt only when backward gets there. The copy
-of a tensor ``t`` is called ``t__re``.
+Copies of the ops that computed a chosen value (``recompute_choice``) compute it again from kept
+values: inputs, weights, constants, checkpoints, values of other stages and values that are not
+chosen. The copies are directly before the first backward op that needs them, so values between two
+kept values are recomputed only when backward gets there. The copy of a tensor ``t`` is called
+``t__re``.
 
-This comes before every other pass and before the returns. Anchors can ask for a copy by its name,
-and no anchor has a say in what is rebuilt. Forward values that only forward reads now fuse with
-what follows, and the copies fuse with the backward ops that read them.
+This pass runs before every other pass and before the returns. Anchors can ask for a copy by its
+name, but do not influence which values are recomputed. Forward values that now only forward reads
+are fused with the ops after them, and the copies with the backward ops that read them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from popsim_torch.passes.recompute_choice import (
 
 
 def recompute(graph: Graph, mode: Recomputation, checkpoints: Collection[int] = ()) -> int:
-    """Rebuild forward values where backward reads them, in place.
+    """Recompute forward values where backward reads them, in place.
 
     Args:
-        graph: With its backward pass; the ops in the order of their phases.
+        graph: The graph with its backward pass; the ops are in the order of their phases.
         mode: Which values, besides those inside of a region (``Origin.region``).
         checkpoints: Ids of tensors (not of views) that are kept.
 
     Returns:
-        The number of ops that run once more.
+        The number of ops that run again.
     """
     if mode == Recomputation.NONE and not any(op.origin.region for _, op in walk(graph)):
         return 0
@@ -53,10 +53,10 @@ class _Rebuilding:
         self._repeatable = repeatable
         self._chosen = chosen
         self._ops: list[Op] = []
-        self._repeated: set[int] = set()  # positions of the ops that have a copy
+        self._repeated: set[int] = set()  # indices of the ops that have a copy
         self._copies: dict[int, Tensor] = {}
         self._names: dict[int, list[str]] = defaultdict(list)
-        self._named_views: dict[int, list[int]] = defaultdict(list)  # by what they are views of
+        self._named_views: dict[int, list[int]] = defaultdict(list)  # by the tensor that they view
         for name, tensor_id in self._graph.names.items():
             self._names[tensor_id].append(name)
         for tensor_id in self._names:
@@ -73,7 +73,7 @@ class _Rebuilding:
         return len(self._repeated)
 
     def _rebuild_for(self, reader: Op) -> None:
-        """Put copies of the ops that a backward op needs in front of it; let it read theirs."""
+        """Insert copies of the ops that a backward op needs before it; make it read the copies."""
         missing: set[int] = set()
         todo = self._rebuilt_inputs(reader)
         while todo:
@@ -94,7 +94,7 @@ class _Rebuilding:
         ]
 
     def _as_read(self, reader: Op) -> list[int]:
-        """Return what an op of the backward pass reads: copies of what is rebuilt."""
+        """Return the inputs of a backward op: copies for recomputed values."""
         rebuilt = set(self._rebuilt_inputs(reader))
         tensors = self._graph.tensors
         return [
@@ -125,7 +125,7 @@ class _Rebuilding:
             return self._copies[tensor.id]
         if tensor.kind == TensorKind.VIEW:
             root = self._copy_of(self._graph.root(tensor))
-            if tensor.id in self._copies:  # made with its root, having a name
+            if tensor.id in self._copies:  # made with its root, because it has a name
                 return self._copies[tensor.id]
             copy = self._graph.add_view(root, tensor.shape, tensor.strides, tensor.offset)
         else:

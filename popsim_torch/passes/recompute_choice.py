@@ -1,26 +1,26 @@
-"""Chooses which forward values the backward pass rebuilds instead of keeping them.
+"""Chooses which forward values the backward pass recomputes instead of keeping them.
 
-What may be rebuilt at all: values whose ops read nothing that the program changes in between (a
-buffer that forward updates), and write nothing but values. Random draws may: their numbers are
-keyed. Prints and calls of the host are not repeated, and checkpoints are kept.
+A value can be recomputed if its ops read no tensor that the program changes in between (such as a
+buffer that forward updates), and write only values. Random draws can be recomputed, because their
+numbers are keyed. Prints and host calls are not repeated, and checkpoints are kept.
 
 The rules of the modes:
 
-* ``STANDARD``: what is cheap to rebuild - elementwise ops, copies, joins, gathers, softmax, layer
-  and group norms - where that saves memory: the values that then have to be kept in exchange take
-  fewer bytes. So what comes from a product or a convolution is rebuilt where backward needs the
-  product's own result as well, and kept where it does not. Nothing is rebuilt from what is rebuilt
-  in another layer: of the sums along a residual network, which follow from one another cheaply,
-  every other one is kept, or all would be in memory at once. Products, convolutions, pooling,
-  recurrent layers, reductions, random draws and operators without an op of their own are kept.
+* ``STANDARD``: values that are cheap to recompute - elementwise ops, copies, joins, gathers,
+  softmax, layer and group norms - if that saves memory: the values that have to be kept instead
+  take fewer bytes. So values after a product or a convolution are recomputed if backward needs the
+  product's own result as well, and kept otherwise. Nothing is recomputed from recomputed values of
+  another layer. For example, the sums along a residual network follow from one another cheaply;
+  every other one is kept, because otherwise all would be in memory at once. Products, convolutions,
+  pooling, recurrent layers, reductions, random draws and operators without their own op are kept.
 * ``NORM``: the same for norms, and for the elementwise ops directly after them.
-* ``PIPELINE``: everything but checkpoints and what comes from another stage. On the last stage,
-  whose backward follows its forward at once, only what leads to a checkpoint: the rest would be
-  thrown away and computed again at the next moment.
-* ``ALL``: everything but checkpoints, what comes from another stage, and ops without inputs.
+* ``PIPELINE``: everything except checkpoints and values from another stage. On the last stage,
+  whose backward follows its forward directly, only values before a checkpoint: other values would
+  be dropped and immediately computed again.
+* ``ALL``: everything except checkpoints, values from another stage, and ops without inputs.
 
-Besides, in any mode, what stays inside of a region of forward that user code asks to rebuild
-(``torch.utils.checkpoint``).
+In every mode, this also applies to values that stay inside of a region of forward that user code
+asks to recompute (``torch.utils.checkpoint``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from popsim_torch.passes.op_table import op_table
 
 
 class Recomputation(enum.IntEnum):
-    """Which forward values are rebuilt, by the number of the back end's ``autoRecomputation``."""
+    """Which forward values are recomputed; the numbers of the back end's ``autoRecomputation``."""
 
     NONE = 0
     STANDARD = 1
@@ -45,7 +45,7 @@ class Recomputation(enum.IntEnum):
 
 
 _RUNNING = "running_"
-"""How the operands are called that a norm moves with every micro-batch."""
+"""The names of the operands that a norm updates with every micro-batch."""
 
 
 def _info(op: Op) -> OpInfo:
@@ -53,7 +53,7 @@ def _info(op: Op) -> OpInfo:
 
 
 def _is_noticed(op: Op) -> bool:
-    """Whether users see how often an op runs: they read prints and count calls of their code."""
+    """Return whether users see how often an op runs: prints, and calls of their code."""
     inside = (inner for body in op.bodies for _, inner in walk_all(body))
     parts = (_info(part) for part in (op, *inside))
     return any(part.sees_inputs or part.calls_host for part in parts)
@@ -68,18 +68,18 @@ def _is_whole_norm(op: Op) -> bool:
 
 
 def _is_statistics(op: Op) -> bool:
-    """Whether an op computes the statistics of a norm whose rest is elementwise."""
+    """Return whether an op computes the statistics of a norm whose other ops are elementwise."""
     return _info(op).family == "norm" and not _is_cheap(op)
 
 
 @dataclass
 class Repeatable:
-    """What can be computed once more in the backward pass.
+    """The ops and values that can be computed again in the backward pass.
 
     Attributes:
         graph: The program.
-        ops: Forward ops as they run the second time, by their position in the graph.
-        writers: Positions of the ops that write a value, by the value's id, in the graph's order.
+        ops: Forward ops in the form of their second run, by their index in the graph.
+        writers: Indices of the ops that write a value, by the value's id, in the graph's order.
     """
 
     graph: Graph
@@ -87,21 +87,21 @@ class Repeatable:
     writers: dict[int, list[int]] = field(default_factory=dict)
 
     def roots(self, tensor_ids: Iterable[int]) -> Iterator[int]:
-        """Return the ids of the tensors whose memory the given ones lie in."""
+        """Return the ids of the tensors that own the memory of the given ones."""
         return (root.id for root in self.graph.roots(tensor_ids))
 
     def stage(self, value: int) -> int:
-        """Return the stage that a value is computed on."""
+        """Return the stage on which a value is computed."""
         return self.ops[self.writers[value][0]].stage
 
     def inputs(self, value: int) -> Iterator[int]:
-        """Return what a value's ops read."""
+        """Return the inputs of a value's ops."""
         for position in self.writers[value]:
             yield from self.roots(self.ops[position].inputs)
 
 
 def find_repeatable(graph: Graph) -> Repeatable:
-    """Find the forward values that can be rebuilt in the backward pass with the same bits."""
+    """Find the forward values that can be recomputed in the backward pass with the same bits."""
     found = Repeatable(graph)
     changed = {
         root.id
@@ -130,7 +130,7 @@ def find_repeatable(graph: Graph) -> Repeatable:
 
 
 def _second_run(op: Op) -> Op:
-    """Return an op as it is repeated. Running statistics of norms move only once."""
+    """Return an op for its second run. Running statistics of norms are updated only once."""
     info = _info(op)
     return replace(
         op,
@@ -148,10 +148,10 @@ def _without_running(operands: Sequence[Operand], ids: Sequence[int]) -> list[in
 def choose_values(
     repeatable: Repeatable, mode: Recomputation, checkpoints: Collection[int]
 ) -> set[int]:
-    """Return the ids of the values to rebuild where backward reads them on their stage.
+    """Return the ids of the values to recompute where backward reads them on their stage.
 
     Args:
-        repeatable: What there is to choose from.
+        repeatable: The values to choose from.
         mode: The rule.
         checkpoints: Ids of values that are kept in any case.
     """
@@ -170,12 +170,12 @@ def choose_values(
 
 
 def values_inside_regions(repeatable: Repeatable, checkpoints: Collection[int]) -> set[int]:
-    """Return the ids of the values that forward only reads inside of the region that computes them.
+    """Return the ids of the values that only their own region reads in forward.
 
-    What leaves a region is kept: the next one is rebuilt from it.
+    Values that leave a region are kept: the next region is recomputed from them.
 
     Args:
-        repeatable: What there is to choose from.
+        repeatable: The values to choose from.
         checkpoints: Ids of values that are kept in any case.
     """
     region_of = {
@@ -198,7 +198,7 @@ class _Choice:
         self._graph = repeatable.graph
         self.free = [value for value in repeatable.writers if value not in checkpoints]
         self._layers = self._find_layers()
-        # What is there in the backward pass anyway.
+        # Values that exist in the backward pass in any case.
         self._read = set(checkpoints)
         for op in self._graph.ops:
             if op.phase == Phase.BACKWARD:
@@ -224,13 +224,13 @@ class _Choice:
         }
 
     def is_norm(self, op: Op) -> bool:
-        """Whether an op is a norm or an elementwise op directly after one."""
+        """Return whether an op is a norm or an elementwise op directly after one."""
         return _is_cheap(op) and any(
             root in self._norms for root in self._repeatable.roots(op.outputs)
         )
 
     def cheap(self, is_cheap: Callable[[Op], bool]) -> set[int]:
-        """Return the values that cheap ops rebuild from less than they are."""
+        """Return the values that cheap ops can recompute from fewer bytes than the values take."""
         ops, writers = self._repeatable.ops, self._repeatable.writers
         cheap = {v for v in self.free if all(is_cheap(ops[p]) for p in writers[v])}
         wanted = [value for value in self.free if value in cheap and value in self._read]
@@ -250,7 +250,7 @@ class _Choice:
         chosen: Collection[int],
         available: Collection[int],
     ) -> tuple[set[int], set[int]]:
-        """Return what is rebuilt on the way to a value, and what has to be kept for that."""
+        """Return the values to recompute for a value, and the values to keep for that."""
 
         def place(root: int) -> tuple[int, int]:
             return self._repeatable.stage(root), self._layers[root]
@@ -273,11 +273,11 @@ class _Choice:
         return rebuilt, kept
 
     def _takes_memory(self, root: int) -> bool:
-        """Whether keeping a tensor for the backward pass needs memory that it has not anyway."""
+        """Return whether keeping a tensor for the backward pass needs additional memory."""
         return root in self._layers and self._graph.tensors[root].kind == TensorKind.VALUE
 
     def _find_layers(self) -> dict[int, int]:
-        """Return how many products and the like lie on the way to each forward value."""
+        """Return the number of products and similar ops before each forward value."""
         layers: dict[int, int] = {}
         for op in self._graph.ops:
             if op.phase == Phase.FORWARD:
@@ -292,7 +292,7 @@ class _Choice:
         return tensor.numel * tensor.dtype.itemsize
 
     def all_before_the_end(self) -> set[int]:
-        """Return all values but those between the last checkpoints and the loss."""
+        """Return all values except those between the last checkpoints and the loss."""
         stage = self._repeatable.stage
         last = max((op.stage for op in self._graph.ops if op.phase == Phase.FORWARD), default=0)
         towards: set[int] = set()

@@ -1,4 +1,4 @@
-"""What comes back from a run: model outputs, inputs that forward changed, and anchors."""
+"""The tensors that a run returns: model outputs, inputs that forward changed, and anchors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from popsim_torch.ir.offers import find_name
 
 @dataclass(frozen=True)
 class ReturnRequest:
-    """What a run is to bring back besides anchors.
+    """The tensors that a run returns besides anchors.
 
     Attributes:
         loop: How often a call runs the model.
-        output_mode: Which outputs come back; not ``Default``.
-        output_period: For ``EveryN``.
-        pipelined: Several micro-batches are in flight at a time.
+        output_mode: Which outputs are returned; not ``Default``.
+        output_period: The period of ``EveryN``.
+        pipelined: Whether several micro-batches are in flight at a time.
     """
 
     loop: LoopCounts
@@ -46,14 +46,14 @@ class ReturnRequest:
 
 
 def add_returns(program: Program, request: ReturnRequest) -> None:
-    """Let outputs, changed inputs and anchored tensors come back, in place.
+    """Add the returns of outputs, changed inputs and anchored tensors, in place.
 
     Args:
-        program: Without returns.
-        request: What comes back.
+        program: A program without returns.
+        request: The tensors to return.
 
     Raises:
-        Error: An anchor of an unknown name, or a return period that does not fit.
+        Error: An anchor has an unknown name, or a return period does not fit.
     """
     tensors, returns = program.graph.tensors, _Returns(program, request)
     for tensor_id in program.outputs:
@@ -71,8 +71,8 @@ _NUM_WRITERS_OF_KEPT = {TensorKind.CONSTANT: 0, TensorKind.VALUE: 1}
 class _Returns:
     """Adds the ops that copy tensors to the host.
 
-    Each is put right after the op that computes its tensor, so that the tensor's memory is free
-    again as early as it can be.
+    Each op is directly after the op that computes its tensor, so that the tensor's memory is free
+    as early as possible.
     """
 
     def __init__(self, program: Program, request: ReturnRequest) -> None:
@@ -82,24 +82,24 @@ class _Returns:
         self._pipelined = request.pipelined
         self._behind: dict[int, list[Op]] = defaultdict(list)
         self._num_returns = 0
-        # Position of the return that an anchor's copy goes to.
+        # Index of the return that holds an anchor's copy.
         self._kept: dict[tuple[int, tuple[int, Phase, int], OutputMode, int], int] = {}
         # Tensors that are read from their own memory.
         self._staying: set[int] = set()
         self._uses = Uses(self._graph)
-        # Nobody knows which iteration is the last of a loop that a condition ends.
+        # The last iteration of a loop that a condition ends is not known in advance.
         self._ends_by_value = any(op.kind == "repeat_while" for op in self._graph.ops)
         self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
-        """Return a tensor from every run, as forward left it; once, if every run has the same."""
+        """Return a tensor from every run, as forward left it; once, if it is always the same."""
         if self._is_constant(tensor):
             mode, period = OutputMode.Final, 1
         self._count(mode, period, "Options.outputMode", any_period=False)
         self._add(tensor, mode, period, self._in_forward(tensor), False)
 
     def add_anchor(self, request: AnchorRequest) -> None:
-        """Keep a tensor's values of each run until they are asked for."""
+        """Keep a tensor's values of each run until they are read."""
         graph, name = self._graph, self._anchored_name(request)
         tensor = graph.tensors[graph.names[name]]
         mode, period = request.output_mode, request.period
@@ -117,8 +117,8 @@ class _Returns:
         if stays:
             self._staying.add(root.id)
         else:
-            # Views that only rearrange a tensor are read from the tensor's copy, which takes as
-            # long as that of one of them.
+            # Views that only rearrange a tensor are read from a copy of the tensor, which takes as
+            # long as a copy of one view.
             source = root if _is_rearrangement(tensor, root) else tensor
             key = (source.id, place, mode, period)
             if key not in self._kept:
@@ -141,8 +141,9 @@ class _Returns:
         if offered is not None:
             raise Error(
                 f"Options.anchorTensor: '{offered}' is in the body of a loop that makes no "
-                "iteration, or as many as a value says: there is no fixed number of values to give "
-                "back. Return it from the body, and anchor the result of the loop."
+                "iteration, or a number of iterations that depends on a value: there is no fixed "
+                "number of values to return. Return it from the body, and anchor the result of the "
+                "loop."
             )
         everything = self._program.tensor_names()
         closest = closest_names(anchor.long_name, everything)
@@ -160,7 +161,7 @@ class _Returns:
         )
 
     def _is_constant(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is known since the model was compiled."""
+        """Return whether the value of a tensor is known when the model is compiled."""
         root = self._graph.root(tensor)
         writers = self._uses.writers(root.id)
         if root.kind == TensorKind.VALUE:
@@ -168,10 +169,10 @@ class _Returns:
         return root.kind == TensorKind.CONSTANT and not writers
 
     def _stays(self, root: Tensor, mode: OutputMode, period: int) -> bool:
-        """Whether a tensor's memory can hold what an anchor asks for until the next run.
+        """Return whether a tensor's memory can hold the value for an anchor until the next run.
 
-        It does if it is constant or only one op writes it, the last micro-batch is the one asked
-        for, and nothing else is put there: ``finish`` sees to that.
+        It can if the tensor is constant, or if only one op writes it, the last micro-batch is
+        requested, and no other value is written there: ``finish`` makes sure of that.
         """
         loop = self._loop
         return (
@@ -185,7 +186,7 @@ class _Returns:
         )
 
     def finish(self) -> None:
-        """Put the collected ops into their places, and let anchored tensors keep their memory."""
+        """Put the collected ops into their places, and reserve the memory of anchored tensors."""
         for tensor_id in self._staying:
             tensor = self._graph.tensors[tensor_id]
             if tensor.kind == TensorKind.VALUE:
@@ -197,9 +198,9 @@ class _Returns:
         self._graph.ops = ops
 
     def _is_state(self, name: str) -> bool:
-        """Whether a name is that of what is kept between runs, as the latest op left it.
+        """Return whether a name is that of a state between runs, as the latest op left it.
 
-        A weight is what the micro-batch used: its update has a name of its own.
+        A weight is the value that the micro-batch used: the updated weight has another name.
         """
         program = self._program
         kept = (program.buffers, program.states, program.scalars)
@@ -236,7 +237,7 @@ class _Returns:
         self._num_returns += 1
 
     def _count(self, mode: OutputMode, period: int, where: str, *, any_period: bool) -> int:
-        """Return how many entries come back; only an anchor may have any period."""
+        """Return the number of returned entries; only an anchor may have any period."""
         loop = self._loop
         iterations, steps = loop.device_iterations, loop.gradient_accumulation
         check_return_mode(
@@ -248,7 +249,7 @@ class _Returns:
         return num_returned(mode, period, iterations, steps, 1, any_period=any_period, where=where)
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
-        """Return where forward sees a tensor: a variable before anything changes it."""
+        """Return the place where forward reads a tensor: for a variable before any change."""
         writers = self._uses.writers(tensor.id)
         producer = next((op for op in reversed(writers) if tensor.id in op.outputs), None)
         if producer is not None and producer.phase != Phase.SETUP:
@@ -261,7 +262,7 @@ class _Returns:
         return position - 1, phase, stage
 
     def _complete(self, tensor: Tensor) -> tuple[int, Phase, int]:
-        """Return after which op, in which phase and stage a tensor is complete."""
+        """Return the op after which a tensor is complete, with its phase and stage."""
         writers = self._uses.writers(tensor.id)
         if not writers or writers[-1].phase == Phase.SETUP:
             return self._last_setup(), Phase.FORWARD, 0
@@ -274,9 +275,9 @@ class _Returns:
     def _after_update(
         self, accumulator: Tensor, place: tuple[int, Phase, int]
     ) -> tuple[int, Phase, int]:
-        """Clear an accumulator after its update, as a new device iteration would find it.
+        """Clear an accumulator after its update, as at the start of a device iteration.
 
-        One that keeps the running mean keeps it; ``place`` is where that is complete.
+        An accumulator with the running mean is not cleared; ``place`` is where it is complete.
         """
         root = self._graph.root(accumulator)
         if self._uses.writers(root.id)[-1].attributes.get("running"):
@@ -292,7 +293,7 @@ class _Returns:
 
 
 def _of_unknown_iterations(anchor: AnchorRequest) -> str:
-    """Return the error text for an anchor in a loop that a condition ends."""
+    """Return the error message for an anchor in a loop that a condition ends."""
     call = f"Options.anchorTensor('{anchor.short_name}', '{anchor.long_name}')"
     what = (
         "this tensor's value of the last iteration would not be kept"
@@ -300,17 +301,18 @@ def _of_unknown_iterations(anchor: AnchorRequest) -> str:
         else f"there is no fixed number of values for OutputMode.{anchor.output_mode.name}"
     )
     return (
-        f"{call}: nobody knows how many iterations a while_loop makes, so {what}. Enqueue the "
-        "tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its sum) through the loop."
+        f"{call}: the number of iterations of a while_loop is not known in advance, so {what}. "
+        "Enqueue the tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its sum) "
+        "through the loop."
     )
 
 
 def _examples(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with some of the names that there are."""
+    """Return a sentence with some of the existing names."""
     return f"Some of them: {', '.join(map(repr, example_names(name, known)))}. "
 
 
 def _is_rearrangement(view: Tensor, root: Tensor) -> bool:
-    """Return whether a tensor has every element of the memory it lies in exactly once."""
+    """Return whether a tensor has every element of its memory exactly once."""
     filled = view.offset == 0 and view.memory_order is not None
     return filled and view.dtype == root.dtype and view.numel == root.numel

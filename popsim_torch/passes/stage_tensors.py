@@ -1,13 +1,13 @@
-"""Tensors that a program cut into stages has besides: copies between IPUs, stashes, counters.
+"""Additional tensors of a program with stages: copies between IPUs, stashes, counters.
 
-In the program a value simply is where it is read, on whatever stage, and the memory plan keeps one
-for each micro-batch in flight. Here such values get the names they have on a machine of several
-IPUs. Only those that are anchored become tensors, by ops that copy; the readers stay as they are.
+In the program, an op on any stage simply reads a value, and the memory plan keeps one for each
+micro-batch in flight. This pass gives such values the names they have on a machine with several
+IPUs. Only anchored ones become tensors, computed by copy ops; the readers do not change.
 
-* ``<t>_c<ipu>``: what an op on another IPU reads of ``t``.
-* ``Stashed___<t>`` and ``Restored___<t>``: what a stage of a training pipeline keeps of ``t`` for
-  its backward pass, as forward puts it away and as backward gets it, micro-batch by micro-batch.
-* ``Counter____VGraph<ipu>``: the micro-batches that running means of gradients contain.
+* ``<t>_c<ipu>``: the copy of ``t`` that an op on another IPU reads.
+* ``Stashed___<t>`` and ``Restored___<t>``: the ``t`` that a stage of a training pipeline keeps for
+  its backward pass, as forward stores it and as backward reads it, for each micro-batch.
+* ``Counter____VGraph<ipu>``: the number of micro-batches in the running means of gradients.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from popsim_torch.ir import Graph, Op, Phase, Program, Role, Tensor, TensorKind,
 
 
 def add_stage_tensors(program: Program, ipu_of_stage: Mapping[int, int], pipelined: bool) -> None:
-    """Offer what a program has at the borders of its stages.
+    """Offer the tensors of a program that cross its stages.
 
     Args:
-        program: With what backward rebuilds, and without returns.
+        program: A program with recomputation, and without returns.
         ipu_of_stage: The IPU of each stage.
-        pipelined: Several micro-batches are in flight at a time.
+        pipelined: Whether several micro-batches are in flight at a time.
     """
     tensors = _StageTensors(program, ipu_of_stage)
     num_stages = 1 + max((op.stage for _, op in walk(program.graph)), default=0)
@@ -46,13 +46,13 @@ class _StageTensors:
         self._ipu_of_stage = ipu_of_stage
         self._offers = program.offers
         self._uses = Uses(self._graph)
-        # Ops to put in, by the op that they go before.
+        # Ops to insert, by the op that they are inserted before.
         self._before: dict[int, list[Op]] = {}
-        # The names of tensors, for those that are asked for by id.
+        # The names of tensors, by id.
         self._name_of = {tensor_id: name for name, tensor_id in self._graph.names.items()}
 
     def add_copies(self) -> None:
-        """Add ``<t>_c<ipu>`` for what an op reads that another IPU computed in the same phase."""
+        """Add ``<t>_c<ipu>`` for inputs that another IPU computed in the same phase."""
         for _, reader in walk(self._graph):
             if reader.phase == Phase.UPDATE:
                 continue
@@ -62,10 +62,10 @@ class _StageTensors:
                     self._offer_copy(names.copied_to(name, ipu), tensor, reader)
 
     def add_stashes(self, last_stage: int) -> None:
-        """Add what stages keep for their backward pass.
+        """Add the tensors that stages keep for their backward pass.
 
         Args:
-            last_stage: Its backward pass follows its forward at once: it keeps nothing.
+            last_stage: This stage keeps nothing, as its backward pass follows its forward directly.
         """
         for _, reader in walk(self._graph):
             if reader.phase != Phase.BACKWARD:
@@ -96,7 +96,7 @@ class _StageTensors:
         return self._ipu_of_stage.get(stage, stage)
 
     def _named_values(self, reader: Op) -> list[tuple[str, Tensor, Op]]:
-        """Return what an op reads of what ops write in every micro-batch, with name and writer."""
+        """Return an op's inputs that ops write in every micro-batch, with name and writer."""
         found = []
         for tensor_id in dict.fromkeys(reader.inputs):
             name = self._name_of.get(tensor_id)
@@ -109,7 +109,7 @@ class _StageTensors:
         return found
 
     def _offer(self, name: str, make: Callable[[], Tensor]) -> None:
-        """Offer a tensor whose name is none yet."""
+        """Offer a tensor, if no tensor has its name."""
         if name not in self._graph.names and name not in self._offers.names:
             self._offers.add(self._graph, name, make)
 
@@ -117,7 +117,7 @@ class _StageTensors:
         self._offer(name, partial(self._copy, name, tensor, reader))
 
     def _copy(self, name: str, tensor: Tensor, reader: Op) -> Tensor:
-        """Add a copy of a tensor in front of an op that reads it."""
+        """Add a copy of a tensor before an op that reads it."""
         copy = self._graph.add_tensor(TensorKind.VALUE, tensor.dtype, tensor.shape, name=name)
         op = replace(reader, kind="copy", inputs=[tensor.id], outputs=[copy.id], attributes={})
         op.name = name
@@ -125,7 +125,7 @@ class _StageTensors:
         return copy
 
     def _count(self, name: str, accumulation: Op) -> Tensor:
-        """Add ones up where gradients are added up."""
+        """Add a counter that increases where gradients are accumulated."""
         graph = self._graph
         one = graph.add_tensor(
             TensorKind.CONSTANT, torch.float32, (), value=torch.ones((), device="cpu")

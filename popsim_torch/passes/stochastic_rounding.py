@@ -1,13 +1,14 @@
 """Rounds float16 results up or down at random: an op in float32, and a rounding after it.
 
-An op that computes a float16 result is given its float16 operands as float32, which is exact, and
-gives a float32 result, which ``stochastic_round`` rounds. So one op rounds for all, and no kernel
-knows of it. Weight updates and accumulations change their tensors where they are, a part at a time,
-and round by themselves: they have a stream of random numbers as an attribute.
+An op that computes a float16 result gets its float16 operands as float32, which is exact, and
+returns a float32 result, which ``stochastic_round`` rounds. So one op rounds for all ops, and
+kernels need no code for it. Weight updates and accumulations change their tensors in place, a part
+at a time,
+and round themselves: they have a random stream as an attribute.
 
-What moves numbers and computes none stays as it is (``OpInfo.exact``): so does the long tail, which
-computes in float32 and is followed by a conversion, and so do users' kernels, which know no float32
-in the place of float16. What depends on constants only stays, too.
+Ops that only move numbers are not changed (``OpInfo.exact``). Neither are ``aten`` ops, which
+compute in float32 and are followed by a conversion, nor users' kernels, which do not support
+float32 instead of float16, nor ops that depend only on constants.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _HALF, _FLOAT = dtype_name(torch.float16), dtype_name(torch.float32)
 
 
 def round_at_random(program: Program) -> None:
-    """Let every op with float16 results round them at random, in place.
+    """Make every op with float16 results round them at random, in place.
 
-    Streams of random numbers follow from the names of the trace's nodes: what is observed, and on
-    which stage an op runs, changes none of them. Inside of a loop or branch they follow from the
-    names of its ops; a value that a loop's gradient computes once more may be rounded otherwise.
+    Random streams follow from the names of the trace's nodes: anchors and the stages of ops do not
+    change them. Inside of a loop or branch they follow from the names of its ops; a value that a
+    loop's gradient computes again may be rounded differently.
 
     Args:
-        program: As it was lowered.
+        program: The program from lowering.
     """
     for graph in graphs(program.graph):
         _Rounding(graph, program.sources if graph is program.graph else {}).run()
@@ -51,7 +52,7 @@ class _Rounding:
         self._sources = sources
         self._ops: list[Op] = []
         self._times: Counter[str] = Counter()
-        # The float32 copies of float16 memory that still hold, by root, phase and stage.
+        # The valid float32 copies of float16 memory, by root, phase and stage.
         self._wide: dict[tuple[int, Phase, int], Tensor] = {}
 
     def run(self) -> None:
@@ -67,7 +68,7 @@ class _Rounding:
         self._graph.ops = self._ops
 
     def _rounds(self, op: Op) -> bool:
-        """Whether an op computes float16 results."""
+        """Return whether an op computes float16 results."""
         if op.phase == Phase.SETUP or op_table()[op.kind].exact or op.bodies:
             return False
         if op.kind == "copy" and "dtype" not in op.attributes:
@@ -78,7 +79,7 @@ class _Rounding:
         return tensor_id != NO_TENSOR and self._graph.tensors[tensor_id].dtype == torch.float16
 
     def _stream(self, op: Op) -> int:
-        """Return the stream of an op's first result; the others have those that follow."""
+        """Return the stream of an op's first result; the other results have the next ones."""
         source = next((self._sources[i] for i in op.outputs if i in self._sources), op.name)
         name = f"{op.phase.name} {op.kind} {source}"
         self._times[name] += 1
@@ -87,7 +88,7 @@ class _Rounding:
         return number % (2**31 // _OUTPUTS_PER_STREAM) * _OUTPUTS_PER_STREAM
 
     def _widen(self, op: Op) -> None:
-        """Add an op in float32, what it reads and what rounds its results."""
+        """Add an op in float32, with its inputs and the ops that round its results."""
         stream = self._stream(op)
         inputs = [self._widened(i, op) if self._is_half(i) else i for i in op.inputs]
         outputs, rounding = list(op.outputs), []
@@ -117,15 +118,15 @@ class _Rounding:
         return self._like(tensor, self._wide[key]).id
 
     def _like(self, tensor: Tensor, memory: Tensor) -> Tensor:
-        """Return memory seen with a tensor's shape and strides."""
+        """Return a view of memory with a tensor's shape and strides."""
         if tensor.kind != TensorKind.VIEW:
             return memory
         return self._graph.add_view(memory, tensor.shape, tensor.strides, tensor.offset)
 
     def _twins(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a float32 tensor that lies as an output does, and what is rounded of it.
+        """Return a float32 tensor with an output's layout, and the view of it that is rounded.
 
-        The second of the two is contiguous and has the order of the memory.
+        The second one is contiguous, in the order of the memory.
         """
         root = self._graph.root(output)
         if output.memory_order is not None and output.numel == root.numel:
@@ -135,7 +136,7 @@ class _Rounding:
         return memory, memory
 
     def _round(self, op: Op, wide: Tensor, memory: Tensor, output: int, stream: int) -> list[Op]:
-        """Return the ops that round a result to where it belongs."""
+        """Return the ops that round a result and write it to its tensor."""
         root = self._graph.root_of(output)
         whole = memory.shape == root.shape and memory.numel == root.numel
         target = (
@@ -158,12 +159,12 @@ class _Rounding:
         return ops
 
     def _forget(self, written: set[int]) -> None:
-        """Drop the copies of what has been written since they were made."""
+        """Drop the copies of tensors that were written since the copies were made."""
         self._wide = {key: copy for key, copy in self._wide.items() if key[0] not in written}
 
 
 def _in_float32(name: str, value: Any) -> Any:
-    """Return an attribute of an op as it is in float32."""
+    """Return an attribute of an op for its float32 form."""
     if name not in _TYPE_ATTRIBUTES:
         return value
     if isinstance(value, list):

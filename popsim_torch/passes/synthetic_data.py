@@ -1,4 +1,4 @@
-"""Inputs that the device makes by itself, so that a run reads nothing of the host's."""
+"""Inputs that the device makes itself, so that a run reads nothing from the host."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from popsim_torch.ir import Op, Phase, Program, Tensor, TensorKind, Uses
 
 
 class SyntheticData(enum.IntEnum):
-    """What the device makes as inputs; the values of the back end's ``syntheticDataMode``."""
+    """The kind of inputs that the device makes; the values of the option ``syntheticDataMode``."""
 
     NONE = 0
-    """It reads the host's tensors."""
+    """The device reads the host's tensors."""
     ZEROS = 1
     NORMAL = 2
 
 
 _FIRST_STREAM = 2**30
-"""Streams of the model's own random calls are counted from 0."""
+"""The first stream for inputs; the streams of the model's random calls start at 0."""
 
 
 def make_inputs(program: Program, data: SyntheticData) -> None:
-    """Let a program draw its inputs, in place.
+    """Make a program draw its inputs, in place.
 
-    Floating-point inputs get numbers of the normal distribution, new ones for every micro-batch
-    and keyed like other random numbers; or zeros. Others are 0 and False, which every table of an
-    embedding and every loss accepts, but for ``ctc_loss`` with concatenated targets: their lengths
-    have to add up.
+    Floating-point inputs get normally distributed numbers, new ones for every micro-batch and keyed
+    like other random numbers; or zeros. Other inputs are 0 and False, which every embedding table
+    and every loss accepts, except ``ctc_loss`` with concatenated targets, whose lengths must add
+    up.
 
     Args:
-        program: Its inputs become values and constants; what forward changes of them is not
-            brought back.
-        data: What inputs hold.
+        program: The program; its inputs become values and constants. Changes that forward makes to
+            them are not returned.
+        data: The kind of the inputs.
     """
     if data == SyntheticData.NONE:
         return

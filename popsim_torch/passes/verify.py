@@ -1,8 +1,8 @@
-"""Rules every graph keeps, checked after each step that changes one.
+"""Checks the rules of graphs, after each step that changes a graph.
 
-The device's library has them (``csrc/graph/verify.cpp``, ``csrc/ops/check.h``). What it does not
-see is checked here: that a tensor's id is its position, and that a name belongs to a tensor that
-holds something: one that is there from the start, or is written.
+Most rules are in the device's library (``csrc/graph/verify.cpp``, ``csrc/ops/check.h``). This file
+checks the rest: a tensor's id is its index, and a named tensor has a value, because it exists from
+the start or is written.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def verify(graph: Graph, *, in_flight: bool = False, types: bool = True) -> None
     """Check tensors, ops, names, and the order of reads and writes.
 
     Args:
-        graph: Any, complete or not: what is not there breaks no rule.
-        in_flight: Whether several micro-batches are under way at a time.
-        types: Whether results must have the types that they follow from the inputs. The shape rules
-            of users' operators are code of theirs, and those of PyTorch's run PyTorch's.
+        graph: Any graph, complete or not: missing parts break no rule.
+        in_flight: Whether several micro-batches are in flight at a time.
+        types: Whether to check that the dtypes of results follow from the inputs. The shape rules
+            of users' operators run their code, and those of PyTorch's operators run PyTorch.
 
     Raises:
-        InternalError: Naming the first tensor, name or op that breaks a rule.
+        InternalError: It names the first tensor, name or op that breaks a rule.
     """
     _check_ids(graph, 0)
     with _native.translated_errors():
@@ -46,10 +46,10 @@ def _check_ids(graph: Graph, depth: int) -> None:
 
 
 def verify_names(graph: Graph) -> None:
-    """Check the names of a graph that keeps all other rules, and of its bodies.
+    """Check the names of a graph that fulfils all other rules, and of its bodies.
 
     Raises:
-        InternalError: Naming the first name that breaks a rule.
+        InternalError: It names the first name that breaks a rule.
     """
     table = op_table()
     written = {

@@ -1,9 +1,8 @@
-"""The one room that reaches for what PyTorch does not offer in public.
+"""The only package that uses PyTorch features without a public interface.
 
-A file for each area names what the package needs of it, why there is no public way, and in which
-versions of PyTorch it was checked. What can be imported has PyTorch's own name without a leading
-underscore, and is the same object: a call through here costs nothing more. Private attributes of
-PyTorch's objects are read and set by small functions with names of their own. All of it is checked,
-by the tests, with the version that ``pyproject.toml`` pins, 2.13; of the others that the package
-may be installed with, a file says which ones it was run under, too.
+A file for each area says what the package needs, why there is no public way, and with which
+versions of PyTorch it was checked. Importable objects have PyTorch's own name without a leading
+underscore, and are the same objects, so calls cost nothing more. Small named functions read and set
+private attributes of PyTorch's objects. The tests check all of this with the version that
+``pyproject.toml`` pins, 2.13; each file lists the other supported versions with which it was run.
 """

@@ -1,7 +1,7 @@
-"""The nodes of autograd's graph, in the order of the operations whose gradients they are.
+"""The order of autograd's nodes: the order of the operations whose gradients they compute.
 
-Why: ``torch.autograd.graph.Node`` offers its name and the nodes in front of it. In which order the
-operations of forward ran, which decides the order in which gradients are added up, it does not.
+Why: ``torch.autograd.graph.Node`` has its name and its next nodes, but not the order in which the
+operations of forward ran. That order determines the order in which gradients are added.
 
 Checked: 2.13.
 """
@@ -14,5 +14,5 @@ __all__ = ["sequence_number"]
 
 
 def sequence_number(node: Any) -> int:
-    """Return the number of the operation that a node is the gradient of, counted on each thread."""
+    """Return the number of a node's forward operation, counted on each thread."""
     return int(node._sequence_nr())

@@ -1,8 +1,8 @@
-"""The device that a trace is on, and functions that make tensors on a device.
+"""The device of a trace, and functions that make tensors on a device.
 
-Why: ``torch.utils.rename_privateuse1_backend`` gives a device its name for good; ``torch.ipu`` is
-one that PyTorch knows but has no module for. Which functions take a device and make a tensor is a
-list that ``torch.device`` keeps for itself, where it is a context.
+Why: ``torch.utils.rename_privateuse1_backend`` gives a device its name permanently; ``torch.ipu``
+is a name that PyTorch knows, but without a module. The list of functions that take a device and
+make a tensor is private to ``torch.device``, which uses it as a context manager.
 
 Checked: 2.13.
 """

@@ -1,6 +1,6 @@
-"""Whether ``torch.distributions`` check their arguments.
+"""Reads whether ``torch.distributions`` check their arguments.
 
-Why: ``Distribution.set_default_validate_args`` sets the default, and nothing tells it.
+Why: ``Distribution.set_default_validate_args`` sets the default, but there is no way to read it.
 
 Checked: 2.13.
 """
@@ -13,5 +13,5 @@ __all__ = ["validates_arguments"]
 
 
 def validates_arguments() -> bool:
-    """Return what ``set_default_validate_args`` has set last."""
+    """Return the last value of ``set_default_validate_args``."""
     return Distribution._validate_args

@@ -1,7 +1,8 @@
-"""Fake tensors: what has a shape, strides and an element type, and no values.
+"""Fake tensors: they have a shape, strides and a dtype, but no values.
 
-Why: the model is traced with them, on a device of ours. ``torch.export`` and ``torch.compile``
-make them too, but show neither the tensors nor the mode, and refuse what a trace of ours allows.
+Why: the model is traced with them, on the device of this package. ``torch.export`` and
+``torch.compile`` also make them, but expose neither the tensors nor the mode, and refuse code that
+this package can trace.
 
 Checked: 2.13.
 """
@@ -31,5 +32,5 @@ __all__ = [
     "unset_fake_temporarily",
 ]
 
-# It repeats what the exceptions say.
+# This logger repeats the messages of exceptions.
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"

@@ -1,8 +1,8 @@
-"""Tensors inside of transforms (``torch.func``), and what functionalising wraps tensors in.
+"""Tensors inside of transforms (``torch.func``), and the wrappers of functionalisation.
 
-Why: ``torch.func`` offers the transforms, but not to ask a tensor which ones it is inside of, nor
-to take a step out of them. ``torch.func.functionalize`` brings views up to date when they are read;
-the order in which it does decides the names of what it computes, so it is asked for one by one.
+Why: ``torch.func`` has the transforms, but no way to find the transforms that a tensor is inside
+of, or to compute outside of them. ``torch.func.functionalize`` updates views when they are read;
+the order of the updates determines the names of results, so this package updates them one by one.
 
 Checked: 2.13.
 """

@@ -1,7 +1,7 @@
-"""Modules made of graphs, whose Python source is written when somebody asks for it, not before.
+"""Graph modules whose Python source is generated only when it is requested.
 
-Why: ``torch.fx.GraphModule`` writes Python source for each graph, compiles it, and keeps it until
-the process ends. A trace runs its graphs node by node, if at all. There is no public switch.
+Why: ``torch.fx.GraphModule`` generates Python source for each graph, compiles it, and keeps it
+until the process ends. A trace runs its graphs node by node, if at all. There is no public switch.
 
 Checked: 2.13.
 """

@@ -1,9 +1,9 @@
-"""The iterators of a ``torch.utils.data.DataLoader``, and the processes of the one it keeps.
+"""The iterators of a ``torch.utils.data.DataLoader``, and the workers of a persistent one.
 
-Why: the iterator that ``iter(loader)`` returns is of a class without a public name, and a loop has
-to know it from any other iterator. A loader with ``persistent_workers`` keeps its iterator, and so
-the processes: a copy of the loader, or one in another process, must not have them, and no method
-lets go of them.
+Why: the class of the iterator that ``iter(loader)`` returns has no public name, and a loop has to
+tell it from other iterators. A loader with ``persistent_workers`` keeps its iterator and so its
+processes. A copy of the loader, or one in another process, must not have them, and no method
+removes them.
 
 Checked: 2.13.
 """
@@ -19,10 +19,10 @@ __all__ = ["BaseDataLoaderIter", "forget_workers", "state_without_workers"]
 
 
 def forget_workers(loader: DataLoader[Any]) -> None:
-    """Let a loader start processes of its own when it is iterated over next."""
+    """Make a loader start new processes at its next iteration."""
     loader._iterator = None
 
 
 def state_without_workers(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what a copy of a loader, or another process, needs of it."""
+    """Return the state for a copy of a loader, or for another process, without its workers."""
     return {**vars(loader), "_iterator": None}

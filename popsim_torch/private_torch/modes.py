@@ -1,10 +1,10 @@
-"""Modes, which see calls of functions and of operators, and what turns them off.
+"""Modes, which observe calls of functions and of operators, and ways to disable them.
 
 Functions: ``__torch_function__``; operators: ``__torch_dispatch__``.
 
-Why: the public classes enter a mode and leave it again in the opposite order. Tracing has to
-compute something in between as if no mode was there, and subclasses of tensors have to be passed
-by without an error. ``torch.overrides`` and ``torch.autograd`` offer neither.
+Why: the public classes only enter a mode and leave it in the opposite order. A trace has to compute
+in between without modes, and has to bypass tensor subclasses without an error.
+``torch.overrides`` and ``torch.autograd`` offer neither.
 
 Checked: 2.13.
 """
@@ -43,7 +43,7 @@ __all__ = [
 if TYPE_CHECKING:
 
     class TorchDispatchMode:
-        """The class that PyTorch gives no types."""
+        """A typed declaration of PyTorch's untyped class."""
 
         def __enter__(self) -> Any: ...
 
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 else:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-# What `torch.set_grad_enabled` and the like call, and a mode of functions sees.
+# The function inside of `torch.set_grad_enabled` and others, as a function mode sees it.
 SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 
-# The modes of functions that this thread is in, the outermost first.
+# Returns the function modes that this thread is in, the outermost first.
 function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 
 
 @contextmanager
 def without_function_modes() -> Iterator[None]:
-    """Leave all modes of functions for a scope, and enter them again."""
+    """Leave all function modes for a scope, and enter them again."""
     pop: Callable[[], Any] = _pop_mode
     push: Callable[[Any], None] = _push_mode
     modes = []

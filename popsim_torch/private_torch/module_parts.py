@@ -1,8 +1,8 @@
-"""What a module has itself: parameters, buffers, modules, and hooks in front of its forward.
+"""The own parts of a module: parameters, buffers, modules, and forward pre-hooks.
 
-Why: ``named_parameters`` and the like also walk the modules inside, name what is there twice once,
-and leave out what is None. Which buffers are not saved, and which hooks there are, they do not tell
-at all. All of these are the module's own dictionaries: who changes them changes the module.
+Why: ``named_parameters`` and similar methods also visit inner modules, list a repeated object once,
+and skip None. They do not show which buffers are not saved, or which hooks there are. All results
+are the module's own dictionaries: a change of them changes the module.
 
 Checked: 2.13.
 """
@@ -25,17 +25,17 @@ __all__ = [
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return a module's own parameters by name; None for one that is registered and not there."""
+    """Return a module's own parameters by name; None for a registered parameter without value."""
     return module._parameters
 
 
 def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return a module's own buffers by name; None for one that is registered and not there."""
+    """Return a module's own buffers by name; None for a registered buffer without value."""
     return module._buffers
 
 
 def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the modules that a module has itself, by name; None for one that is not there."""
+    """Return a module's own sub-modules by name; None for a registered one without value."""
     return module._modules
 
 
@@ -45,5 +45,5 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
 
 
 def forward_pre_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
-    """Return the hooks that run in front of a module's forward, by the number of each."""
+    """Return the hooks that run before a module's forward, by the number of each."""
     return module._forward_pre_hooks

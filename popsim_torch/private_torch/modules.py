@@ -1,8 +1,8 @@
-"""What modules of ``torch.nn``, checkpoints and the compiler do inside.
+"""Internal functions of ``torch.nn`` modules, checkpoints and the compiler.
 
-Why: a trace takes the place of what they do, where that needs a value and there is none. None of
-them has a public switch: the class that all batch norms share, a transformer's look at its mask,
-what ``torch.utils.checkpoint`` runs around a function and compares after it, and the compiler's
+Why: a trace replaces these functions if they need a value that does not exist. None of them has a
+public switch: the common class of all batch norms, a transformer's check of its mask, the code that
+``torch.utils.checkpoint`` runs around a function and its later comparison, and the compiler's
 setting that refuses a trace inside of a trace.
 
 Checked: 2.13.
@@ -23,10 +23,10 @@ __all__ = [
     "dynamo_config",
 ]
 
-# Where the function is that tells whether a mask is causal, for `unittest.mock`.
+# The function that checks whether a mask is causal, in the form for `unittest.mock`.
 MASK_DETECTION = (torch.nn.modules.transformer, "_detect_is_causal_mask")
-# Names in `torch.utils.checkpoint` of what runs around a checkpointed function: since 2.14
-# `..._generator_impl`, beside the former name.
+# Names in `torch.utils.checkpoint` of the code around a checkpointed function: since 2.14
+# `..._generator_impl`, besides the former name.
 CHECKPOINT_GENERATORS = tuple(
     name
     for name in vars(torch.utils.checkpoint)

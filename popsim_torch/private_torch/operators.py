@@ -1,8 +1,8 @@
 """Classes of operators, and operators that take functions.
 
-Why: ``torch.ops`` gives operators, but neither the class that they are of, nor their schemas, nor
-which of them were made by ``torch.library.custom_op``. Functions such as ``torch.cond`` are calls
-of operators that take functions; what a mode sees of such a call is that operator.
+Why: ``torch.ops`` has the operators, but neither their classes, nor their schemas, nor the
+information which of them ``torch.library.custom_op`` made. Functions such as ``torch.cond`` call
+operators that take functions; a mode sees these operators.
 
 Checked: 2.13.
 """
@@ -45,27 +45,27 @@ NLL_LOSS: Any = torch._C._nn.nll_loss_nd
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """Return what an operator takes and returns, and what it changes: its schema."""
+    """Return the schema of an operator: its arguments, its results, and what it changes."""
     return operator._schema
 
 
 def opname(target: object) -> str:
-    """Return the name of an operator without namespace and overload; "" of anything else."""
+    """Return the name of an operator without namespace and overload; "" for other objects."""
     return target._opname if isinstance(target, OpOverload) else ""
 
 
 def overload_name(operator: OpOverload) -> str:
-    """Return the name of an overload as Python has it: "default" for the one without a name."""
+    """Return the name of an overload as in Python: "default" for the one without a name."""
     return operator._overloadname
 
 
 def has_composite_kernel(name: str) -> bool:
-    """Whether an operator is made of others, for gradients, too."""
+    """Return whether an operator consists of other operators, also for gradients."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 def has_meta_kernel(name: str, operator: OpOverload) -> bool:
-    """Whether C++ tells the shape of an operator's results, and no Python of PyTorch's does."""
+    """Return whether C++ computes the shapes of an operator's results, without Python code."""
     return bool(
         torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
         and torch._C.DispatchKey.Meta not in operator.py_kernels
@@ -73,5 +73,5 @@ def has_meta_kernel(name: str, operator: OpOverload) -> bool:
 
 
 def name_in_graph(graph: torch.fx.Graph, operator: OpOverload) -> str:
-    """Return what the recorder of PyTorch calls the nodes of an operator."""
+    """Return the name that PyTorch's recorder gives to the nodes of an operator."""
     return graph._target_to_str(operator.overloadpacket.__name__)

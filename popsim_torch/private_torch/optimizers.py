@@ -1,7 +1,7 @@
-"""What schedulers of ``torch.optim`` look at, to warn of steps in the wrong order.
+"""The flag with which ``torch.optim`` schedulers detect steps in the wrong order.
 
-Why: they wrap ``optimizer.step`` of the optimizer that they are given. A device updates weights
-without that call, so each scheduler would warn that no update came before its own step.
+Why: they wrap ``optimizer.step`` of their optimizer. The device updates weights without that call,
+so each scheduler would warn that no update came before its own step.
 
 Checked: 2.13.
 """

@@ -1,8 +1,8 @@
-"""Recording: which node of a ``torch.fx`` graph a tensor is, and the recorder itself.
+"""Recording: the node of a tensor in a ``torch.fx`` graph, and the recorder itself.
 
-Why: ``torch.fx.symbolic_trace`` sees calls of Python functions, not operators, and no backward.
-``make_fx`` and its mode see both. They are called experimental, which is the reason to reach for
-them from one place alone. A graph's ``nodes`` have a last one only if there are any.
+Why: ``torch.fx.symbolic_trace`` sees calls of Python functions, but no operators and no backward.
+``make_fx`` and its mode see both. They are experimental, so only this file imports them. A graph's
+``nodes`` have a last one only if there are any.
 
 Checked: 2.13.
 """
@@ -27,11 +27,11 @@ __all__ = [
     "track_tensor_tree",
 ]
 
-# Records a function as a graph of operators; without the mode that would note the function of
-# PyTorch after each of them, which nobody reads.
+# Records a function as a graph of operators; disables the mode that would store PyTorch's function
+# in the metadata of each node, because nothing reads it.
 record_graph = functools.partial(make_fx, tracing_mode="real", _disable_torch_fn_metadata_mode=True)
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
-    """Return the last node of a graph; of an empty one what its first node will come after."""
+    """Return the last node of a graph; for an empty graph the node after which nodes are added."""
     return graph._root.prev

@@ -1,10 +1,10 @@
-"""What a tensor does not tell in public: its version, its hooks, and which memory it has.
+"""Tensor data without a public interface: the version, the hooks, and the memory.
 
-Why: autograd counts the changes of a tensor to refuse stale ones, and shows no count. Hooks can be
-added to a tensor and taken away by whoever added them, not listed. ``data_ptr`` is an error for
-tensors without values, such as fake ones; two of them may share a storage all the same. And
-``isinstance(x, nn.Parameter)`` asks a tensor of another class for a mark; ``nn.Parameter(x)`` gives
-it to a detached copy of the tensor, not to the tensor.
+Why: autograd counts the changes of a tensor to refuse outdated ones, but does not show the count.
+Hooks can be added to a tensor and removed with their handle, but not listed. ``data_ptr`` raises an
+error for tensors without values, such as fake ones, although two of them may share a storage. And
+``isinstance(x, nn.Parameter)`` checks a tensor of another class for a mark; ``nn.Parameter(x)``
+sets it on a detached copy of the tensor, not on the tensor.
 
 Checked: 2.13.
 """
@@ -26,25 +26,25 @@ __all__ = [
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor or a view of it was changed; inference tensors have no count."""
+    """Return how often a tensor or its views were changed; inference tensors have no count."""
     return tensor._version
 
 
 def gradient_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
-    """Return what ``register_hook`` has added to a tensor, in order."""
+    """Return the hooks that ``register_hook`` has added to a tensor, in order."""
     return list((tensor._backward_hooks or {}).values())
 
 
 def has_hooks_behind(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has hooks that run when its gradient has been accumulated."""
+    """Return whether a tensor has hooks that run after the accumulation of its gradient."""
     return bool(tensor._post_accumulate_grad_hooks)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that tensors have in common whose memory is one, as long as they live."""
+    """Return a number that is equal for living tensors with the same memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def pose_as_parameter(tensor: torch.Tensor) -> None:
-    """Let ``isinstance(tensor, nn.Parameter)`` be true."""
+    """Make ``isinstance(tensor, nn.Parameter)`` true."""
     tensor._is_param = True

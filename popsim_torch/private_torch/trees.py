@@ -1,6 +1,6 @@
 """Nested arguments and results: lists, tuples, dictionaries and classes that users register.
 
-Why: what users registered is known to this module alone, and PyTorch gives it no public name.
+Why: only this PyTorch module knows the classes that users registered, and it has no public name.
 
 Checked: 2.13.
 """

@@ -1,9 +1,10 @@
-"""A plain and slow interpreter of programs: the living definition of the op set.
+"""A plain and slow interpreter of programs: the executable definition of the op set.
 
-Each op is a small function of eager PyTorch, written as its formula, with no knowledge of kernels.
-An op has an entry here or programs with it are refused by name; tests hold the kernels against
-these functions. With ``wide=True`` all floating-point numbers are float64 and nothing is rounded to
-a smaller type, so the difference to a plain run estimates the error of every tensor.
+Each op is a small function of eager PyTorch, written as its formula, independent of the kernels.
+Programs with an op without such a function are refused, and the error names the op. Tests compare
+the kernels with these functions. With ``wide=True`` all floating-point numbers are float64 and
+nothing is rounded to a smaller dtype, so the difference to a normal run estimates the error of
+every tensor.
 
     from popsim_torch.reference import Interpreter
 
@@ -11,9 +12,9 @@ a smaller type, so the difference to a plain run estimates the error of every te
     outputs = interpreter.run([x, y])
     interpreter.read("fc1/Gemm:0")  # any tensor by its name, as the last run left it
 
-``interpreter`` has the memory and the order of the run, ``call`` what an op is given; the ops
-stand in ``elementwise``, ``shapes``, ``sums``, ``products``, ``attention``, ``recurrent``,
-``norms``, ``pools``, ``losses``, ``searches``, ``draws``, ``updates``, ``control`` and ``host``.
+``interpreter`` has the memory and the order of a run, ``call`` the inputs of an op; the ops are in
+``elementwise``, ``shapes``, ``sums``, ``products``, ``attention``, ``recurrent``, ``norms``,
+``pools``, ``losses``, ``searches``, ``draws``, ``updates``, ``control`` and ``host``.
 """
 
 from popsim_torch.reference import (

@@ -1,6 +1,6 @@
 """Attention: a product, a map, a softmax and another product, and its gradient.
 
-Between its parts numbers are rounded to the operands' type, as separate ops would.
+Between its parts numbers are rounded to the operands' dtype, as separate ops would do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from popsim_torch.reference.sums import softmax_of
 def _mapped(
     call: Call, x: Tensor, others: Sequence[Tensor], prefix: str, dtype: torch.dtype
 ) -> Tensor:
-    """Return a map of scores ``[heads, rows, columns]``, which it sees in a shape of its own."""
+    """Apply a map to scores ``[heads, rows, columns]``; the map reads them in its own shape."""
     if not call[f"{prefix}code"]:
         return x
     shape = call["shape" if not prefix else f"{prefix}shape"]
@@ -65,10 +65,10 @@ def attention_grad(
     gradients: Tensor | None,
     *others: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of q, k and v, given the probabilities or what they follow from.
+    """Return the gradients of q, k and v, from the probabilities or the inputs of the softmax.
 
-    ``values``, ``keys`` and ``queries`` are transposed where the product needs them so;
-    ``gradients`` is the result's gradient as v's needs it.
+    ``values``, ``keys`` and ``queries`` are transposed as the products need them; ``gradients`` is
+    the gradient of the result in the form that v's gradient needs.
     """
     count = call["num_others"]
     dtype = _dtype_of(call, 0 if probabilities is not None else 1)

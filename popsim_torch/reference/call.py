@@ -1,4 +1,4 @@
-"""What an op is given when it is interpreted, and the table of ops."""
+"""The context of an op in the interpreter, and the table of ops."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from popsim_torch.ir import Graph, LoopCounts, Op
 
 Results = torch.Tensor | Sequence[torch.Tensor | None] | None
-"""One result, several, some of them None where they are not there, or none."""
+"""One result, or several (None for missing ones), or none."""
 OpFunction = Callable[..., Results]
 
 OPS: dict[str, OpFunction] = {}
-"""Every op by its kind. Functions take a ``Call`` and the op's inputs, None for one left out."""
+"""Every op by its kind. Functions get a ``Call`` and the op's inputs, None for missing ones."""
 
 
 def op(function: OpFunction) -> OpFunction:
-    """Enter a function into the table, under its own name."""
+    """Add a function to the table, under its own name."""
     OPS[function.__name__.removesuffix("_")] = function
     return function
 
 
 def grad_of(function: Callable[..., torch.Tensor], x: torch.Tensor, grad: Any) -> torch.Tensor:
-    """Return the gradient of a function at ``x``, given that of its result."""
+    """Return the gradient of a function at ``x`` from the gradient of its result."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         return torch.autograd.grad(function(leaf), leaf, grad)[0]
@@ -33,13 +33,13 @@ def grad_of(function: Callable[..., torch.Tensor], x: torch.Tensor, grad: Any) -
 
 @dataclass(frozen=True)
 class Position:
-    """Where the run is.
+    """The current position in a run.
 
     Attributes:
-        device_iteration: Counted from 0 in each run.
-        accumulation_step: Micro-batch within the device iteration.
-        step: Micro-batches begun since the program was loaded; in the body of a loop, a number of
-            the iteration.
+        device_iteration: Device iteration, counted from 0 in each run.
+        accumulation_step: Index of the micro-batch within the device iteration.
+        step: Number of micro-batches begun since the program was loaded; in the body of a loop, a
+            number that identifies the iteration.
     """
 
     device_iteration: int = 0
@@ -49,14 +49,14 @@ class Position:
 
 @dataclass
 class Record:
-    """What a run leaves besides values.
+    """The results of a run besides the values of tensors.
 
     Attributes:
-        returns: Entries by position of the return, then by their number.
-        sums: Returns that add up, in float64 or int64.
+        returns: Entries by the index of the return, then by their number.
+        sums: Returns that are sums, in float64 or int64.
         queues: Elements by queue, in the order in which they were enqueued.
-        prints: Title and value of what was printed.
-        ends: The run ends after this device iteration.
+        prints: Title and value of each print.
+        ends: Whether the run ends after this device iteration.
     """
 
     returns: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -72,15 +72,15 @@ Foreign = Callable[[Op, Sequence[torch.Tensor | None]], Sequence[torch.Tensor | 
 
 @dataclass(frozen=True)
 class Run:
-    """What all ops of a run share.
+    """The data that all ops of a run share.
 
     Attributes:
-        loop: How often it goes through the program.
-        seed: Of random numbers.
-        wide: Floating-point numbers are float64, and nothing is rounded.
-        foreign: What runs code of others.
-        record: What the run leaves.
-        position: Where it is.
+        loop: How often a run executes the program.
+        seed: The seed of random numbers.
+        wide: Whether floating-point numbers are float64, and nothing is rounded.
+        foreign: Runs the code of users.
+        record: The results of the run.
+        position: The current position.
     """
 
     loop: LoopCounts
@@ -91,15 +91,15 @@ class Run:
     position: Position = Position()
 
     def at(self, position: Position) -> Run:
-        """Return the same run at another place."""
+        """Return the same run at another position."""
         return replace(self, position=position)
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the element type that holds what the program has as ``dtype``."""
+        """Return the dtype that stores values of the program's ``dtype``."""
         return torch.float64 if self.wide and dtype.is_floating_point else dtype
 
     def computed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor as ops compute with it: float16 and bfloat16 as float32."""
+        """Return a tensor in the dtype of computations: float32 for float16 and bfloat16."""
         if self.wide:
             return x.to(torch.float64) if x.is_floating_point() else x
         return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -107,14 +107,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Call:
-    """One op that runs.
+    """One execution of an op.
 
     Attributes:
         op: The op.
-        run: What it runs in.
-        dtypes: Element types of its outputs, as the program has them; None for one left out.
-        stored: Its inputs as memory holds them; functions get them widened (``Run.computed``).
-        run_body: Runs one of the op's bodies: its results for inputs and a position.
+        run: The run.
+        dtypes: Dtypes of its outputs in the program; None for missing ones.
+        stored: Its inputs as stored in memory; functions get them widened (``Run.computed``).
+        run_body: Runs one of the op's bodies: takes inputs and a position, returns the results.
     """
 
     op: Op
@@ -133,11 +133,11 @@ class Call:
         return self.op.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or a value for one that is left out."""
+        """Return an attribute, or a default value if it is missing."""
         return self.op.attributes.get(name, default)
 
     def rounded(self, x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """Return numbers rounded to an element type on the way, unless the run is wide."""
+        """Return numbers rounded to a dtype, unless the run is wide."""
         if self.run.wide or dtype is None or not dtype.is_floating_point:
             return x
         return x.to(dtype).to(x.dtype)

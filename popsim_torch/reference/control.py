@@ -10,16 +10,16 @@ from torch import Tensor
 from popsim_torch.reference.call import Call, op
 from popsim_torch.reference.draws import mix_seed
 
-_ITERATION = 0x74726970  # iterations have other numbers than micro-batches
+_ITERATION = 0x74726970  # iterations have other step numbers than micro-batches
 
 
 @op
 def loop(call: Call, *values: Tensor) -> list[Tensor]:
     """Run a body iteration by iteration.
 
-    The inputs are values that each iteration hands on to the next, tensors of which it gets one
-    slice, and what all iterations get. Returned are the values after the last iteration, and the
-    body's further results of all iterations, stacked up.
+    The inputs are the carried values, tensors of which each iteration gets one slice, and tensors
+    that all iterations get. The results are the carried values after the last iteration, and the
+    body's further results of all iterations, stacked.
     """
     count, carried = call["count"], call["carried"]
     sliced = call.get("sliced", 0)
@@ -43,7 +43,7 @@ def loop(call: Call, *values: Tensor) -> list[Tensor]:
 
 
 def _empty_stacks(call: Call, carried: int) -> list[Tensor]:
-    """Return the stacks of a loop without an iteration."""
+    """Return the stacks of a loop without iterations."""
     body = call.op.bodies[0]
     stacked = [body.tensors[i] for i in body.ops[-1].inputs[carried:]]
     return [torch.empty((0, *one.shape), dtype=call.run.held(one.dtype)) for one in stacked]
@@ -57,7 +57,7 @@ def _of(call: Call, position: int) -> Tensor:
 
 @op
 def branch(call: Call, condition: Tensor, *values: Tensor) -> list[Tensor]:
-    """Run the first body where the condition holds, else the second."""
+    """Run the first body if the condition holds, else the second."""
     inputs = [_of(call, i + 1) for i in range(len(values))]
     body = call.op.bodies[0 if bool(condition) else 1]
     return call.run_body(body, inputs, call.run.position)
@@ -65,7 +65,7 @@ def branch(call: Call, condition: Tensor, *values: Tensor) -> list[Tensor]:
 
 @op
 def yield_(call: Call, *results: Tensor) -> None:
-    """Name the results of a body; whoever runs it reads them."""
+    """Name the results of a body; the code that runs the body reads them."""
 
 
 @op

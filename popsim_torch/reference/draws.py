@@ -1,4 +1,4 @@
-"""Random numbers, which follow from the seed, the op's stream, the step and the position."""
+"""Random numbers, which depend on the seed, the op's stream, the step and the position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from popsim_torch.reference.call import Call, Run, op
 
 _LANES = 32
 _LOW = np.uint64(0xFFFFFFFF)
-_ROUNDING = 0x80000000  # streams of rounding are other ones than those of numbers
+_ROUNDING = 0x80000000  # keeps the streams of rounding apart from those of random ops
 
 
 def philox(counters: list[np.ndarray], seed: int) -> list[np.ndarray]:
@@ -54,7 +54,7 @@ def _unit(words: np.ndarray) -> np.ndarray:
 def _normal(words: np.ndarray) -> np.ndarray:
     """Return standard normal numbers: Box and Muller's pairs, 32 elements apart."""
     radius, angle = words.reshape(-1, 2, _LANES).transpose(1, 0, 2)
-    # In (0, 1], for the logarithm.
+    # In (0, 1], because the logarithm follows.
     drawn = radius.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
     length = np.sqrt(-2.0 * np.log(drawn.astype(np.float64)))
     turn = _unit(angle).astype(np.float64) * 2 * math.pi
@@ -71,7 +71,7 @@ def _below(bound: float, dtype: torch.dtype) -> float:
 
 @op
 def random(call: Call, probabilities: Tensor | None = None) -> Tensor:
-    """Return numbers of a distribution."""
+    """Return random numbers of a distribution."""
     shape, dtype = call["shape"], call.dtypes[0]
     assert dtype is not None
     count = math.prod(shape)
@@ -91,20 +91,20 @@ def random(call: Call, probabilities: Tensor | None = None) -> Tensor:
 
 
 def round_at_random(run: Run, x: Tensor, stream: int) -> Tensor:
-    """Return float32 numbers rounded to a neighbour that float16 has, up or down by chance."""
+    """Return float32 numbers, each rounded at random to one of its two float16 neighbours."""
     if run.wide:
         return x
     words = random_words(run, stream | _ROUNDING, x.numel())[: x.numel()]
     value = np.ascontiguousarray(x.float().numpy()).reshape(-1)
-    # What is rounded to infinity, or is no number, stays.
+    # Numbers that would be rounded to infinity, and NaN, do not change.
     kept = ~(np.abs(value) < 65520.0)
     size = np.where(kept, 0, np.abs(value))
-    # The distance of neighbours; below 2 ** -14 it is that of the smallest number.
+    # The distance of neighbours; below 2 ** -14 it is the smallest float16 number.
     _, exponent = np.frexp(size)
     unit = np.ldexp(np.float64(1), np.maximum(exponent - 11, -24))
     steps = size.astype(np.float64) / unit
     whole = np.floor(steps)
-    # As many of the 2 ** 13 (2 ** 24) random numbers round up as there are parts of a step.
+    # The share of the 2 ** 13 (2 ** 24) random numbers that round up is the position in the step.
     normal = size >= 2.0**-14
     dropped = (words & np.uint64(0x1FFF)).astype(np.float64) / 2.0**13
     up = np.where(normal, steps - whole + dropped >= 1, _unit(words) < steps - whole)
@@ -115,12 +115,12 @@ def round_at_random(run: Run, x: Tensor, stream: int) -> Tensor:
 
 @op
 def stochastic_round(call: Call, x: Tensor) -> Tensor:
-    """Return numbers of float16 that are the given ones on average."""
+    """Return float16 numbers whose expected values are the given numbers."""
     return round_at_random(call.run, x, call["stream"])
 
 
 def mix_seed(seed: int, stream: int, step: int) -> int:
-    """Return a number for several: splitmix64 over the three of them."""
+    """Return one number for three numbers: splitmix64 over all of them."""
     mask = 0xFFFFFFFFFFFFFFFF
     mixed = seed & mask
     for key in (stream, step):

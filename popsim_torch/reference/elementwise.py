@@ -64,7 +64,7 @@ INSTRUCTIONS: dict[str, Callable[..., Tensor]] = {
     "trunc": torch.trunc,
     "where": lambda condition, a, b: torch.where(_truth(condition), a, b),
 }
-"""What an instruction computes; booleans are 1 and 0."""
+"""The function of each instruction; booleans are 1 and 0."""
 
 
 def run_code(
@@ -86,7 +86,7 @@ def run_code(
 
 @op
 def map_(call: Call, *inputs: Tensor) -> list[Tensor]:
-    """Return some values of the code, with the shape of all inputs together."""
+    """Return some values of the code, in the broadcast shape of all inputs."""
     values = run_code(call, inputs, call["code"], call["constants"])
     shape = call.get("shape")
     if shape is None:
@@ -97,5 +97,5 @@ def map_(call: Call, *inputs: Tensor) -> list[Tensor]:
 
 @op
 def copy(call: Call, x: Tensor) -> Tensor:
-    """Return the tensor; memory has the layout and the type of the output."""
+    """Return the tensor; the output's memory has the layout and the dtype."""
     return x

@@ -1,4 +1,4 @@
-"""Ops that the host sees, code that is not the program's, and the long tail of PyTorch."""
+"""Ops that the host observes, code of users, and all other operators of PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from popsim_torch.reference.draws import mix_seed
 
 @op
 def anchor(call: Call, x: Tensor) -> None:
-    """Keep a value of this micro-batch; one of an update is that of all its micro-batches."""
+    """Keep a value of this micro-batch; for an op of an update, of all its micro-batches."""
     at, loop, mode = call.run.position, call.run.loop, OutputMode[call["mode"]]
     num_steps = loop.gradient_accumulation
     first = 0 if call["per_update"] else at.accumulation_step
@@ -54,7 +54,7 @@ def enqueue(call: Call, *x: Tensor) -> None:
 
 @op
 def print_(call: Call, x: Tensor) -> Tensor:
-    """Note what is printed, and return it."""
+    """Record a printed tensor, and return it."""
     call.run.record.prints.append((call["title"], x))
     return x
 
@@ -63,7 +63,7 @@ def _foreign(call: Call) -> Sequence[Tensor | None]:
     if call.run.foreign is None:
         raise Error(
             f"Interpreter: {call.op.kind} '{call.op.name}' runs code that is not the program's. "
-            "Give the Interpreter a function `foreign` that gets this op and its inputs, and "
+            "Pass the Interpreter a function `foreign` that takes this op and its inputs, and "
             "returns its results."
         )
     return call.run.foreign(call.op, call.stored)
@@ -77,13 +77,13 @@ def custom(call: Call, *inputs: Tensor) -> Sequence[Tensor | None]:
 
 @op
 def host_call(call: Call, *x: Tensor) -> Sequence[Tensor | None]:
-    """Call code of the host."""
+    """Call a function of the host."""
     return _foreign(call)
 
 
 @op
 def aten(call: Call, *inputs: Tensor | None) -> list[Tensor]:
-    """Call an operator of PyTorch, on tensors of the types that the program has."""
+    """Call an operator of PyTorch, on tensors with the dtypes of the program."""
     name = call["operator"].split("::")
     packet = getattr(getattr(torch.ops, name[0]), name[1])
     function = getattr(packet, call["overload"] or "default")

@@ -1,4 +1,4 @@
-"""Runs a program op by op: its memory, and the order of a run."""
+"""Runs a program op by op: its memory, and the order of execution."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from popsim_torch.reference.call import OPS, Call, Foreign, Position, Record, Ru
 
 
 class Memory:
-    """The memory of a graph's tensors: views see that of their base.
+    """The memory of a graph's tensors; views use the memory of their base.
 
     Args:
-        graph: The tensors.
-        wide: Floating-point numbers are float64.
+        graph: The graph with the tensors.
+        wide: Whether floating-point numbers are float64.
     """
 
     def __init__(self, graph: Graph, wide: bool) -> None:
@@ -30,11 +30,11 @@ class Memory:
         self._flat: dict[int, torch.Tensor] = {}
 
     def bind(self, tensor: Tensor, value: torch.Tensor) -> None:
-        """Give a tensor that owns its memory a value."""
+        """Set the value of a tensor that owns its memory."""
         if value.numel() != tensor.numel:
             raise InternalError(
                 f"reference: '{tensor.name}' has shape {list(tensor.shape)}, "
-                f"what it is given {list(value.shape)}"
+                f"its new value has {list(value.shape)}"
             )
         flat = torch.empty(tensor.numel, dtype=self._dtype(tensor))
         self._flat[tensor.id] = flat.copy_(value.detach().reshape(-1))
@@ -43,7 +43,7 @@ class Memory:
         """Return a tensor's memory with its shape and strides.
 
         Raises:
-            InternalError: It is read, and nothing has written it.
+            InternalError: The memory is read, but nothing has written it.
         """
         tensor = self._graph.tensors[tensor_id]
         root = self._graph.root(tensor)
@@ -93,7 +93,7 @@ def run_op(op: Op, graph: Graph, memory: Memory, run: Run) -> None:
 
 
 def _run_body(body: Graph, inputs: Sequence[torch.Tensor], run: Run) -> list[torch.Tensor]:
-    """Return the results of a body; it keeps nothing between its runs."""
+    """Return the results of a body; it keeps no values between its runs."""
     memory = Memory(body, run.wide)
     for tensor, value in zip(body.of_kind(TensorKind.INPUT), inputs, strict=True):
         memory.bind(tensor, value)
@@ -107,7 +107,7 @@ _ONCE = LoopCounts(1, 1)
 
 
 class Compiled(Protocol):
-    """What ``Interpreter.like`` reads of an executor's compiled model."""
+    """The attributes of an executor's compiled model that ``Interpreter.like`` reads."""
 
     program: Program
     host_program: Program
@@ -118,20 +118,20 @@ class Compiled(Protocol):
 class Interpreter:
     """Runs a program, or one graph, micro-batch after micro-batch.
 
-    The order is that of the schedule ``sequential``. Others give the same values: weights change in
-    updates alone, and random numbers are keyed by the micro-batch.
+    The order is that of the schedule ``sequential``. Other schedules give the same values: weights
+    only change in updates, and random numbers depend on the number of the micro-batch.
 
     Args:
-        program: Before or after the passes that fit it to a host.
-        loop: How often a run goes through it.
-        seed: Of random numbers.
-        wide: Compute everything in float64 and round nothing: what a value would be with exact
-            arithmetic, nearly. Random numbers, conditions and positions follow from such values.
-        foreign: Runs the ops ``custom`` and ``host_call``, whose code is not the program's.
+        program: A program before or after the passes that fit it to a host.
+        loop: How often a run executes it.
+        seed: The seed of random numbers.
+        wide: Whether to compute in float64 and round nothing: the values are nearly those of exact
+            arithmetic. Random numbers, conditions and positions are computed from such values.
+        foreign: Runs the ops ``custom`` and ``host_call``, whose code is not in the program.
 
     Attributes:
-        step: Micro-batches begun; the next one's random numbers follow from it.
-        record: What the last run left in queues and printed.
+        step: Number of micro-batches begun; the next random numbers depend on it.
+        record: The queues and prints of the last run.
     """
 
     def __init__(
@@ -166,16 +166,16 @@ class Interpreter:
         host: bool = False,
         foreign: Foreign | None = None,
     ) -> Interpreter:
-        """Return an interpreter of a compiled executor's program, as it is now.
+        """Return an interpreter of a compiled executor's program, in its present state.
 
-        Weights, states, hyper-parameters and random numbers go on from where the executor is, so
-        that ``run`` computes what its next call does.
+        Weights, states, hyper-parameters and random numbers continue from those of the executor, so
+        ``run`` computes the results of its next call.
 
         Args:
-            executor: That has compiled its model, and has a device.
-            wide: As above.
-            host: Take the program that was fitted to this host; it has fewer tensors.
-            foreign: As above.
+            executor: An executor that has compiled its model, and has a device.
+            wide: See above.
+            host: Whether to use the program that was fitted to this host; it has fewer tensors.
+            foreign: See above.
         """
         compiled: Compiled = executor.compiled
         program = compiled.host_program if host else compiled.program
@@ -187,13 +187,13 @@ class Interpreter:
         return twin
 
     def write(self, tensor: int | str, value: torch.Tensor) -> None:
-        """Give a variable a value, by id or by name."""
+        """Set the value of a variable, by id or by name."""
         found = self._graph.tensors[self._id(tensor)]
         if found.kind != TensorKind.VARIABLE:
             raise Error(
-                f"Interpreter.write: '{found.name or found.id}' is computed by the program, or an "
-                "input of it. Only variables keep a value between runs: weights, buffers, states "
-                "and hyper-parameters."
+                f"Interpreter.write: '{found.name or found.id}' is computed by the program, or is "
+                "one of its inputs. Only variables keep a value between runs: weights, buffers, "
+                "states and hyper-parameters."
             )
         if tuple(value.shape) != found.shape:
             raise Error(
@@ -203,7 +203,7 @@ class Interpreter:
         self._memory.bind(found, value)
 
     def read(self, tensor: int | str) -> torch.Tensor:
-        """Return a tensor as the last op left it, by id or by name; float64 where wide."""
+        """Return a tensor after the last op that wrote it, by id or by name; float64 if wide."""
         return self._memory.see(self._id(tensor)).clone()
 
     def _id(self, tensor: int | str) -> int:
@@ -214,7 +214,7 @@ class Interpreter:
             raise Error(
                 f"Interpreter: the program has no tensor named '{tensor}'"
                 + (f"; the closest names are {closest}." if closest else ".")
-                + " What a program offers is there if it was anchored when it was compiled."
+                + " Some tensors exist only if they were anchored when the program was compiled."
             )
         return self._graph.names[tensor]
 
@@ -223,16 +223,16 @@ class Interpreter:
 
         Args:
             inputs: One tensor for each input, with all micro-batches along the first axis, or one
-                that all of them have.
+                tensor that all micro-batches share.
 
         Returns:
-            What comes back, ``Program.returns`` in their order, anchors among them.
+            The results of ``Program.returns`` in order, with the anchors.
 
         Raises:
-            Error: There are more or fewer inputs, or one has another size.
+            Error: The number of inputs is wrong, or an input has the wrong shape.
         """
         self._check_inputs(inputs)
-        # What this run does not bring back is what an earlier one did.
+        # Entries that this run does not return keep their values from an earlier run.
         self.record = Record(returns=self.record.returns)
         run = Run(self._loop, self._seed, self._wide, self._foreign, self.record)
         if not self._is_set_up:
@@ -263,8 +263,8 @@ class Interpreter:
             if value.numel() not in (tensor.numel, count * tensor.numel):
                 raise Error(
                     f"Interpreter.run: '{tensor.name}' has shape {list(tensor.shape)} in each of "
-                    f"{count} micro-batches, what was given has {list(value.shape)}. Give all "
-                    "micro-batches along the first axis."
+                    f"{count} micro-batches, but the given tensor has {list(value.shape)}. Pass "
+                    "all micro-batches along the first axis."
                 )
 
     def _run_phase(self, phase: Phase, run: Run) -> None:
@@ -284,7 +284,7 @@ class Interpreter:
             self._memory.bind(tensor, flat[first : first + tensor.numel])
 
     def _returned(self, op: Op) -> torch.Tensor:
-        """Return what an anchor op has brought back; zeros where it has not."""
+        """Return the tensor that an anchor op has returned; zeros if it has not run."""
         attributes: Any = op.attributes
         shape, loop = self._graph.tensors[op.inputs[0]].shape, self._loop
         sizes = loop.device_iterations, loop.gradient_accumulation, 1

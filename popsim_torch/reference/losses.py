@@ -11,7 +11,7 @@ Maybe = Tensor | None
 
 
 def _counts(call: Call, labels: Tensor, weights: Maybe, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the labels, 0 where a sample is ignored, and how much each sample counts."""
+    """Return the labels, 0 for ignored samples, and the weight of each sample."""
     labels = labels.reshape(-1).long()
     ignored = labels == call["ignore_index"]
     labels = labels.masked_fill(ignored, 0)
@@ -21,9 +21,9 @@ def _counts(call: Call, labels: Tensor, weights: Maybe, like: Tensor) -> tuple[T
 
 @op
 def nll_loss(call: Call, x: Tensor, labels: Tensor, weights: Maybe = None) -> tuple[Tensor, Tensor]:
-    """Return minus the label's element of ``[samples, classes]``, and what the mean divides by."""
+    """Return minus the label's element of ``[samples, classes]``, and the mean's divisor."""
     at, count = _counts(call, labels, weights, x)
-    # 0 where a sample is ignored, whatever stands there.
+    # 0 for ignored samples, even if their values are NaN or infinite.
     losses = torch.where(count == 0, 0.0, -x[torch.arange(len(at)), at] * count)
     total = count.sum()
     if call["reduction"] == "none":
@@ -60,7 +60,7 @@ def cross_entropy_grad(
     weights: Maybe,
     log_softmax: Tensor,
 ) -> Tensor:
-    """Return the gradient of what the log-softmax was computed of."""
+    """Return the gradient of the input of the log-softmax."""
     at, count = _counts(call, labels, weights, gradient)
     values = _at_labels(call, gradient, total, count)
     out = -log_softmax.exp() * values[:, None]
@@ -71,7 +71,7 @@ def cross_entropy_grad(
 def _ctc(
     call: Call, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return PyTorch's loss of each item and its alpha."""
+    """Return PyTorch's loss of each item, and its alpha."""
     found: tuple[Tensor, Tensor] = torch.ops.aten._ctc_loss(
         *(log_probs, targets.long(), steps.tolist(), lengths.tolist()),
         *(call["blank"], call["zero_infinity"]),
@@ -83,15 +83,15 @@ def _ctc(
 def ctc_loss(
     call: Call, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return minus the log-probability of the labels, summed over their alignments.
+    """Return minus the log-probability of the labels, summed over their alignments, and alpha.
 
-    And alpha, ``[steps, items * states]``: how likely each state is given the steps up to each, as
-    a logarithm, 0 for the likeliest; zeros where there is no state.
+    ``alpha`` has the shape ``[steps, items * states]``: the logarithm of the probability of each
+    state given the steps so far, 0 for the most probable one; zeros if there is no such state.
     """
     losses, alpha = _ctc(call, log_probs, targets, steps, lengths)
     if call["zero_infinity"]:
         losses = losses.masked_fill(losses == torch.inf, 0.0)
-    # Never is -1e30, so that sums of it are numbers.
+    # The logarithm of zero is -1e30 here, so that sums of it are finite.
     alpha = alpha.clamp(min=-1e30)
     parts = []
     for item, (count, length) in enumerate(zip(steps.tolist(), lengths.tolist(), strict=True)):
@@ -113,9 +113,9 @@ def ctc_loss_grad(
     lengths: Tensor,
     alpha: Tensor,
 ) -> Tensor:
-    """Return the gradient of the logits that ``log_probs`` is the log-softmax of.
+    """Return the gradient of the logits whose log-softmax is ``log_probs``.
 
-    ``alpha`` is what ``ctc_loss`` has found; it is found once more here.
+    ``alpha`` is a result of ``ctc_loss``; this function computes it again.
     """
     losses, found = _ctc(call, log_probs, targets, steps, lengths)
     grad: Tensor = torch.ops.aten._ctc_loss_backward(

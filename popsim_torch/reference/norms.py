@@ -10,7 +10,7 @@ Maybe = Tensor | None
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    """Return one value per channel of images ``[batch, channels, ...]``, to be broadcast."""
+    """Return one value per channel in a shape that broadcasts over ``[batch, channels, ...]``."""
     return values.reshape(1, -1, *([1] * (like.dim() - 2)))
 
 
@@ -29,7 +29,7 @@ def batch_norm_statistics(
     """Return mean, 1 / deviation, that times the weight, and the running statistics."""
     axes, momentum = _but_channels(x), call["momentum"]
     count = x.numel() // x.shape[1]
-    # Deviations from a mean that is nearly right lose no digits.
+    # Differences to an approximate mean lose no digits.
     mean = x.double().mean(axes)
     variance = (x.double() - _per_channel(mean, x)).square().mean(axes)
     inverse = (variance + call["epsilon"]).rsqrt()
@@ -48,9 +48,9 @@ def batch_norm_statistics(
 def batch_norm_grad(
     call: Call, grad_y: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Maybe = None
 ) -> list[Tensor]:
-    """Return the gradients of weight and bias, and what the input's consists of.
+    """Return the gradients of weight and bias, and the factors of the input's gradient.
 
-    That is ``of_grad_y * grad_y + of_deviation * (x - mean) + shift``, by channel.
+    That gradient is ``of_grad_y * grad_y + of_deviation * (x - mean) + shift``, by channel.
     """
     axes, count = _but_channels(x), x.numel() // x.shape[1]
     sums = grad_y.double().sum(axes)
@@ -64,7 +64,7 @@ def batch_norm_grad(
 def layer_norm(
     call: Call, x: Tensor, weight: Maybe = None, bias: Maybe = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the last axes brought to mean 0 and variance 1, the means and 1 / deviation."""
+    """Normalise the last axes to mean 0 and variance 1; also return the means and 1 / deviation."""
     axes = list(range(-call["axes"], 0))
     mean = x.mean(axes, keepdim=True)
     rstd = ((x - mean).square().mean(axes, keepdim=True) + call["epsilon"]).rsqrt()
@@ -74,7 +74,7 @@ def layer_norm(
 
 
 def _norm_grad(gradient: Tensor, normalised: Tensor, rstd: Tensor, axes: list[int]) -> Tensor:
-    """Return the gradient of x, given that of what has mean 0 and variance 1."""
+    """Return the gradient of x from the gradient of the normalised values."""
     mean = gradient.mean(axes, keepdim=True)
     projection = (gradient * normalised).mean(axes, keepdim=True)
     return rstd * (gradient - mean - normalised * projection)
@@ -96,7 +96,7 @@ def layer_norm_grad(
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
-    """Return images as ``[batch, groups, what a group has]``."""
+    """Return images as ``[batch, groups, elements of a group]``."""
     return x.reshape(x.shape[0], groups, -1)
 
 
@@ -104,7 +104,7 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
 def group_norm(
     call: Call, x: Tensor, weight: Maybe = None, bias: Maybe = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return groups of channels brought to mean 0 and variance 1, the means and 1 / deviation."""
+    """Normalise groups of channels to mean 0 and variance 1; also return means, 1 / deviation."""
     rows = _grouped(x, call["groups"])
     mean = rows.mean(-1, keepdim=True)
     rstd = ((rows - mean).square().mean(-1, keepdim=True) + call["epsilon"]).rsqrt()

@@ -1,6 +1,6 @@
 """Matrix products and convolutions.
 
-Partial sums in float16 (``partials``) are a way to round on the way, which is not done here.
+Partial sums in float16 (``partials``) would add rounding; this is not done here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def matmul(
 
 @op
 def serialized_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b``; the slices say in which order it is computed."""
+    """Return ``a @ b``; the slices only determine the order of computation."""
     return a @ b
 
 

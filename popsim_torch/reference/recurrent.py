@@ -1,8 +1,8 @@
 """Layers of LSTM, GRU and plain recurrent networks, step by step, and their gradients.
 
-``x`` is ``[steps, batch, inputs]``; weights and the order of the gates are PyTorch's. What the
-gradient reads: ``gates``, the values of all gates of each step, and ``state``, the cell state of an
-LSTM, or what the reset gate of a GRU is multiplied with.
+``x`` is ``[steps, batch, inputs]``; weights and the order of the gates are PyTorch's. The gradient
+reads ``gates``, the values of all gates of each step, and ``state``: the cell state of an LSTM, or
+the value that the reset gate of a GRU is multiplied with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _plus(x: Tensor, bias: Maybe) -> Tensor:
 def _cell(
     mode: str, from_x: Tensor, from_h: Tensor, h: Tensor, state: Maybe
 ) -> tuple[Tensor, Maybe, Maybe]:
-    """Return a step's h, the values of its gates and its state, from what x and h contribute."""
+    """Return h, the gate values and the state of a step, from the contributions of x and h."""
     if mode.startswith("rnn"):
         total = from_x + from_h
         return (total.relu() if mode == "rnn_relu" else total.tanh()), None, None
@@ -124,7 +124,7 @@ def recurrent_grad(
 def _lstm_grad(
     grad_h: Tensor, grad_c: Tensor, gates: Tensor, state: Tensor, state_before: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the gates' sums and of the cell state before."""
+    """Return the gradients of the gates' sums and of the previous cell state."""
     i, f, g, o = gates.chunk(4, -1)
     squashed = state.tanh()
     grad_c = grad_c + grad_h * o * (1 - squashed**2)
@@ -140,7 +140,7 @@ def _lstm_grad(
 def _gru_grad(
     grad_h: Tensor, gates: Tensor, state: Tensor, h_before: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of what x and h contribute, and of h on the way past the gates."""
+    """Return the gradients of the contributions of x and h, and of h outside of the gates."""
     r, z, n = gates.chunk(3, -1)
     grad_n = grad_h * (1 - z) * (1 - n**2)
     grad_r = grad_n * state * r * (1 - r)

@@ -20,7 +20,7 @@ def _squares(rows: Tensor, row: Tensor) -> Tensor:
 
 @op
 def fps(call: Call, points: Tensor, starts: Maybe = None) -> Tensor:
-    """Return rows of each segment, each as far as can be from those chosen before it."""
+    """Return rows of each segment, each one the farthest from those chosen before it."""
     chosen: list[int] = []
     bounds = call["bounds"]
     for segment, count in enumerate(call["counts"]):
@@ -50,7 +50,7 @@ def nearest(
         other = torch.zeros(len(y), dtype=torch.bool)
         if batch_x is not None and batch_y is not None:
             other = batch_y != batch_x[number]
-        # What has no distance is as far as can be, yet nearer than another batch's.
+        # NaN distances count as infinite, but rows of another batch come even after them.
         squares = squares.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(other, math.inf)
         at = int(squares.argmin())
         found.append(int((~other).nonzero()[0]) if squares[at] == math.inf else at)
@@ -66,7 +66,7 @@ def _log_sum(values: Iterable[float]) -> float:
 def _beam(
     log_probs: list[list[float]], blank: int, width: int
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Return the likeliest sequences of labels, and the logarithms of their probabilities."""
+    """Return the most probable sequences of labels, and the logarithms of their probabilities."""
     never = -math.inf
     beam: dict[tuple[int, ...], tuple[float, float]]
     beam = {(): (0.0, never)}  # alignments that end in a blank, and in the last label
@@ -91,9 +91,9 @@ def _beam(
 def ctc_beam_search(
     call: Call, log_probs: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities, lengths and labels of each item's likeliest sequences.
+    """Return log-probabilities, lengths and labels of each item's most probable sequences.
 
-    Blanks follow the labels.
+    The labels are padded with blanks.
     """
     steps, items, _ = log_probs.shape
     top = call["top_paths"]

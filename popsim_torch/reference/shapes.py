@@ -1,4 +1,4 @@
-"""Ops that move numbers and compute none."""
+"""Ops that move numbers and compute nothing."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from popsim_torch.reference.call import Call, op
 
 @op
 def cat(call: Call, *tensors: Tensor) -> Tensor:
-    """Return the tensors one after the other along an axis."""
+    """Concatenate the tensors along an axis."""
     return torch.cat(tensors, call["axis"])
 
 
 @op
 def into_zeros(call: Call, x: Tensor) -> Tensor:
-    """Return zeros with the tensor at some of their places."""
+    """Return zeros with the tensor written to some positions."""
     flat = x.new_zeros(math.prod(call["shape"]))
     flat.as_strided(x.shape, call["strides"], call["offset"]).copy_(x)
     return flat.reshape(call["shape"])
 
 
 def _positions(call: Call, length: int, start: Tensor, count: int) -> Tensor:
-    """Return positions on an axis, which goes on at its beginning after its end."""
+    """Return positions on an axis; they wrap around its end."""
     step: int = call.get("step", 1)
     return (int(start) + step * torch.arange(count)) % length
 
 
 @op
 def dynamic_slice(call: Call, x: Tensor, start: Tensor) -> Tensor:
-    """Return a part of a tensor along an axis, from a position on that is a value."""
+    """Return a part of a tensor along an axis; its first position is a value."""
     axis = call["axis"]
     return x.index_select(axis, _positions(call, x.shape[axis], start, call["count"]))
 
@@ -53,7 +53,7 @@ def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
 
 @op
 def embedding_grad(call: Call, gradient: Tensor, indices: Tensor) -> Tensor:
-    """Return the table's gradient: the sum of those of each row, none for the padding's."""
+    """Return the table's gradient: the sum for each row, zero for the row of the padding."""
     rows, width = indices.reshape(-1).long(), gradient.shape[-1]
     counts = rows != call["padding_index"]
     table = gradient.new_zeros(call["rows"], width)

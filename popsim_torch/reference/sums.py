@@ -24,7 +24,7 @@ def cumsum(call: Call, x: Tensor) -> Tensor:
 
 
 def softmax_of(x: Tensor, axis: int, *, safe: bool = False) -> Tensor:
-    """Return the softmax; with ``safe``, rows of nothing but minus infinity give zeros."""
+    """Return the softmax; with ``safe``, rows in which all values are minus infinity give zeros."""
     y = x.softmax(axis)
     return torch.where((x == -torch.inf).all(axis, keepdim=True), 0.0, y) if safe else y
 

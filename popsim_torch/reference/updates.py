@@ -1,7 +1,7 @@
 """Accumulation of gradients, and weight updates.
 
-Updates of several parameters have the inputs and outputs of one after the other. With ``stream``
-what is float16 is rounded at random.
+Updates of several parameters have the inputs and outputs of one parameter after the other. With
+``stream``, float16 values are rounded at random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Part = Callable[..., Sequence[Tensor | None]]
 
 
 def _stored(call: Call, results: Sequence[Tensor | None], first: int = 0) -> list[Tensor | None]:
-    """Return results of a part as they are kept: those in float16 rounded at random, if asked."""
+    """Return results in their stored form: those in float16 rounded at random, if requested."""
     stream = call.get("stream")
     if stream is None:
         return list(results)
@@ -44,7 +44,7 @@ def _each_part(call: Call, inputs: Sequence[Tensor | None], update: Part) -> lis
 
 
 def _clip(call: Call, norm: Tensor | None) -> Tensor | float:
-    """Return the factor that brings the norm of all gradients down to its limit."""
+    """Return the factor that limits the norm of all gradients."""
     limit: float | None = call.get("max_grad_norm")
     if limit is None or norm is None:
         return 1.0
@@ -154,7 +154,7 @@ def _sgd_combined(
 
 @op
 def sgd_combined_update(call: Call, *inputs: Tensor | None) -> list[Tensor | None]:
-    """SGD whose velocity is also the accumulator; it is left with what the next gradients join."""
+    """SGD whose velocity is also the accumulator; it is prepared for the next gradients."""
     return _each_part(call, inputs, _sgd_combined)
 
 
@@ -187,7 +187,7 @@ def _adam(call: Call, *inputs: Tensor) -> list[Tensor | None]:
 
 @op
 def adam_update(call: Call, *inputs: Tensor) -> list[Tensor | None]:
-    """Adam, and AdamW, whose weight decay is no part of the gradient."""
+    """Adam, and AdamW, whose weight decay is not a part of the gradient."""
     return _each_part(call, inputs, _adam)
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch's own Python code does otherwise while a model is traced."""
+"""Changes to PyTorch's own Python code that apply while a model is traced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from popsim_torch.trace.host_reads import noticed_host_reads
 
 @contextmanager
 def adapted_torch() -> Iterator[None]:
-    """Let PyTorch's Python code run in a way that can be traced."""
+    """Change PyTorch's Python code in this scope so that it can be traced."""
     with ExitStack() as stack:
         for adaptation in _ADAPTATIONS:
             stack.enter_context(adaptation())
@@ -44,9 +44,9 @@ def _without_validation() -> Iterator[None]:
 
 
 def _without_mask_detection() -> AbstractContextManager[Any]:
-    """Keep ``nn.TransformerEncoder`` from reading its mask to see whether it is causal.
+    """Keep ``nn.TransformerEncoder`` from reading its mask to find out whether it is causal.
 
-    It would only choose a faster kernel for it; the mask itself is applied all the same.
+    The result would only choose a faster kernel; the mask is applied in any case.
     """
     return mock.patch.object(
         *MASK_DETECTION,
@@ -55,30 +55,30 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
 
 
 eager_stance = SharedScope(lambda: torch.compiler.set_stance("force_eager"))
-"""What torch.compile wraps runs as it was written, in all threads."""
+"""Functions that ``torch.compile`` wraps run without compilation, in all threads."""
 
-# One for all: each new one stays in the thread's context for good.
+# One object for all traces: each new one would stay in the thread's context forever.
 _nested_traces: Any = dynamo_config.patch(error_on_nested_fx_trace=False)
 
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
-    """Run what ``torch.compile`` wraps as it was written, and let that be traced."""
+    """Run functions that ``torch.compile`` wraps without compilation, so that they are traced."""
     with (
         warnings.catch_warnings(),
         eager_stance,
         _nested_traces,
     ):
-        # The hooks are those of the recorder, which has use for every call.
+        # The hooks belong to the recorder, which needs every call.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
         yield
 
 
 @contextmanager
 def _without_autocast() -> Iterator[None]:
-    """Let ``torch.autocast`` choose no types: those of forward's tensors are the device's.
+    """Let ``torch.autocast`` choose no dtypes: the device uses the dtypes of forward's tensors.
 
-    It cannot run on this device, which has no kernels of its own.
+    Autocast cannot run on this device, which has no kernels of its own.
     """
 
     def enter(self: torch.autocast) -> torch.autocast:
@@ -92,14 +92,14 @@ def _without_autocast() -> Iterator[None]:
 
 
 def _with_range_on_device() -> AbstractContextManager[Any]:
-    """Make what ``torch.range`` returns a tensor of the device: no mode sees that function."""
+    """Make ``torch.range`` return a tensor of the device: no mode sees that function."""
     on_host = torch.range
 
     def on_device(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         if op_listener.get() is None:  # called by another thread, or on the host
             return on_host(*args, device=device, **kwargs)
         with host_computation(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is deprecated, which would be said of this line
+            warnings.simplefilter("ignore")  # it is deprecated; the warning would name this line
             values: torch.Tensor = on_host(*args, **kwargs)
         if device is None:
             warn_of_no_device("range")

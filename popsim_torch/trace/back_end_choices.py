@@ -1,6 +1,6 @@
-"""Functions that settings of PopTorch's back end let compute something else.
+"""Settings of PopTorch's back end that replace a function by another computation.
 
-Each setting has a table of the torch functions concerned and of what is traced instead.
+Each setting has a table with torch functions and their replacements in a trace.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ def strided_group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> torch.Tensor:
-    """Normalise groups of channels that lie ``num_groups`` apart, not side by side.
+    """Normalise groups of channels that are ``num_groups`` apart, not adjacent.
 
     Args:
-        x: Of shape ``[batch, channels, ...]``.
-        num_groups: Channel c is in group ``c % num_groups``; a divisor of the channels (count).
-        weight: Of shape ``[channels]``.
-        bias: Of shape ``[channels]``.
-        eps: Added to the variances.
+        x: A tensor of shape ``[batch, channels, ...]``.
+        num_groups: Number of groups, a divisor of the channels; channel c is in group
+            ``c % num_groups``.
+        weight: A tensor of shape ``[channels]``.
+        bias: A tensor of shape ``[channels]``.
+        eps: The number that is added to the variances.
         cudnn_enabled: Ignored.
     """
     batch, channels, *rest = x.shape
@@ -51,12 +52,12 @@ def strided_group_norm(
 
 
 def unstable_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Compute a softmax without subtracting the largest value first: large values overflow.
+    """Compute a softmax without subtracting the maximum first: large values overflow.
 
     Args:
-        x: Of any shape.
-        dim: The dimension whose sums are 1.
-        dtype: Convert to this type first.
+        x: A tensor of any shape.
+        dim: The dimension along which the sums are 1.
+        dtype: The dtype to convert to first.
     """
     powers = torch.exp(x if dtype is None else x.to(dtype))
     return powers / powers.sum(dim, keepdim=True)
@@ -71,10 +72,10 @@ _BY_SETTING: dict[str, Replacements] = {
 
 
 def replacements(settings: Iterable[str]) -> Replacements:
-    """Return what is traced instead of torch functions.
+    """Return the functions to trace instead of torch functions.
 
     Args:
-        settings: The names of settings that are on; others than those of the tables are ignored.
+        settings: The names of the settings that are on; settings without a table are ignored.
     """
     return {
         function: replacement

@@ -1,4 +1,4 @@
-"""How calls of torch functions differ on the device: what their arguments are changed to."""
+"""Changes the arguments of torch functions for calls on the device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DROPOUTS = frozenset(
         "feature_alpha_dropout_",
     }
 )
-# Draw random numbers; also those that change a tensor in place, which end in an underscore.
+# Functions that draw random numbers; those that end in an underscore change a tensor in place.
 _RANDOM = _DROPOUTS | frozenset(
     {
         *("bernoulli", "multinomial", "normal", "poisson", "binomial"),
@@ -43,8 +43,8 @@ _RANDOM = _DROPOUTS | frozenset(
     }
 )
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
-_RECURRENT_TRAIN = 6  # position of the argument that turns dropout between layers on
-# Where functions are told to give a sparse gradient: the device has dense tensors only.
+_RECURRENT_TRAIN = 6  # index of the argument that turns on dropout between layers
+# Index of the argument that asks for a sparse gradient: the device supports dense tensors only.
 _SPARSE_ARGUMENT: dict[Callable[..., Any], int] = {torch.embedding: 4, torch.embedding_bag: 5}
 
 
@@ -59,15 +59,15 @@ def on_device(
         kwargs: Its keyword arguments.
 
     Raises:
-        Error: Random numbers are to come from a generator of the host.
+        Error: Random numbers would come from a generator of the host.
     """
     name = getattr(func, "__name__", "")
     if kwargs.get("generator") is not None:
         raise Error(
             f"forward{user_line(' at ')} draws random numbers from a torch.Generator "
-            f"({name}), which is the host's. Leave it out: the device draws other numbers in each "
-            'run, and Options.randomSeed seeds it. Or add device="cpu" to draw on the host, once '
-            "for all runs."
+            f"({name}), which belongs to the host. Leave it out: the device draws other numbers in "
+            'each run, and Options.randomSeed seeds it. Or add device="cpu" to draw on the host, '
+            "once for all runs."
         )
     if name in _SOFTMAXES:
         _check_softmax_axis(args, kwargs)
@@ -78,7 +78,7 @@ def on_device(
 
 
 def draws_random_numbers(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call draws random numbers for tensors, from no generator of its own.
+    """Return whether a call draws random numbers for tensors, without a generator.
 
     Args:
         func: A function of torch.
@@ -92,7 +92,7 @@ def draws_random_numbers(func: Callable[..., Any], kwargs: dict[str, Any]) -> bo
 def with_device(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the keyword arguments with which a function that makes a tensor makes it there.
+    """Return the keyword arguments with which a function makes a tensor on the device.
 
     Args:
         func: A function of torch.
@@ -109,20 +109,20 @@ def with_device(
 
 
 def warn_of_no_device(name: str) -> None:
-    """Say in the log that a call that names no device makes a tensor of the device.
+    """Warn that a call without a device makes a tensor on the device.
 
     Args:
-        name: Of a function of torch.
+        name: Name of a function of torch.
     """
     _logger.warning("No device set in torch.%s(): forcing to IPU%s", name, user_line(" at "))
 
 
 def copied(name: str, tensor: torch.Tensor) -> Any:
-    """Return what Python's ``copy`` module asks for: a copy, or how to make a shallow one.
+    """Return the value for Python's ``copy`` module: a copy, or how to make a shallow one.
 
     Args:
         name: ``__deepcopy__`` or ``__reduce_ex__``.
-        tensor: What it copies.
+        tensor: The tensor to copy.
     """
     if name == "__deepcopy__":
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -130,7 +130,7 @@ def copied(name: str, tensor: torch.Tensor) -> Any:
 
 
 def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse an axis that is none: the shape of the result says nothing of it."""
+    """Refuse an axis that does not exist: the shape of the result does not depend on it."""
     tensor = args[0] if args else kwargs.get("input")
     axis = args[1] if len(args) > 1 else kwargs.get("dim")
     if isinstance(tensor, torch.Tensor) and isinstance(axis, int):
@@ -140,10 +140,10 @@ def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def without_dropout(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor | None]:
-    """Return the call's arguments with dropout off, or the tensor it returns unchanged.
+    """Return the call's arguments with dropout off, or the tensor that the call returns as it is.
 
     Raises:
-        ValueError: A probability of dropout is none.
+        ValueError: A dropout probability is out of range.
     """
     if name in _DROPOUTS:
         probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)

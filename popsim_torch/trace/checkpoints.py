@@ -1,9 +1,9 @@
-"""``torch.utils.checkpoint`` in a traced model: what it wraps is rebuilt in the backward pass.
+"""``torch.utils.checkpoint`` in a traced model: the backward pass recomputes what it wraps.
 
 The function runs once, as if it was called directly, in a region of its own
-(``ops.OpListener.rebuilt_region``); the program then repeats the region's ops in the backward pass
-(``passes/recompute.py``). Random numbers are the same the second time by themselves, and so is
-everything else: nothing is left to check.
+(``ops.OpListener.rebuilt_region``). The program then repeats the region's ops in the backward pass
+(``passes/recompute.py``). Random numbers and all other values are the same the second time, so
+there is nothing to check.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def _checkpointed(
     *_args: Any,
     **_kwargs: Any,
 ) -> Iterator[None]:
-    """Stand for what runs around ``checkpoint(use_reentrant=False)``, in front of it and after.
+    """Replace the code that ``checkpoint(use_reentrant=False)`` runs around the function.
 
-    There is one run of the Python function only, so the second context of ``context_fn`` is not
-    entered, and neither random numbers nor metadata have to be compared.
+    The Python function runs only once, so the second context of ``context_fn`` is not entered, and
+    neither random numbers nor metadata have to be compared.
     """
     allowed = list(determinism_checks)
     if determinism_check not in allowed:
@@ -75,7 +75,7 @@ def _checkpointed(
 
 
 def _forward_context(context_fn: Callable[[], Any]) -> Any:
-    """Return the context that the function runs in; ours for PyTorch's own policies."""
+    """Return the context in which the function runs; a replacement for PyTorch's own policies."""
     context, _ = context_fn()
     if isinstance(context, CachingTorchDispatchMode):
         return _KeepingSelected(context.policy_fn)
@@ -83,10 +83,10 @@ def _forward_context(context_fn: Callable[[], Any]) -> Any:
 
 
 class _KeepingSelected(TorchDispatchMode):
-    """Keeps the results of those operators in a region that a policy wants to be saved.
+    """Keeps the results of the operators in a region that a policy wants to save.
 
     Args:
-        policy: As ``create_selective_checkpoint_contexts`` takes it.
+        policy: A policy, as for ``create_selective_checkpoint_contexts``.
     """
 
     def __init__(self, policy: Callable[..., CheckpointPolicy | bool]) -> None:
@@ -113,11 +113,11 @@ class _KeepingSelected(TorchDispatchMode):
 
 
 class _ReentrantCheckpoint:
-    """Stands for the autograd function after ``checkpoint(use_reentrant=True)``."""
+    """Replaces the autograd function of ``checkpoint(use_reentrant=True)``."""
 
     @staticmethod
     def apply(function: Callable[..., Any], _preserve_random_state: bool, *args: Any) -> Any:
-        """Call the function; like PyTorch's, without gradients if no argument needs one."""
+        """Call the function; as in PyTorch, without gradients if no argument needs one."""
         needs_gradient = any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in tree_iter(args)
         )

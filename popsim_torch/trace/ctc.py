@@ -1,7 +1,7 @@
-"""``torch.ctc_loss`` as an operator of ours: PyTorch's reads the lengths to tell a shape.
+"""``torch.ctc_loss`` as an own operator: PyTorch's reads the lengths to determine a shape.
 
-The loss of each item is ``popsim::ctc_loss``, and its backward another; how they are reduced are
-calls of PyTorch's own functions.
+``popsim::ctc_loss`` computes the loss of each item, and another operator its gradient; PyTorch's
+own functions reduce the losses.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SCHEMAS = (
     "Tensor target_lengths, Tensor alpha, int blank, bool zero_infinity) -> Tensor",
 )
 _INDICES = (torch.int32, torch.int64)
-_NONE, _MEAN, _SUM = range(3)  # numbers of torch's enum of reductions
+_NONE, _MEAN, _SUM = range(3)  # values of torch's enum of reductions
 
 
 def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return empty results: a loss per item, and what the gradient needs of each step."""
+    """Return empty results: a loss per item, and the values of each step for the gradient."""
     steps, items, _classes = log_probs.shape
     alpha = log_probs.new_empty((steps, 2 * targets.numel() + items), dtype=torch.float32)
     return log_probs.new_empty((items,)), alpha
@@ -53,7 +53,7 @@ def _backward(ctx: Any, gradient: Any, _alpha: object) -> tuple[Any, ...]:
     return (gradient, None, None, None, None, None)
 
 
-# The operators exist as long as it does.
+# The operators exist as long as this object.
 _library = define_with_gradient(
     "ctc_loss",
     _SCHEMAS,
@@ -73,7 +73,7 @@ def _traced(
     input_lengths: torch.Tensor | Sequence[int],
     target_lengths: torch.Tensor | Sequence[int],
     blank: int = 0,
-    reduction: int = _NONE,  # in Python, whatever the operator's schema says
+    reduction: int = _NONE,  # the default in Python, which differs from the operator's schema
     zero_infinity: bool = False,
 ) -> torch.Tensor:
     """Compute ``torch.ctc_loss``."""
@@ -100,7 +100,7 @@ def _traced(
 
 
 def _check(log_probs: torch.Tensor, targets: torch.Tensor, blank: int) -> None:
-    """Refuse what PyTorch refuses, in its words where they say what is wrong."""
+    """Refuse what PyTorch refuses, with its messages if they are clear."""
     if log_probs.dim() != 3:
         raise RuntimeError(
             "ctc_loss: log_probs must have 3 dimensions (steps, batch, classes), or 2 without a "
@@ -121,7 +121,7 @@ def _check(log_probs: torch.Tensor, targets: torch.Tensor, blank: int) -> None:
 
 
 def _check_sum(targets: torch.Tensor, total: int) -> None:
-    """Refuse concatenated targets of another length than the targets have together."""
+    """Refuse concatenated targets whose length is not the sum of the target lengths."""
     if targets.shape[0] != total:
         raise RuntimeError(
             f"ctc_loss: the target lengths add up to {total}, but the concatenated targets have "
@@ -132,7 +132,7 @@ def _check_sum(targets: torch.Tensor, total: int) -> None:
 def _lengths(
     name: str, lengths: torch.Tensor | Sequence[int], items: int, most: int
 ) -> torch.Tensor:
-    """Return one length per item as a tensor; check those that are known."""
+    """Return one length per item as a tensor; check lengths that are known."""
     if isinstance(lengths, torch.Tensor):
         if lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise RuntimeError(f"{name} must be integral")
@@ -151,11 +151,11 @@ def _lengths(
 
 
 def ctc_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], torch.Tensor] | None:
-    """Return what computes a call of ``torch.ctc_loss``; None for one that PyTorch refuses.
+    """Return a function that computes a call of ``torch.ctc_loss``; None if PyTorch refuses it.
 
     Args:
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
     """
     names = ("input_lengths", "target_lengths")
     lengths = [

@@ -1,8 +1,8 @@
-"""Batch norm that averages over all batches (``momentum=None``): its counter is the device's.
+"""Batch norm that averages over all batches (``momentum=None``): the device counts the batches.
 
-PyTorch reads the counter to make a Python number of it, the factor of the new statistics. Here the
-operator is given empty running statistics and a factor of one, so that it gives the batch's own;
-they are added up with a factor that is a tensor, and the counter lasts like a running statistic.
+PyTorch converts the counter to a Python number, the factor of the new statistics. Here the operator
+gets empty running statistics and a factor of one, so it returns the statistics of the batch. A
+factor that is a tensor accumulates them, and the device keeps the counter like a running statistic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["cumulative_norm", "lasting_counters"]
 
 
 def lasting_counters(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """Return the names of integer buffers that forward counts in, and that keep their count.
+    """Return the names of integer buffers in which forward counts, and which the device keeps.
 
     Args:
         module: A model.
@@ -40,7 +40,7 @@ def lasting_counters(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> 
 
 
 def cumulative_norm() -> AbstractContextManager[object]:
-    """Let batch norms with ``momentum=None`` count on the device."""
+    """Make batch norms with ``momentum=None`` count on the device in this scope."""
     return mock.patch.object(BatchNorm, "forward", _counting(BatchNorm.forward))
 
 

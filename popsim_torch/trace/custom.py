@@ -1,4 +1,4 @@
-"""Custom operators in a trace: ``popsim::custom``, and the gradient that theirs is."""
+"""Custom operators in a trace: ``popsim::custom``, and its gradient."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from popsim_torch.typed_torch import apply, new_library
 
 __all__ = ["CUSTOM", "custom_results"]
 
-_FORWARD = -1  # `gradient_of` of the operator itself; its gradient has the number of its inputs
+_FORWARD = -1  # `gradient_of` of the operator itself; in its gradient, the number of its inputs
 
-# Attributes and results are JSON: schemas know no dicts and no lists of lists.
+# Attributes and results are JSON: schemas support no dicts and no lists of lists.
 _SCHEMA = (
     "custom(Tensor[] inputs, str domain, str name, int version, str attributes, str results, "
     "int gradient_of) -> Tensor[]"
@@ -55,7 +55,7 @@ def _register() -> Any:
     return library
 
 
-_library = _register()  # the operator exists as long as it does
+_library = _register()  # the operator exists as long as this object
 
 CUSTOM = torch.ops.popsim.custom.default
 
@@ -71,12 +71,12 @@ def _compute(
 
 
 def _types(tensors: Iterable[torch.Tensor]) -> list[Type]:
-    """Return what the device has of tensors."""
+    """Return shape and dtype of tensors on the device."""
     return [(returned_dtype(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
 
 
 class _Gradient(torch.autograd.Function):
-    """What an operator's own gradient computes."""
+    """Computes the gradient of an operator."""
 
     @staticmethod
     def forward(call: CustomCall, num_inputs: int, *tensors: torch.Tensor) -> Any:
@@ -91,7 +91,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """Refuse."""
+        """Refuse a second differentiation."""
         raise Error(f"The gradient of a gradient is not supported for custom_op: {ctx.call.shown}.")
 
 
@@ -105,7 +105,7 @@ class _Operator(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what the gradient reads."""
+        """Keep the tensors that the gradient reads."""
         ctx.call, *given = inputs
         ctx.place = user_line(" at ")
         ctx.num_inputs = len(given)
@@ -115,10 +115,10 @@ class _Operator(torch.autograd.Function):
 
     @staticmethod
     def vmap(_info: Any, _in_dims: Any, call: CustomCall, *_: Any) -> Any:
-        """Refuse."""
+        """Refuse ``torch.vmap``."""
         raise Error(
-            f"custom_op{user_line(' at ')}: {call.shown} is called under torch.vmap, and its "
-            "kernel knows no further axis. Call it on the whole batch."
+            f"custom_op{user_line(' at ')}: {call.shown} is called under torch.vmap, but its "
+            "kernel does not support a further axis. Call it on the whole batch."
         )
 
     @staticmethod
@@ -126,7 +126,7 @@ class _Operator(torch.autograd.Function):
         """Return the gradient of each input."""
         if not has_gradient(ctx.call):
             raise Error(
-                f"custom_op{ctx.place}: {ctx.call.shown} has no gradient, and the loss depends on "
+                f"custom_op{ctx.place}: {ctx.call.shown} has no gradient, but the loss depends on "
                 "parameters through it. Register a gradient with the operator, or detach() its "
                 "inputs."
             )
@@ -146,11 +146,11 @@ def custom_results(call: CustomCall, inputs: Sequence[torch.Tensor]) -> list[tor
     """Return the results of a custom operator, traced.
 
     Args:
-        call: The call.
-        inputs: Traced tensors.
+        call: The call of the operator.
+        inputs: The traced inputs.
 
     Raises:
-        Error: The operator's shape rule refuses them, or gives other results than the examples.
+        Error: The operator's shape rule refuses them, or its results differ from the examples.
     """
     try:
         found = result_types(call, _types(inputs))

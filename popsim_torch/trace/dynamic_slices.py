@@ -1,8 +1,8 @@
-"""Parts of a tensor that begin where a run says, as operators of ours.
+"""Parts of a tensor whose position is a value of the run, as own operators.
 
 ``popsim::dynamic_slice`` reads a part, and ``popsim::dynamic_update`` returns the tensor with
 another part in its place. Each is the gradient of the other. Slices wrap around the end of an axis;
-the position of ``t[x]`` must be there.
+the position of ``t[x]`` must be inside of the axis.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _register() -> Any:
     return library
 
 
-_library = _register()  # the operators exist as long as it does
+_library = _register()  # the operators exist as long as this object
 
 DYNAMIC_SLICE = torch.ops.popsim.dynamic_slice.default
 DYNAMIC_UPDATE = torch.ops.popsim.dynamic_update.default
@@ -91,21 +91,21 @@ DYNAMIC_UPDATE = torch.ops.popsim.dynamic_update.default
 
 
 class _Values(Protocol):
-    """What is known of tensors while forward is traced."""
+    """Knows the values of tensors during the trace."""
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a tensor; None if they are those of a run."""
+        """Return the values of a tensor; None if they differ from run to run."""
 
 
 aten = torch.ops.aten
 
-# Axis, first position, how many positions it reaches over, step, whether it wraps around.
+# Axis, first position, length of the part with gaps, step, whether it wraps around.
 _Place = tuple[int, torch.Tensor, int, int, bool]
 _POSITIONS = (torch.int8, torch.int16, torch.int32, torch.int64)  # uint8 is a mask
-_MAX_DEPTH = 8  # of arithmetic that is written down twice
+_MAX_DEPTH = 8  # for the comparison of arithmetic that occurs twice
 
 _SAME_NUMBER = frozenset(
     {
@@ -127,14 +127,14 @@ _MOVED: dict[Any, Callable[[int, int], int]] = {
 def slicing_call(
     values: _Values, name: str, args: tuple[Any, ...]
 ) -> Callable[[], torch.Tensor | None] | None:
-    """Return what computes ``t[x:x + k]`` or ``t[x]``, or assigns to it, for an ``x`` of a run.
+    """Return a function for ``t[x:x + k]`` or ``t[x]``, or an assignment to it, with dynamic ``x``.
 
-    It is None for any other call.
+    The result is None for any other call.
 
     Args:
-        values: Tells what is known of a tensor.
-        name: Of the function that is called.
-        args: Its positional arguments.
+        values: Knows the values of tensors.
+        name: The name of the called function.
+        args: The positional arguments of the call.
     """
     if name not in ("__getitem__", "__setitem__") or not is_traced(args[0]):
         return None
@@ -163,7 +163,7 @@ def slicing_call(
 
 
 def _num_axes(index: tuple[Any, ...]) -> int:
-    """Return how many axes of a tensor an index takes up, an ellipsis not counted."""
+    """Return how many axes of a tensor an index uses, without an ellipsis."""
     count = 0
     for item in index:
         is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
@@ -172,7 +172,7 @@ def _num_axes(index: tuple[Any, ...]) -> int:
 
 
 def _part(values: _Values, item: Any) -> tuple[torch.Tensor, int, int] | None:
-    """Return where a slice starts, its length and step; None if it is not of this form."""
+    """Return start, length and step of a slice; None if it does not have this form."""
     if not isinstance(item, slice):
         return None
     bounds = (item.start, item.stop)
@@ -189,7 +189,7 @@ def _part(values: _Values, item: Any) -> tuple[torch.Tensor, int, int] | None:
 
 
 def _position(values: _Values, item: Any) -> torch.Tensor | None:
-    """Return the position that a run tells; None if an index is something else."""
+    """Return the dynamic position of an index; None if the index is something else."""
     if not isinstance(item, torch.Tensor) or item.dim() or item.dtype not in _POSITIONS:
         return None
     if in_transform() or values.known_value(item) is not None:
@@ -199,7 +199,7 @@ def _position(values: _Values, item: Any) -> torch.Tensor | None:
 
 
 def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
-    """Whether two nodes are computed in the same way from what has not been changed since."""
+    """Return whether two nodes compute the same value from inputs that have not changed since."""
     if isinstance(node, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(node) == len(other) and all(
             _is_same(one, two, depth) for one, two in zip(node, other, strict=True)
@@ -224,7 +224,7 @@ def _is_same(node: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
 
 
 def _is_changed(node: torch.fx.Node) -> bool:
-    """Whether something was written to a node's result after it was there."""
+    """Return whether a node's result was written to after it was computed."""
     memories = set(memories_of(node))
     following = node.next
     while following.op != "root":
@@ -236,9 +236,9 @@ def _is_changed(node: torch.fx.Node) -> bool:
 
 
 def _number(node: torch.fx.Node) -> tuple[torch.fx.Node | None, int]:
-    """Return what a number was computed from, and what was added to that.
+    """Return the node that a number was computed from, and the offset that was added to it.
 
-    It was computed from None if something on the way was changed afterwards.
+    The node is None if a value on the way was changed in place.
     """
     offset = 0
     while True:
@@ -266,7 +266,7 @@ def _is_whole(item: Any) -> bool:
 def _assign(
     tensor: torch.Tensor, parts: Sequence[_Place], rest: tuple[Any, ...], value: Any
 ) -> None:
-    """Assign to a part of the first part, and put that back into the tensor."""
+    """Assign to a part of the first part, and write the first part back into the tensor."""
     (axis, start, size, step, wraps), *others = parts
     part = slice_of_run(tensor, axis, start, size, step, wraps=wraps)
     if others:

@@ -1,7 +1,7 @@
-"""Mistakes in calls of torch functions are reported as eager PyTorch reports them.
+"""Reports mistakes in calls of torch functions with the errors of eager PyTorch.
 
-The shapes of traced tensors are computed by code of PyTorch that finds the same mistakes as its
-kernels do, but describes many of them differently, and speaks of tensors that programs do not know.
+The shapes of traced tensors are computed by other code of PyTorch than its kernels. That code finds
+the same mistakes, but many of its messages differ, and mention tensors that users do not know.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from popsim_torch.trace.graph.traced_tensors import host_computation, in_transfo
 
 __all__ = ["eager_error", "without_fakes"]
 
-# What calls may fail with although nothing is wrong with them.
+# Exceptions of a trace that do not mean that the call is wrong.
 _OF_THE_TRACE = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
     Error,
 )
-_MAX_ELEMENTS = 2**24  # of the host tensors that a call is tried with
+_MAX_ELEMENTS = 2**24  # of the host tensors for the trial call
 
 
 def eager_error(
@@ -38,7 +38,7 @@ def eager_error(
 ) -> Exception | None:
     """Return the exception with which a call fails outside of a trace, if it does.
 
-    The call is tried with tensors of the host that are full of zeros.
+    The call is repeated with host tensors that are full of zeros.
 
     Args:
         error: The exception with which it failed on traced tensors.
@@ -62,7 +62,7 @@ def eager_error(
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a value is a shape; mapped like other tuples, it would become a plain one."""
+    """Return whether a value is a shape; mapping it like other tuples would make a plain tuple."""
     return isinstance(value, torch.Size)
 
 
@@ -75,7 +75,7 @@ def _on_host(value: Any) -> Any:
 
 
 def without_fakes(error: BaseException) -> None:
-    """Call tensors by their name in the text of an exception."""
+    """Replace the names of fake tensor classes in the message of an exception."""
     error.args = tuple(
         part.replace("FakeTensor", "Tensor") if isinstance(part, str) else part
         for part in error.args

@@ -1,4 +1,4 @@
-"""Adds to what PyTorch says of a failed call what it does not know: the layer, and the inputs."""
+"""Adds the layer and the inputs to PyTorch's message about a failed call."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _NO_TENSOR = "must be Tensor, not "
 def arguments_of_call(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a call of a module by the names that its forward gives them."""
+    """Return the arguments of a module's call, by the parameter names of its forward."""
     try:
         return inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # (a module that others wrote may hide its signature)
+    except (TypeError, ValueError):  # (the module may hide its signature)
         return {}
 
 
 def explain_failed_call(error: Exception, module: nn.Module, given: Mapping[str, Any]) -> None:
-    """Say in the text of an exception in which layer PyTorch has raised it, and of which inputs.
+    """Add to an exception's message the layer in which PyTorch has raised it, and its inputs.
 
-    What user code or this package has raised stays as it is.
+    Exceptions that user code or this package has raised do not change.
 
     Args:
-        error: What ``module.forward`` has failed with; its traceback leads to the call.
+        error: The exception of ``module.forward``; its traceback leads to the call.
         module: The model.
         given: The arguments of its forward, by name.
     """
@@ -73,7 +73,7 @@ def _inputs_that_are_no_tensors(text: str, given: Mapping[str, Any]) -> str:
 
 
 def _layer(frames: list[FrameType], module: nn.Module) -> str:
-    """Return the innermost layer in whose forward a call has failed; empty for the model itself."""
+    """Return the innermost layer whose forward has failed; empty for the model itself."""
     paths = {id(child): path for path, child in module.named_modules()}
     for frame in reversed(frames):
         called = frame.f_locals.get("self")
@@ -89,7 +89,7 @@ def _shown(layer: Any) -> str:
 
 
 def _shapes(frame: FrameType) -> str:
-    """Return the shapes of the tensors that a layer of PyTorch is called with."""
+    """Return the shapes of the tensor arguments of a PyTorch layer."""
     code = frame.f_code
     values = [(name, frame.f_locals.get(name)) for name in code.co_varnames[: code.co_argcount]]
     shapes = [

@@ -1,8 +1,8 @@
-"""Watches the torch functions that user code calls while it is traced.
+"""Observes the torch functions that user code calls during the trace.
 
-Forces factory functions onto the device, turns tensors from outside into constants, refuses what
-cannot be traced (reading values, leaving the device), records losses, and asks for the gradient of
-every differentiable result to be named.
+The mode makes new tensors on the device, turns tensors from outside into constants, refuses calls
+that cannot be traced (reads of values, moves off the device), records losses, and asks for a name
+of the gradient of every differentiable result.
 """
 
 from __future__ import annotations
@@ -64,58 +64,58 @@ from popsim_torch.trace.traceable import traceable_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
-# Answered with the tensor's values, in ways that pass by the operators of PyTorch.
+# Functions that read a tensor's values without an operator of PyTorch.
 _READS = _PRINTS | TO_PYTHON
 _GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 class FunctionListener(HostData, Protocol):
-    """What the tracer does with what the mode sees."""
+    """The part of the tracer that gets the observations of the mode."""
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``."""
 
     def seen_outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the user's tensor for what stands for it in the body of a loop or branch."""
+        """Return the user's tensor for its replacement in the body of a loop or branch."""
 
     @property
     def control_flow(self) -> ControlFlow:
-        """Return what records loops and branches."""
+        """Return the recorder of loops and branches."""
 
     @property
     def loop(self) -> DeviceLoopTrace | None:
-        """The device loop whose body is traced, if it is one's."""
+        """The device loop, if its body is traced."""
 
     @property
     def host_changes(self) -> HostChanges:
-        """Return what tells of changes of tensors of the host."""
+        """Return the object that reports changes of host tensors."""
 
     def gradients_wanted(self) -> None:
-        """Take note that forward asks for gradients itself."""
+        """Record that forward asks for gradients itself."""
 
     def before_call(self, function: Callable[..., Any]) -> None:
-        """Take note that user code calls ``function``."""
+        """Record that user code calls ``function``."""
 
     def after_call(self, result: torch.Tensor) -> None:
-        """Take note of a tensor that a function returned or changed."""
+        """Record a tensor that a function returned or changed."""
 
     def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook of a gradient in which operations of ``popsim_torch`` work."""
+        """Return a gradient hook in which operations of ``popsim_torch`` work."""
 
     def mark_loss(self, loss: torch.Tensor) -> None:
-        """Take note of the result of a loss function."""
+        """Record the result of a loss function."""
 
     def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Take note of tensors whose gradients forward computes itself."""
+        """Record tensors whose gradients forward computes itself."""
 
 
 @contextlib.contextmanager
 def _inner_calls_visible() -> Iterator[None]:
-    """Let the Python functions of ``torch.nn.functional`` run their bodies under the mode.
+    """Run the bodies of the Python functions of ``torch.nn.functional`` under the mode.
 
-    They ask whether a mode is active and, if so, hand themselves over to it as a whole. The mode
-    has seen that call already; now it wants the calls that their bodies are made of.
+    These functions check whether a mode is active, and then pass the whole call to it. The mode has
+    seen that call already; now it needs the calls inside of the body.
     """
     saved = {name: getattr(F, name) for name in _OVERRIDE_CHECKS}
     try:
@@ -128,7 +128,7 @@ def _inner_calls_visible() -> Iterator[None]:
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a value is a shape; mapped like other tuples, it would become a plain one."""
+    """Return whether a value is a shape; mapping it like other tuples would make a plain tuple."""
     return isinstance(value, torch.Size)
 
 
@@ -140,8 +140,8 @@ class FunctionMode(TorchFunctionMode):
     """The mode that is active while ``forward`` runs.
 
     Args:
-        listener: Told of every call.
-        training: False turns every dropout into the identity.
+        listener: Gets every call.
+        training: Whether dropout is on; without training every dropout is the identity.
         fake_mode: The mode of this trace's tensors.
         back_end: The settings of the back end that are on.
     """
@@ -238,9 +238,9 @@ class FunctionMode(TorchFunctionMode):
     def _stays_on_host(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a call only concerns host tensors: it is computed now, not traced.
+        """Return whether a call uses only host tensors: it is computed now, not traced.
 
-        Random numbers are the device's, which draws others in each run.
+        Random numbers are drawn on the device, which draws new ones in each run.
         """
         values = tree_leaves((args, kwargs))
         if any(is_traced(value) or _is_device(value) for value in values):
@@ -258,7 +258,7 @@ class FunctionMode(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call a function that turns a tensor's values into something of Python's."""
+        """Call a function that converts a tensor's values to Python values."""
         value = self._listener.known_value(args[0])
         if value is not None:
             return call_on_host(func, (value, *args[1:]), kwargs)
@@ -282,7 +282,7 @@ class FunctionMode(TorchFunctionMode):
     def _with_numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments with numbers in the place of tensors, but for the first one."""
+        """Return arguments with numbers instead of tensors, except the first argument."""
 
         def numbers(value: Any) -> Any:
             if not is_traced(value):
@@ -336,8 +336,8 @@ class FunctionMode(TorchFunctionMode):
         if not self._training and not any(output.requires_grad for output in outputs):
             raise Error(
                 f"forward{user_line(' at ')} computes gradients (torch.autograd.{func.__name__}) "
-                "of tensors that need none: an inference model runs like under torch.no_grad(). "
-                "Put what is differentiated under `with torch.enable_grad():`, or use "
+                "of tensors that need none: an inference model runs as under torch.no_grad(). "
+                "Put the differentiated computation under `with torch.enable_grad():`, or use "
                 "torch.func.grad."
             )
         self._listener.mark_differentiated(outputs)
@@ -359,7 +359,7 @@ class FunctionMode(TorchFunctionMode):
         if replacement is None:
             raise Error(
                 f"Unsupported ops found in compiled model: [{operator}]{user_line(' at ')} "
-                "takes functions, which popsim_torch does not know. Use poptorch.for_loop or "
+                "takes functions, which popsim_torch does not support. Use poptorch.for_loop or "
                 "poptorch.cond, torch.cond, or torch.where(condition, a, b)."
             )
         with self:
@@ -368,7 +368,7 @@ class FunctionMode(TorchFunctionMode):
     def _cross_entropy(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run cross entropy on class indices as its two halves, so that both can be observed."""
+        """Run cross entropy on class indices as two operators, so that both can be anchored."""
         logits, target, weight, reduction, ignore_index, smoothing = args
         if target.dtype.is_floating_point or smoothing != 0:
             return func(*args, **kwargs)
@@ -400,7 +400,7 @@ def _is_gradient(func: Callable[..., Any]) -> bool:
 
 
 def _notice_gradient(loop: DeviceLoopTrace, name: str, args: tuple[Any, ...]) -> None:
-    """Tell a loop of ``tensor.grad``, or of ``tensor.grad = ...``."""
+    """Notify a loop of a read ``tensor.grad`` or an assignment ``tensor.grad = ...``."""
     if name == "__get__":
         loop.notice_read(args[0])
     else:

@@ -1,4 +1,4 @@
-"""Takes mutation out of a trace: its nodes are found again in the graph without mutation."""
+"""Removes mutation from a trace; its nodes are mapped to those of the graph without mutation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from popsim_torch.trace.join_slices import join_slices
 
 
 def functionalise(traced: TraceResult) -> TraceResult:
-    """Return a trace without mutation that computes the same, with gradients of parts joined.
+    """Return a trace without mutation that computes the same; gradients of parts are joined.
 
     Args:
-        traced: A trace. It is not changed.
+        traced: A trace; this function does not change it.
 
     Returns:
-        The given trace when nothing is mutated, else one with another graph.
+        The given trace if it has no mutation, else one with another graph.
     """
     partial = traced.partial_gradients
     watched = {*traced.forward_of.values(), *partial.values()}

@@ -1,4 +1,4 @@
-"""Calls of the host: operators that stand for them, and what becomes of a call in ``forward``."""
+"""Calls of host functions: their operators, and the recording of a call in ``forward``."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _SCHEMAS = (
 
 
 def _described(result: TensorType) -> str:
-    """Return a result as the operator takes it: its element type and its sizes."""
+    """Return dtype and sizes of a result, as the operator takes them."""
     return " ".join(map(str, (dtype_name(held_dtype(result.dtype)), *result.shape)))
 
 
 def _host_call(
     _inputs: object, _call: int, _id: str, results: Sequence[str], *_flags: object
 ) -> list[torch.Tensor]:
-    """Return empty results; with gradients to come, the last one is the state of random numbers."""
+    """Return empty results; with a gradient to come, the last one is the random number state."""
     found = []
     for result in results:
         dtype, *sizes = result.split()
@@ -88,7 +88,7 @@ def _backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return (of_inputs, None, None, None, None, None)
 
 
-# The operators exist as long as it does.
+# The operators exist as long as this object.
 _library = define_with_gradient(
     "host_call",
     _SCHEMAS,
@@ -104,16 +104,16 @@ HOST_CALL_GRAD = torch.ops.popsim.host_call_grad.default
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Compute as if nothing was traced: without the modes of the trace, in which forward runs."""
+    """Compute without the modes of the trace in this scope; forward runs under these modes."""
     with without_function_modes(), host_computation(), torch.inference_mode(False):
         yield
 
 
 class HostCalls:
-    """The calls of the host that one ``forward`` makes.
+    """The host calls of one ``forward``.
 
     Args:
-        calls: Filled with them, by number.
+        calls: Receives them, by number.
     """
 
     def __init__(self, calls: dict[int, HostCall]) -> None:
@@ -133,18 +133,18 @@ class HostCalls:
 
         Args:
             cpu: The object that forward calls.
-            arguments: With what.
+            arguments: The arguments of the call.
             tensors: The traced tensors among the arguments.
             source: The line of the call.
-            on_host: A scope in which code runs as outside of the trace.
+            on_host: A scope that runs code as outside of the trace.
 
         Returns:
             The traced results.
 
         Raises:
-            Error: It is not the same call as one before with the same ID, or the callable does not
-                return tensors.
-            BaseException: What the callable raises.
+            Error: It differs from an earlier call with the same ID, or the callable does not return
+                tensors.
+            BaseException: The exception of the callable.
         """
         if in_transform():
             raise Error(
@@ -169,7 +169,7 @@ class HostCalls:
         number = len(self._calls)
         self._calls[number] = call
         if call.has_gradient:
-            # Forward may change them in place later on. Copies cost nothing in a program.
+            # Forward may change them in place later. Copies cost nothing in a program.
             given = [torch.ops.aten.lift_fresh_copy(tensor) for tensor in tensors]
         else:
             given = [x.detach() if x.requires_grad else x for x in tensors]
@@ -184,26 +184,26 @@ class HostCalls:
         return results[: len(call.results)] if call.is_list else results[0]
 
     def _check(self, cpu: CPU, types: tuple[TensorType, ...]) -> None:
-        """Check that an ID stands for one object, and that for one shape of each input."""
+        """Check that an ID belongs to one object, and always has inputs of the same types."""
         if self._objects.setdefault(cpu._ID, cpu) is not cpu:
             raise Error(
-                f"poptorch.CPU '{cpu._ID}' is called{user_line(' at ')}, and forward has called "
-                "another object with this ID. Give each poptorch.CPU an ID of its own, or call "
+                f"poptorch.CPU '{cpu._ID}' is called{user_line(' at ')}, but forward has called "
+                "another object with this ID. Give each poptorch.CPU its own ID, or call "
                 "one object several times."
             )
         known = self._inputs.setdefault(cpu._ID, types)
         if known != types:
             raise Error(
                 f"poptorch.CPU '{cpu._ID}' is called{user_line(' at ')} with "
-                f"{', '.join(map(str, types))}, and was called with "
-                f"{', '.join(map(str, known))} before. Shapes and element types must be the same "
-                "in all calls of one object: make another poptorch.CPU, with an ID of its own."
+                f"{', '.join(map(str, types))}, but was called with "
+                f"{', '.join(map(str, known))} before. Shapes and dtypes must be the same "
+                "in all calls of one object: make another poptorch.CPU with its own ID."
             )
 
     def _known(
         self, cpu: CPU, arguments: CallArguments, wanted: tuple[bool, ...]
     ) -> HostCall | None:
-        """Return an earlier call with such arguments, whose results are known; None without one."""
+        """Return an earlier call with such arguments and known results; None if there is none."""
         for call in self._calls.values():
             if (
                 call.ID == cpu._ID

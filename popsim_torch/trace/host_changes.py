@@ -1,7 +1,7 @@
-"""Says when code that runs only once changes a tensor of the host in place, as if in each run.
+"""Warns when code that runs only once changes a host tensor in place.
 
-A counter that forward or the body of a loop adds to is changed while the program is recorded, and
-by no run of it. What was made in there, or overwritten as a whole, is the code's own to change.
+A counter that forward or the body of a loop increases changes while the program is recorded, but
+not in its runs. Tensors that were made there, or overwritten completely, may be changed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from popsim_torch.trace.host_reads import warn_of_host_change
 
 __all__ = ["HostChanges", "call_on_host"]
 
-# Their result has nothing of what was there; the last is called for what Python or NumPy made.
+# The result does not depend on the old values; the last one wraps data of Python or NumPy.
 _FRESH = frozenset({"zero_", "fill_", "copy_", "lift_fresh.default"})
-# What these make depends on what was there: made again, they make something else.
+# The new values depend on the old ones: a second call gives another result.
 _ACCUMULATE = frozenset(
     f"{stem}_"
     for stem in (
@@ -45,22 +45,21 @@ _ACCUMULATE = frozenset(
 
 
 class HostChanges:
-    """Knows which tensors of the host were made while forward is traced.
+    """Knows which host tensors were made during the trace.
 
     Args:
-        lasts: Tells whether a tensor of the host is one that the device keeps: a parameter or
-            buffer.
+        lasts: Returns whether a host tensor is one that the device keeps: a parameter or buffer.
     """
 
     def __init__(self, lasts: Callable[[torch.Tensor], bool]) -> None:
         self._lasts = lasts
-        # By the address of their memory, which another may have when it is gone.
+        # By the address of their memory; other memory may get the address after it is freed.
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def call(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Compute a call that concerns tensors of the host alone."""
+        """Compute a call that uses only host tensors."""
         if _accumulates(name, args, kwargs) and not self._is_made(args[0]):
             warn_of_host_change(name)
         result = call_on_host(func, args, kwargs)
@@ -68,18 +67,18 @@ class HostChanges:
         return result
 
     def notice(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Warn of a call that the device makes, if what it changes is lost after each run.
+        """Warn of a call on the device if its change is lost after each run.
 
         Args:
-            name: That of the function.
-            target: Its first argument, as the user's code has it.
-            args: The arguments; traced tensors in the place of those that they stand for.
-            kwargs: The same.
+            name: The name of the function.
+            target: Its first argument in the user's code.
+            args: The arguments, with traced tensors for host tensors.
+            kwargs: The keyword arguments, in the same form.
         """
         if not is_host_tensor(target) or not _accumulates(name, args, kwargs):
             return
         traced = args[0]
-        # A traced one may be overwritten, or told of, already.
+        # A traced tensor may already be overwritten, or already have a warning.
         own = version_of(traced) > 0 if is_traced(traced) else self._is_made(traced)
         if not own and not self._lasts(target):
             warn_of_host_change(name, on_device=True)
@@ -90,12 +89,12 @@ class HostChanges:
 
     def _is_made(self, tensor: torch.Tensor) -> bool:
         if not has_memory(tensor):
-            return True  # nobody else can see it changed
+            return True  # no other code can see the change
         found = self._made.get(tensor.untyped_storage().data_ptr())
         return found is not None and found() is not None
 
     def _note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Take note of what a call has made, or overwritten as a whole."""
+        """Record the tensors that a call has made, or overwritten completely."""
         others = [] if name in _FRESH else list(tensors_in(args))
         given = {one.untyped_storage().data_ptr() for one in others if has_memory(one)}
         for tensor in tensors_in(result):
@@ -106,7 +105,7 @@ class HostChanges:
 
 
 def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call changes its first argument to something that depends on what it was."""
+    """Return whether a call changes its first argument to values that depend on the old ones."""
     if not args or not isinstance(args[0], torch.Tensor):
         return False
     if kwargs.get("out") is not None:
@@ -117,7 +116,7 @@ def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 def call_on_host(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a call with tensors of the host."""
     if any(is_functorch_wrapped_tensor(value) for value in tensors_in((*args, *kwargs.values()))):
-        # Transforms that forward applies to host tensors.
+        # Transforms that forward applies to host tensors stay active.
         with disable_current_modes():
             return func(*args, **kwargs)
     with host_computation():

@@ -1,4 +1,4 @@
-"""Calls that make a tensor of Python numbers, of NumPy arrays or of other tensors."""
+"""Calls that make a tensor from Python numbers, NumPy arrays or other tensors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _METHODS = frozenset({"new", "new_tensor"})
 
 
 class HostData(Protocol):
-    """What the tracer knows of tensors of the host."""
+    """The tracer's knowledge of host tensors."""
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the data of a host tensor."""
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a traced tensor; None if they are those of a run."""
+        """Return the values of a traced tensor; None if they differ from run to run."""
 
 
 def makes_tensor_of_data(func: Callable[..., Any], name: str) -> bool:
-    """Whether ``tensor_of_data`` is to be asked for the result of a call."""
+    """Return whether ``tensor_of_data`` computes the result of a call."""
     return func in _FROM_DATA or name in _METHODS
 
 
@@ -42,8 +42,8 @@ def tensor_of_data(
     """Return the traced tensor that a call makes.
 
     Args:
-        host_data: Makes constants, and tells values.
-        func: ``torch.tensor`` or one of its relatives.
+        host_data: Makes constants, and knows values.
+        func: ``torch.tensor`` or a similar function.
         name: Its name.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -90,14 +90,14 @@ def _of_traced(
 
 
 def _number(host_data: HostData, value: Any) -> Any:
-    """Return what PyTorch takes a number from: the value of a traced tensor, others as they are."""
+    """Return the known value of a traced tensor as a number; any other value as it is."""
     if not is_traced(value):
         return value
     known = host_data.known_value(value)
     if known is None:
         raise Error(
             f"forward{user_line(' at ')} makes a tensor of numbers that are tensors of the device, "
-            "which have no values while the model is traced. Write torch.stack([a, b]) in the "
-            "place of torch.tensor([a, b])."
+            "which have no values while the model is traced. Write torch.stack([a, b]) instead of "
+            "torch.tensor([a, b])."
         )
     return known.tolist()

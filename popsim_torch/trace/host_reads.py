@@ -1,7 +1,7 @@
-"""Says when forward reads from the host what would be something else each time, or changes it.
+"""Warns when forward reads a value from the host that would differ each time, or changes one.
 
-Forward, the bodies of loops and the functions around these run once, while they are recorded: the
-time, a random number of Python's or NumPy's, or a line of a file is then the same in every run.
+Forward, the bodies of loops and the functions around these run once, while they are recorded. So
+the time, a random number of Python or NumPy, or a line of a file is the same in every run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["noticed_host_reads", "warn_of_host_change", "warn_of_host_read"]
 
-# No warning is given for reads by these: they are not the user's code.
+# Reads by these libraries get no warning: they are not the user's code.
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "popsim_torch", "numpy"} - {"__main__"})
 _CLOCKS = tuple(
     f"{name}{unit}"
@@ -35,7 +35,7 @@ _CLOCKS = tuple(
 _SETTINGS = frozenset({"seed", "getstate", "setstate", "get_state", "set_state", "default_rng"})
 
 _said: set[str] = set()
-"""Lines that the trace has warned of; one trace runs at a time."""
+"""Lines with a warning in this trace; one trace runs at a time."""
 
 
 def _drawing(module: Any) -> Iterator[str]:
@@ -55,14 +55,14 @@ _READS: tuple[tuple[Any, str, Iterable[str]], ...] = (
 
 
 def _is_traced() -> bool:
-    # What the host runs meanwhile has no listener.
+    # Code that runs on the host has no listener.
     return op_listener.get() is not None
 
 
 _runs_once: ContextVar[Callable[[], bool]] = ContextVar(
     "popsim_torch_runs_once", default=lambda: False
 )
-"""Whether what calls now, in this thread, runs only once."""
+"""Returns whether the present code, in this thread, runs only once."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def noticed_host_reads(is_recorded: Callable[[], bool] = _is_traced) -> Iterator
     """Warn, once for each line, of calls in this scope by code that runs only once.
 
     Args:
-        is_recorded: Whether such code calls.
+        is_recorded: Returns whether such code is the caller.
     """
     _said.clear()
     token = _runs_once.set(is_recorded)
@@ -83,7 +83,7 @@ def noticed_host_reads(is_recorded: Callable[[], bool] = _is_traced) -> Iterator
 
 @contextmanager
 def _replaced() -> Iterator[None]:
-    # (by hand: each compilation does, and mock takes a millisecond for as many)
+    # (not with mock: each compilation needs this, and mock would take a millisecond)
     before = [
         (module, path, name, getattr(module, name))
         for module, path, names in _READS
@@ -108,20 +108,20 @@ def warn_of_host_read(name: str) -> None:
         return
     _said.add(line)
     logs.python.warning(
-        "%s()%s is called once, while the program is recorded: what it returns is the same in all "
-        "runs of it. Pass what changes as an input, or as an element of an InfeedQueue%s.",
+        "%s()%s is called once, while the program is recorded: its result is the same in all runs "
+        "of the program. Pass changing values as an input, or as an element of an InfeedQueue%s.",
         name,
         line,
-        "; torch.rand and the like draw anew in each on the device" if "rand" in name else "",
+        "; on the device, torch.rand draws new numbers in each run" if "rand" in name else "",
     )
 
 
 def warn_of_host_change(name: str, *, on_device: bool = False) -> None:
-    """Warn that the user's code changes a tensor of the host in place.
+    """Warn that the user's code changes a host tensor in place.
 
     Args:
-        name: The function that does.
-        on_device: The device does, so that a copy is changed.
+        name: The function that changes it.
+        on_device: Whether the device changes it, so that a copy is changed.
     """
     line = user_line(" at ")
     if line in _said:
@@ -129,13 +129,13 @@ def warn_of_host_change(name: str, *, on_device: bool = False) -> None:
     _said.add(line)
     what = (
         "changes a copy of a tensor of the host: each run, and each iteration of a loop, begins "
-        "with a new copy, and the tensor stays as it is"
+        "with a new copy, and the tensor itself does not change"
         if on_device
-        else "changes a tensor of the host once, while the program is recorded, and in no run of it"
+        else "changes a tensor of the host once, while the program is recorded, but in no run"
     )
     logs.python.warning(
         "%s()%s %s. Make the tensor a buffer (module.register_buffer), which the device changes, "
-        "or hand it on: take it as an argument, and return a new one.",
+        "or take the tensor as an argument, and return a new one.",
         name,
         line,
         what,

@@ -1,8 +1,8 @@
-"""Puts gradients of the parts of a tensor side by side instead of adding them up.
+"""Concatenates the gradients of a tensor's parts instead of adding them.
 
-PyTorch's gradient of ``x[i]`` or of ``x[a:b]`` is a tensor of the size of ``x``, zeros around the
-gradient of the part; the gradients of all parts are then added. Where the parts are all of ``x``,
-and each element is in one of them, the sum is their concatenation.
+PyTorch's gradient of ``x[i]`` or of ``x[a:b]`` has the size of ``x``, with zeros around the
+gradient of the part; then the gradients of all parts are added. If the parts cover ``x``, and each
+element is in one of them, the sum is their concatenation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Part:
-    """What a node adds to a gradient: elements ``[start, end)`` along one axis."""
+    """The part of a gradient that a node adds: elements ``[start, end)`` along one axis."""
 
     gradient: torch.fx.Node
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ def join_slices(graph: torch.fx.Graph) -> int:
     """Replace sums of ``select_backward`` and ``slice_backward`` by ``cat``, in place.
 
     Args:
-        graph: Without mutation; every node has its ``meta["val"]``.
+        graph: A graph without mutation; every node has its ``meta["val"]``.
 
     Returns:
         The number of sums replaced.
@@ -58,7 +58,7 @@ def _is_sum(node: torch.fx.Node) -> bool:
 
 
 def _parts_of(node: torch.fx.Node) -> list[_Part] | None:
-    """Return what a sum adds up, None if that is not gradients of parts alone."""
+    """Return the parts that a sum adds; None if there are other terms than gradients of parts."""
     parts: list[_Part] = []
     todo: list[Any] = list(node.args)
     while todo:
@@ -94,7 +94,7 @@ def _part_of(node: torch.fx.Node) -> _Part | None:
 
 
 def _tile(parts: list[_Part]) -> bool:
-    """Whether the parts cover one tensor along one axis, without gap or overlap."""
+    """Return whether the parts cover one tensor along one axis, without gap or overlap."""
     if len({(part.shape, part.axis) for part in parts}) != 1:
         return False
     position = 0
@@ -125,7 +125,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, parts: list[_Part]) -> 
 
 
 def _erase(graph: torch.fx.Graph, term: torch.fx.Node) -> None:
-    """Take a sum that nobody reads out of the graph, with its terms."""
+    """Remove an unused sum from the graph, with its terms."""
     arguments: Any = term.args if _is_sum(term) else ()
     graph.erase_node(term)
     for argument in arguments:

@@ -1,6 +1,6 @@
-"""Checks the labels that loss functions are called with, before PyTorch looks at them.
+"""Checks the labels of loss functions before PyTorch does.
 
-PyTorch's own messages speak of the operators that a loss is made of, not of labels.
+PyTorch's messages mention the operators inside of a loss, not the labels.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def check_labels(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         kwargs: Its keyword arguments.
 
     Raises:
-        UsageRuntimeError: Labels of classes are floats, or have a dimension too many, or labels of
-            two classes are integers.
+        UsageRuntimeError: Class labels are floats, or have a dimension too many, or binary labels
+            are integers.
     """
     if func not in _OF_CLASSES and func not in _OF_TWO_CLASSES:
         return
@@ -60,7 +60,7 @@ def _float_labels(func: Callable[..., Any], scores: torch.Tensor) -> str:
     if func is F.nll_loss:
         return advice
     return (
-        f"{advice} Floats are taken for the probabilities of the classes, and need the shape of "
+        f"{advice} Floats are class probabilities, and need the shape of "
         f"the scores, {tuple(scores.shape)}."
     )
 

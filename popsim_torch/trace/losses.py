@@ -1,4 +1,4 @@
-"""Which tensors are losses, and which of them training starts from."""
+"""Finds the losses, and the loss that training starts from."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Compute what ``F.gaussian_nll_loss`` does, without its look at the sign of ``var``."""
+    """Compute ``F.gaussian_nll_loss`` without its check of the sign of ``var``."""
     variance = var if isinstance(var, torch.Tensor) else torch.full_like(input, var)
     if variance.dim() == input.dim() - 1:
         variance = variance.unsqueeze(-1)
-    # The gradient passes the lower bound.
+    # The gradient ignores the lower bound.
     variance = variance + (variance.detach().clamp(min=eps) - variance.detach())
     loss = 0.5 * (torch.log(variance) + (input - target) ** 2 / variance)
     if full:
@@ -65,11 +65,11 @@ def _gaussian_nll_loss(
 TRACEABLE: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
     F.gaussian_nll_loss: _gaussian_nll_loss
 }
-"""What to trace in the place of functions that read values."""
+"""Replacements in a trace for functions that read values."""
 
 
 def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether ``other`` is computed from ``loss``."""
+    """Return whether ``other`` is computed from ``loss``."""
     goal, start = _origin(loss), _origin(other)
     if loss is other or goal is None or start is None:
         return False
@@ -87,7 +87,7 @@ def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _origin(loss: torch.Tensor) -> Any:
-    """Return autograd's node of a tensor, or that of the recorded graph if it needs no gradient."""
+    """Return autograd's node of a tensor, or its node in the recorded graph without gradient."""
     return loss.grad_fn if loss.grad_fn is not None else find_node(loss)
 
 
@@ -102,18 +102,18 @@ def find_final_loss(
     differentiated: Sequence[torch.Tensor] = (),
     left_out: Sequence[str] = (),
 ) -> torch.Tensor:
-    """Return the one loss that does not feed another one; the last one if none needs a gradient.
+    """Return the one loss that no other loss is computed from.
 
-    Those that need no gradient count only if there are no others: nothing is trained then.
+    Losses without gradient count only if there are no others: then nothing is trained.
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
         differentiated: Tensors whose gradients forward has computed itself: a loss among them
-            counts if there is no other.
-        left_out: Arguments of forward that are None: it may compute no loss without them.
+            counts only if there is no other one.
+        left_out: Arguments of forward that are None: forward may need them to compute a loss.
 
     Raises:
-        Error: There is none, there are several, or it is not a scalar.
+        Error: There is no loss, there are several, or it is not a scalar.
     """
     if not losses:
         given = " and ".join(f"{name}=None" for name in left_out)

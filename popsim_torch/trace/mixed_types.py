@@ -1,8 +1,8 @@
-"""float16 beside float32: what layers and matrix products do with operands of two types.
+"""float16 and float32 together: layers and matrix products with operands of two dtypes.
 
-A layer runs in the type of its input: weights and biases are cast to it, and their gradients come
-back in their own type. A product of two activations runs in float32. Elementwise operations follow
-PyTorch's promotion and need nothing here.
+A layer runs in the dtype of its input: weights and biases are cast to it, and their gradients are
+cast back to their own dtype. A product of two activations runs in float32. Elementwise operations
+follow PyTorch's promotion and are not changed here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Functions whose first argument decides, and how many tensors from there on follow it.
+# Functions whose first argument decides, and the number of tensors after it that follow.
 _LAYERS = {
     "bilinear": 4,
     "conv1d": 3,
@@ -23,7 +23,7 @@ _LAYERS = {
     "linear": 3,
 }
 _KEYWORDS = ("weight", "bias")
-# Matrix products, and how many tensors they begin with.
+# Matrix products, and their number of leading tensor arguments.
 _PRODUCTS = {
     "__matmul__": 2,
     "__rmatmul__": 2,
@@ -46,7 +46,7 @@ def _is_floating(value: Any) -> bool:
 def in_one_type(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call with its tensors in one floating-point type.
+    """Return the arguments of a call with its tensors in one floating-point dtype.
 
     Args:
         name: The function's name.

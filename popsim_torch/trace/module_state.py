@@ -1,4 +1,4 @@
-"""A user's module while it is traced: traced tensors go in, nothing of the trace stays behind."""
+"""Puts traced tensors into a user's module for a trace, and removes them afterwards."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from popsim_torch.wrapper_tensors import is_wrapper
 
 
 class TracedState:
-    """Puts traced tensors into every place that holds a parameter or buffer, for a scope.
+    """Puts traced tensors in the place of every parameter and buffer, for a scope.
 
-    Whatever forward does to these places, afterwards they are as they were.
+    After the scope the places have their old values, even if forward has changed them.
 
     Args:
-        module: The module; a tied parameter has several places in it.
-        traced: The traced tensor for a host tensor, by the latter's ``id``.
+        module: The module; a tied parameter has several places.
+        traced: The traced tensor for a host tensor, by the ``id`` of the host tensor.
 
     Attributes:
-        given: The traced tensors by the places' names.
+        given: The traced tensors, by the names of the places.
     """
 
     def __init__(self, module: nn.Module, traced: Mapping[int, torch.Tensor]) -> None:
         self._module = module
         self._traced = traced
-        # Each dict of a module, with its contents after the next exchange. Keyed by identity, since
-        # copies of a module may share a dict.
+        # Each dict of a module, with its contents after the next exchange. The key is the id of the
+        # dict, because copies of a module may share a dict.
         self._slots: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.given: dict[str, torch.Tensor] = {}
 
@@ -53,7 +53,7 @@ class TracedState:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Put the host's tensors back for a scope; what it does to them lasts."""
+        """Restore the host's tensors in this scope; changes to them in the scope are kept."""
         self._exchange()
         try:
             yield
@@ -88,7 +88,7 @@ def _holds_fake(value: Any) -> bool:
 
 @contextmanager
 def attributes_kept(module: nn.Module) -> Iterator[None]:
-    """Take traced tensors that forward stored on a module away again: they end with the trace."""
+    """Remove traced tensors that forward stored on a module: they end with the trace."""
     saved = [
         (child, {name: (value, _copied(value)) for name, value in vars(child).items()})
         for child in module.modules()
@@ -107,7 +107,7 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Give a list or dict its content back."""
+    """Restore the content of a list or dict."""
     if type(container) is dict:
         container.clear()
         container.update(content)
@@ -116,18 +116,18 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def check_traceable(module: nn.Module) -> None:
-    """Refuse modules whose code cannot be followed, or whose tensors have no data yet.
+    """Refuse modules whose code cannot be traced, or whose tensors have no data yet.
 
     Raises:
-        Error: A module is TorchScript, lazy and not called yet, or on the device ``meta``; or a
-            tensor of it consists of others.
+        Error: A module is TorchScript, lazy and not called yet, or on the device ``meta``; or one
+            of its tensors consists of other tensors.
     """
     for path, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule):
             name = f"The sub-module '{path}'" if path else "The model"
             raise Error(
-                f"{name} comes from torch.jit.script or torch.jit.trace: its Python code, which is "
-                "what gets compiled, is lost. Use the module that it was made from."
+                f"{name} comes from torch.jit.script or torch.jit.trace: its Python code, which "
+                "would be compiled, is lost. Use the module that it was made from."
             )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if nn.parameter.is_lazy(tensor):
@@ -138,12 +138,12 @@ def check_traceable(module: nn.Module) -> None:
         if tensor.is_meta:
             raise Error(
                 f"'{name}' is on the device 'meta': it has no values. Make the model on the CPU, "
-                "or call model.to_empty(device='cpu') and give it its weights."
+                "or call model.to_empty(device='cpu') and load its weights."
             )
         if is_wrapper(tensor):
             raise Error(
-                f"'{name}' is a {type(tensor).__name__}, which consists of other tensors. Give "
-                "these to the model as parameters or buffers."
+                f"'{name}' is a {type(tensor).__name__}, which consists of other tensors. Register "
+                "those tensors as parameters or buffers of the model."
             )
 
 
@@ -157,8 +157,8 @@ def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -
         kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
         if name not in now:
             raise Error(
-                f"{kind} {name} is removed from the model within forward. Keep it and leave it "
-                "unused instead."
+                f"{kind} {name} is removed from the model within forward. Keep it, even if it is "
+                "not used."
             )
         if now[name] is not tensor:
             raise Error(

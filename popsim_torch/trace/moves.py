@@ -16,15 +16,15 @@ _LEAVES_DEVICE = frozenset({"cpu", "cuda", "numpy", "__array__"})
 
 
 def is_cpu(value: object) -> bool:
-    """Whether an argument names the host's device."""
+    """Return whether an argument names the host's device."""
     return _type_of_device(value) == "cpu"
 
 
 def leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call takes a tensor of the device elsewhere.
+    """Return whether a call moves a tensor of the device elsewhere.
 
     Args:
-        name: Of the function of torch.
+        name: Name of the function of torch.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
     """
@@ -51,7 +51,7 @@ def _goals(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
 
 
 def _type_of_device(value: object) -> str:
-    """Return the type of a device that an argument names; empty for other values."""
+    """Return the type of the device that an argument names; empty for other values."""
     if isinstance(value, str):
         return value.partition(":")[0]
     return value.type if isinstance(value, torch.device) else ""

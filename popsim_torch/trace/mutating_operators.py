@@ -1,8 +1,7 @@
 """Replaces a user's operator that changes an argument by one that does not.
 
-The replacement runs the operator on copies, and ``aten.copy_`` writes the results over the
-arguments. Mutation by ``aten.copy_`` can be taken out of a trace; that of an unknown operator
-cannot.
+The replacement runs the operator on copies, and ``aten.copy_`` writes the results to the arguments.
+Mutation by ``aten.copy_`` can be removed from a trace; mutation by an unknown operator cannot.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ __all__ = ["functional_call", "is_functional_form"]
 
 _SUFFIX = "_functional"
 _OWN = ("aten", "prims", "popsim")
-# How often an operator of that name was defined: each has a form of its own.
+# Number of definitions of an operator with that name: each has its own replacement.
 _defined: Counter[str] = Counter()
-# They exist as long as their libraries do.
+# The operators exist as long as these libraries.
 _libraries: list[Any] = []
 
 
 def functional_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
-    """Return what to call in the place of an operator that changes arguments; None for others.
+    """Return a replacement of an operator that changes arguments; None for other functions.
 
     Args:
         func: A function of torch.
@@ -48,12 +47,12 @@ def functional_call(
 
 
 def is_functional_form(operator: OpOverload) -> bool:
-    """Whether an operator stands for one that changes arguments."""
+    """Return whether an operator is the replacement of one that changes arguments."""
     return re.search(rf"{_SUFFIX}\d*$", operator.namespace) is not None
 
 
 def _is_plain(schema: Any) -> bool:
-    """Whether single tensors are what it changes, and new tensors what it returns."""
+    """Return whether an operator changes only single tensors, and returns only new tensors."""
     changed = [a for a in schema.arguments if a.alias_info is not None]
     return all(str(a.type) == "Tensor" and a.alias_info.is_write for a in changed) and all(
         str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns
@@ -67,7 +66,7 @@ def _changed(schema: Any) -> list[tuple[int, str]]:
 
 def _call(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     schema = schema_of(operator)
-    # Such operators have no gradient; a tensor that they change keeps the gradient that it had.
+    # Such operators have no gradient; a tensor that they change keeps its old gradient.
     with torch.no_grad():
         found = _functional_form(operator)(*args, **kwargs)
         results = [found] if isinstance(found, torch.Tensor) else list(found)

@@ -1,4 +1,4 @@
-"""A traced graph whose results have names: what lowering works from."""
+"""A traced graph whose results have names: the input of lowering."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from popsim_torch.trace.names import NameTable
 
 
 class NamedGraph:
-    """The nodes of a trace, what they are called, and which of them are needed.
+    """The nodes of a trace, their names, and which of them are needed.
 
     Args:
         traced: The trace, without mutation.
         names: Name by node.
-        aliases: Node by name, of names that come on top.
+        aliases: Node by name, for additional names.
 
     Attributes:
         traced: The trace.
         nodes: All nodes, in order.
-        placeholders: Those of parameters, buffers, inputs and, for training, the loss scale.
+        placeholders: The nodes of parameters, buffers, inputs and, for training, the loss scale.
         results: The nodes of the outputs, then of the gradients.
         names: Name by node.
-        aliases: Node by name, of tensors that have that name only where it is asked for.
+        aliases: Node by name, for tensors that have that name only if it is requested.
         by_name: Node by name, of both kinds.
     """
 
@@ -66,7 +66,7 @@ class NamedGraph:
 
     @property
     def first_input(self) -> int:
-        """Position of the first input among the placeholders."""
+        """Index of the first input among the placeholders."""
         return len(self.traced.parameters) + len(self.traced.buffers)
 
     def outputs(self) -> list[Any]:
@@ -79,18 +79,18 @@ class NamedGraph:
         return dict(zip(self.traced.gradients, nodes, strict=True))
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
-        """Return the data of a ``get_attr`` node: a tensor that PyTorch made of Python numbers."""
+        """Return the data of a ``get_attr`` node: a tensor made from Python numbers."""
         data: torch.Tensor = getattr(self.traced.graph_module, str(node.target))
         return data
 
     def message_name(self, node: torch.fx.Node) -> str:
-        """Return what to call a node in messages: its name, or that of a node it feeds."""
+        """Return the name of a node for messages: its own, or that of a node that reads it."""
         if node in self.names:
             return self.names[node]
         return next((self.names[user] for user in node.users if user in self.names), node.name)
 
     def printed_name(self, node: torch.fx.Node) -> str:
-        """Return the name of what a print shows; for a gradient, of what it is the gradient of."""
+        """Return the name of a printed tensor; for a gradient, the name of its forward tensor."""
         request = self.traced.prints[self.key_of(node)]
         if request.gradient_of is not None:
             return self.printed_name(self._prints[request.gradient_of])
@@ -99,10 +99,10 @@ class NamedGraph:
         return name
 
     def lasting_changes(self) -> list[torch.fx.Node]:
-        """Return the nodes that give a placeholder a new value that outlives the micro-batch.
+        """Return the nodes that give a placeholder a new value that is kept after the micro-batch.
 
-        Changes of inputs, parameters, floating-point buffers and counters last; other buffers of
-        integers are constants of the program.
+        Changes of inputs, parameters, floating-point buffers and counters are kept; other integer
+        buffers are constants of the program.
         """
         return [node for node in self.nodes if is_mutating(node) and self._lasts(node)]
 
@@ -112,10 +112,10 @@ class NamedGraph:
         return is_input or not self.traced.is_constant(self.names[target])
 
     def streams(self, is_random: Callable[[torch.fx.Node], bool]) -> dict[torch.fx.Node, int]:
-        """Return a number for each node that draws random numbers, the same for its copies.
+        """Return a number for each node that draws random numbers; equal for copies of a node.
 
         Args:
-            is_random: Whether a node draws some.
+            is_random: Returns whether a node draws random numbers.
         """
         numbers: dict[object, int] = {}
         found = filter(is_random, with_bodies(self.nodes, self.traced.controls))
@@ -146,7 +146,7 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
         loss_scale: Name of the loss scale's placeholder; None for inference.
 
     Raises:
-        Error: A parameter or buffer has a name that is one of the training graph.
+        Error: A parameter or buffer has the name of a tensor in the training graph.
     """
     _check_not_reserved([*traced.parameters, *traced.buffers])
     graph = traced.graph_module.graph
@@ -178,14 +178,14 @@ def name_nodes(traced: TraceResult, loss_scale: str | None) -> NamedGraph:
 
 
 def _name_gradients_in_bodies(traced: TraceResult, table: NameTable) -> None:
-    """Name the gradients of what bodies compute: those that bodies of gradients mark."""
+    """Name the gradients of values in bodies: those that bodies of gradients mark."""
     bodies = [
         body
         for _, control in controls_in(traced.graph_module.graph, traced.controls)
         for body in control.bodies
     ]
     nodes = list(dict.fromkeys(node for body in bodies for node in body.graph.nodes))
-    # Where one call has become several nodes, the last one has its result.
+    # If one call has become several nodes, the last one has its result.
     names = {gradient_key_of(node): table.of_node[node] for node in nodes if node in table.of_node}
     for node in nodes:
         if node.target is MARK and NamedGraph.key_of(node) in names:
@@ -196,8 +196,8 @@ def _check_not_reserved(given: Iterable[str]) -> None:
     for name in given:
         if spelling.is_reserved(name):
             raise Error(
-                f"The parameter or buffer '{name}' has a name that stands for a tensor of the "
-                "training graph (its prefix, with three underscores, is reserved). Rename it."
+                f"The parameter or buffer '{name}' has the name of a tensor of the training graph "
+                "(its prefix, with three underscores, is reserved). Rename it."
             )
 
 

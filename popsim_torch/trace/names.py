@@ -1,4 +1,4 @@
-"""Which name each node of a trace gets; how names are spelt, says ``ir.names``."""
+"""Gives each node of a trace its name; ``ir.names`` defines the spelling of names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from popsim_torch.trace.graph.bodies import Control, control_of
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import origin_of
 
-# Hand a tensor on, or reserve memory: nothing to look at.
+# Operators that return a tensor unchanged, or reserve memory: their results need no name.
 _UNNAMED = frozenset(
     {"alias", "detach", "empty", "empty_like", "lift_fresh_copy", "new_empty_strided"}
 )
 
-# Type of the device's op for an ATen operator, where it is not the operator's name in CamelCase.
+# Type of the device's op for an ATen operator, if it is not the operator's name in CamelCase.
 _TYPES = {
     "_log_softmax": "LogSoftmax",
     "_safe_softmax": "Softmax",
@@ -92,19 +92,19 @@ _TYPES = {
 
 
 _LOSS = "IdentityLoss"
-# What cuts a tensor into pieces: the type of each.
+# Operators that cut a tensor into pieces: the type of each.
 _PIECES = {"split": "Slice", "split_with_sizes": "Slice", "unbind": "Squeeze"}
-# Products of matrices: the type of one whose operands have another rank.
+# Matrix products: the type for a product whose operands have another rank.
 _PRODUCTS = {"addmm": "Add", "bmm": "MatMul", "mm": "MatMul", "mv": "MatMul"}
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "squeeze"})
 _PREPARES = _RESHAPES | {"clone", "expand", "unsqueeze"}
 
-_TRANSPOSED = 6  # argument of a convolution
-_MODE = 7  # argument of a recurrent layer
+_TRANSPOSED = 6  # argument index of a convolution
+_MODE = 7  # argument index of a recurrent layer
 
 
 def op_type(node: torch.fx.Node) -> str:
-    """Return the type that a node's results are named by, ``Gemm`` for ``aten.addmm``."""
+    """Return the op type in the names of a node's results, such as ``Gemm`` for ``aten.addmm``."""
     override = origin_of(node).op_type
     if override is not None:
         return override
@@ -121,8 +121,8 @@ def op_type(node: torch.fx.Node) -> str:
 class NameTable:
     """Gives every result of a graph its name, and finds a result by its name.
 
-    Names follow ``<scope>/<OpType>:<output>``; a name that is taken gets ``/1``, ``/2``,
-    ... after.
+    Names have the form ``<scope>/<OpType>:<output>``; if a name is taken, the next ones end in
+    ``/1``, ``/2``, ...
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class NameTable:
         self.of_node: dict[torch.fx.Node, str] = {}
 
     def unique(self, name: str) -> str:
-        """Return ``name``, or the first free form of it, and take it."""
+        """Return ``name``, or its first free form, and reserve it."""
         count = self._taken.get(name, -1) + 1
         self._taken[name] = count
         if count == 0:
@@ -146,14 +146,14 @@ class NameTable:
         self.of_node[node] = self.unique(name)
 
     def loss_name(self, node: torch.fx.Node) -> str:
-        """Return the name of a loss as such: the device has an op that says what is one."""
+        """Return the name of a loss in its role as loss: the device has an op that marks it."""
         name = self.of_node.get(node)
         if name is not None and op_type(node) == _LOSS:
             return name
         return self.unique(names.result(origin_of(node).scope, _LOSS, 0))
 
     def name_forward(self, graph: torch.fx.Graph, controls: Sequence[Control] = ()) -> None:
-        """Name the results of all forward nodes, in their order; also those of bodies."""
+        """Name the results of all forward nodes in order, also those of bodies."""
         products = _wrapped_products(graph)
         for node in graph.nodes:
             if node.op != "call_function" or origin_of(node).backward:
@@ -177,10 +177,10 @@ class NameTable:
 
 
 def _wrapped_products(graph: torch.fx.Graph) -> dict[torch.fx.Node, str | None]:
-    """Return the nodes that are one product of the user's, written with matrices.
+    """Return the nodes that are one product of the user, written with matrices.
 
-    PyTorch reshapes operands of higher rank to matrices and the product back, all in one call. The
-    last of these nodes is the user's product, and has its type; the others have None.
+    PyTorch reshapes operands of higher rank to matrices, and reshapes the product back, all in one
+    call. The last of these nodes is the user's product, and has its type; the others have None.
     """
     found: dict[torch.fx.Node, str | None] = {}
     for product in graph.nodes:
@@ -199,27 +199,27 @@ def _wrapped_products(graph: torch.fx.Graph) -> dict[torch.fx.Node, str | None]:
 
 
 def _reshaped_back(product: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the reshaped product, if it is reshaped in the call that it belongs to."""
+    """Return the reshaped product, if the same call reshapes it."""
     found = (user for user in product.users if _view(user) in _RESHAPES)
     return next((user for user in found if _of_one_call(user, product)), None)
 
 
 def _is_step_of(operand: torch.fx.Node, product: torch.fx.Node) -> bool:
-    """Whether a node prepares an operand of a product in the same call."""
+    """Return whether a node prepares an operand of a product in the same call."""
     return (
         _view(operand) in _PREPARES and _of_one_call(operand, product) and len(operand.users) == 1
     )
 
 
 def _operator(node: torch.fx.Node) -> str:
-    """Return the name of a node's operator, nothing for a node that has none."""
+    """Return the name of a node's operator; empty for a node without operator."""
     if not isinstance(node.target, OpOverload):
         return ""
     return schema_of(node.target).name.split("::")[-1]
 
 
 def _view(node: torch.fx.Node) -> str:
-    """Return the name of a node's operator; without mutation, views are called copies."""
+    """Return the name of a node's operator, with the copies of views named as views."""
     return _operator(node).removesuffix("_copy")
 
 
@@ -236,7 +236,7 @@ def _is_named(node: torch.fx.Node) -> bool:
 
 
 def _is_result(producer: torch.fx.Node, index: int) -> bool:
-    """Whether forward gets a result: calls of the host have one for their gradients, too."""
+    """Return whether forward gets a result; host calls have one more for their gradients."""
     if _operator(producer) != "host_call":
         return True
     differentiable: Any = producer.args[-1]
@@ -245,6 +245,6 @@ def _is_result(producer: torch.fx.Node, index: int) -> bool:
 
 def _forward_name(node: torch.fx.Node, output: int) -> str:
     piece = _PIECES.get(_view(node))
-    if piece is not None:  # on the device an op of its own for each
+    if piece is not None:  # the device has a separate op for each piece
         return names.result(origin_of(node).scope, piece, 0)
     return names.result(origin_of(node).scope, op_type(node), output)

@@ -1,4 +1,4 @@
-"""Checks of the inputs and outputs that are marked for overlap with computation."""
+"""Checks inputs and outputs that are marked for overlap with computation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class OverlapMark:
 
     Attributes:
         source: The node of the tensor; None for one that is not traced.
-        result: The node of what is to be used from there on.
-        mode: As given.
-        for_input: Whether it is marked as an input, or as an output.
+        result: The node of the tensor to use instead from there on.
+        mode: The overlap mode.
+        for_input: Whether it is marked as an input; otherwise it is marked as an output.
     """
 
     source: torch.fx.Node | None
@@ -34,12 +34,12 @@ def check_overlaps(
     names: Sequence[str],
     outputs: Sequence[torch.fx.Node],
 ) -> None:
-    """Check that what is marked are inputs and outputs of the model, and used as such.
+    """Check that marked tensors are inputs and outputs of the model, and are used as such.
 
     Args:
-        marks: In the order of the calls.
+        marks: The marks, in the order of the calls.
         inputs: The nodes of the model's inputs.
-        names: Of the inputs.
+        names: The names of the inputs.
         outputs: The nodes of the model's outputs.
 
     Raises:
@@ -66,10 +66,10 @@ def check_overlaps(
         if mark.for_input and mark.source not in name_of:
             raise Error(
                 "poptorch.set_overlap_for_input: the tensor is not a tensor input to the model, as "
-                "forward was given it. Mark inputs before anything is done to them."
+                "passed to forward. Mark inputs before any other use."
             )
         if not mark.for_input and mark.result not in outputs:
             raise Error(
                 "poptorch.set_overlap_for_output: the tensor is not a tensor output to the model. "
-                "Return what set_overlap_for_output returns, as it is."
+                "Return the result of set_overlap_for_output unchanged."
             )

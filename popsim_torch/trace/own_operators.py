@@ -1,4 +1,4 @@
-"""Operators of ours that stand in a trace for a whole function."""
+"""Operators of this package that replace a whole function in a trace."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def define_with_gradient(
     """Define ``popsim::<name>`` and ``popsim::<name>_grad``, which computes its gradient.
 
     Args:
-        name: Of the operator.
-        schemas: Of both.
-        shapes: For both: return empty results.
-        backward: As ``torch.library.register_autograd`` takes it; calls the gradient's operator.
-        keep_for_backward: Its ``setup_context``.
-        no_second_gradient: What a gradient of the gradient is not supported for.
+        name: Name of the operator.
+        schemas: The schemas of both operators.
+        shapes: Functions that return empty results, for both operators.
+        backward: See ``torch.library.register_autograd``; calls the operator of the gradient.
+        keep_for_backward: The ``setup_context`` of the same function.
+        no_second_gradient: The subject of the error about a gradient of the gradient.
 
     Returns:
-        What the operators exist as long as.
+        An object; the operators exist as long as it does.
     """
 
     def refuse(ctx: Any, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Hooks of the user's parameters: those after accumulation cannot be called."""
+"""Hooks on the user's parameters; post-accumulate hooks cannot be called."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_NAMES = 3
 
 
 class ParameterHooks:
-    """The hooks of a module's parameters, read before they are traced.
+    """The hooks of a module's parameters, read before the trace.
 
     Args:
-        parameters: Those of the host, by name. While forward is traced they answer as the traced
+        parameters: The host's parameters, by name. During the trace they behave like the traced
             ones.
     """
 
@@ -32,21 +32,21 @@ class ParameterHooks:
         }
 
     def attach(self, traced: Mapping[str, torch.Tensor]) -> None:
-        """Let hooks see, and change, the gradients of the traced parameters.
+        """Let hooks see and change the gradients of the traced parameters.
 
         Args:
-            traced: These, by name.
+            traced: The traced parameters, by name.
         """
         for name, hooks in self._of_gradients.items():
             for hook in hooks if traced[name].requires_grad else ():
                 traced[name].register_hook(hook)  # type: ignore[no-untyped-call]
 
     def warn(self, traced: Mapping[str, torch.Tensor], trained: Iterable[str]) -> None:
-        """Warn of hooks that nothing calls.
+        """Warn of hooks that are never called.
 
         Args:
-            traced: The traced parameters, which forward may have given hooks, by name.
-            trained: The names of those that have a gradient.
+            traced: The traced parameters by name; forward may have added hooks to them.
+            trained: The names of the parameters that have a gradient.
         """
         names = [
             f"'{name}'"
@@ -60,7 +60,7 @@ class ParameterHooks:
             "register_post_accumulate_grad_hook has no effect on the parameter%s %s%s: the device "
             "accumulates gradients, and calls no Python there. Use parameter.register_hook, which "
             "sees and changes the gradients of each micro-batch, or poptorch.OutfeedOptimizer, "
-            "which brings accumulated ones to the host.",
+            "which sends accumulated gradients to the host.",
             "" if len(names) == 1 else "s",
             ", ".join(shown),
             f" and {others} more" if others > 0 else "",

@@ -1,4 +1,4 @@
-"""Keeps the books while forward is traced; each part has a file of its own."""
+"""Combines the parts that record data during the trace of forward; each has its own file."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from popsim_torch.trace.control.recording import BodyRecorder
 from popsim_torch.trace.host_changes import HostChanges
 from popsim_torch.trace.user_ops import UserOps
 
-# Answered from a tensor's metadata: no operation on the device.
+# Functions that only read a tensor's metadata: no operation on the device.
 _METADATA = frozenset(
     {"size", "dim", "element_size", "numel", "stride", "is_floating_point", "is_complex", "type"}
 )
 
 
 class Recorder:
-    """Holds the parts that listen while forward is traced; is what function calls are told to.
+    """Holds the parts that record data during the trace; function calls are reported to it.
 
-    What a ``FunctionListener`` does is done by the parts themselves.
+    The methods of ``FunctionListener`` are methods of the parts.
 
     Args:
         module: The module being traced.
-        stages: Tells the stage of what is called now.
-        result: Filled with constants, prints and gradient marks.
-        module_scopes: Put module paths into scopes.
-        location_excludes: Pieces of paths of files whose lines are no origin.
+        stages: Knows the stage of the current call.
+        result: Receives constants, prints and gradient marks.
+        module_scopes: Whether to put module paths into scopes.
+        location_excludes: Parts of file paths; lines of such files are no origin.
 
     Attributes:
         gradients: Follows gradients and losses.
         user_ops: Listens to the operations of ``popsim_torch``.
         control_flow: Records loops and branches.
-        values: What is known of values while forward runs.
-        host_changes: Tells which tensors of the host were made in the trace.
+        values: Knows values while forward runs.
+        host_changes: Knows which host tensors were made during the trace.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Recorder:
         module_scopes: bool,
         location_excludes: Sequence[str] = (),
     ) -> None:
-        # Another thread, or code that forward calls on the host, may call modules as well.
+        # Another thread, or host code that forward calls, may call modules as well.
         scopes = Scopes(
             module if module_scopes else None,
             is_followed=lambda: op_listener.get() is self.user_ops,
@@ -88,7 +88,7 @@ class Recorder:
 
     @property
     def loop(self) -> DeviceLoopTrace | None:
-        """The device loop whose body is traced, if it is one's."""
+        """The device loop, if its body is traced."""
         return self._origins.loop
 
     def begin_loop(
@@ -97,7 +97,7 @@ class Recorder:
         parameters: Mapping[str, torch.Tensor],
         scale: torch.Tensor,
     ) -> DeviceLoopTrace:
-        """Take note that what is traced is the body of a device loop."""
+        """Record that the body of a device loop is traced."""
         backward_of = self.gradients.backward_of
         loop = DeviceLoopTrace(
             request, parameters, self.known, backward_of, self._origins.begin, scale
@@ -114,8 +114,8 @@ class Recorder:
     def close(self) -> None:
         """Forget the trace.
 
-        Autograd's nodes hold hooks that hold the parts, where the garbage collector cannot see
-        them: what is kept there would be kept for ever.
+        Autograd's nodes have hooks with references to the parts, which the garbage collector does
+        not see: without this call they would never be freed.
         """
         for part in (self.gradients, self._stand_ins, self.values, self.user_ops):
             part.close()
@@ -123,6 +123,6 @@ class Recorder:
         self._origins.loop = None
 
     def before_call(self, function: Callable[..., Any]) -> None:
-        """Take note of where the nodes made next come from."""
+        """Record the origin of the nodes that are made next."""
         if getattr(function, "__name__", "") not in _METADATA:
             self._origins.begin(multi_conv=self._origins.regions.group_of(function))

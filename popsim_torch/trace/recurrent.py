@@ -1,8 +1,8 @@
 """LSTM, GRU and plain recurrent layers as one operator each, instead of one per step.
 
-PyTorch takes ``torch.lstm`` and its relatives apart into the products and gates of every step. Here
-a layer in one direction is ``popsim::recurrent``; what is between layers (dropout, the joining of
-directions) are calls of PyTorch's own functions, seen by the function mode like those of user code.
+PyTorch expands ``torch.lstm`` and similar functions to the products and gates of every step. Here a
+layer in one direction is ``popsim::recurrent``; between layers (dropout, joining directions), the
+code calls PyTorch's own functions, which the function mode sees like calls of user code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECURRENT_FUNCTIONS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Names of the functions of ``torch`` that run a recurrent network over a sequence."""
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""Gates of each kind of layer, by the name of its function."""
+"""Number of gates of each kind of layer, by the name of its function."""
 
 _SCHEMAS = (
     "recurrent(Tensor x, Tensor h0, Tensor? c0, Tensor weight_input, Tensor weight_hidden, "
@@ -32,7 +32,7 @@ _SCHEMAS = (
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 _FLOATING = (torch.float16, torch.float32)
-_NUM_GRADIENTS = 7  # of x, h0, c0, both weights and both biases
+_NUM_GRADIENTS = 7  # for x, h0, c0, both weights and both biases
 
 
 def _recurrent(
@@ -46,7 +46,7 @@ def _recurrent(
     mode: str,
     reverse: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Return empty results; those that a kind of layer does not have are of size 0."""
+    """Return empty results; results that a kind of layer does not have are of size 0."""
     steps, batch = x.shape[:2]
     hidden = weight_hidden.shape[1]
     sequence, state, nothing = (steps, batch, hidden), (batch, hidden), (0,)
@@ -102,7 +102,7 @@ def _backward(ctx: Any, grad_y: Any, grad_h: Any, grad_c: Any, *_: object) -> tu
     return (*results, None, None)
 
 
-# The operators exist as long as it does.
+# The operators exist as long as this object.
 _library = define_with_gradient(
     "recurrent",
     _SCHEMAS,
@@ -141,7 +141,7 @@ class _Call:
         return 4 if self.has_biases else 2
 
     def is_covered(self) -> bool:
-        """Whether our operator computes the call; PyTorch takes the others apart."""
+        """Return whether this operator supports the call; PyTorch expands other calls."""
         tensors = (self.x, *self.states, *self.weights)
         layers = self.num_layers * self.num_directions
         return (
@@ -160,7 +160,7 @@ class _Call:
         )
 
     def run(self) -> tuple[torch.Tensor, ...]:
-        """Return what the function returns: the last layer's sequence, then the final states."""
+        """Return the results of the function: the last layer's sequence, then the final states."""
         x = self.x.transpose(0, 1) if self.batch_first else self.x
         finals: list[tuple[torch.Tensor, ...]] = []
         for layer in range(self.num_layers):
@@ -209,7 +209,7 @@ def _parsed(mode: str, args: tuple[Any, ...]) -> _Call | None:
 def recurrent_call(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], tuple[torch.Tensor, ...]] | None:
-    """Return what computes a call with our operators, or None to leave it to PyTorch.
+    """Return a function that computes a call with these operators; None to leave it to PyTorch.
 
     Args:
         name: The called function's name.

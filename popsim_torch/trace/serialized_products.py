@@ -1,7 +1,6 @@
-"""A product of matrices in slices, as an operator of ours: ``popsim::serialized_matmul``.
+"""A product of matrices in slices, as an own operator: ``popsim::serialized_matmul``.
 
-Its gradients are two more such products: what the slices of the product were, the slices of the
-gradients are.
+Its gradients are two more such products: they are computed in the same slices as the product.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ _SCHEMA = (
     "serialized_matmul(Tensor a, Tensor b, str slices, int factor, bool wide_sums, "
     "ScalarType dtype) -> Tensor"
 )
-# What is cut in the gradients of a and of b: rows of a are rows of its gradient, and what the
-# gradient of b is summed over.
+# The sliced dimension in the gradients of a and of b: rows of a are rows of its gradient, but in
+# the gradient of b they are the summed dimension.
 _OF_GRADIENTS = {
     "rows": ("rows", "depth"),
     "columns": ("depth", "columns"),
@@ -58,6 +57,6 @@ def _register() -> Any:
     return library
 
 
-_library = _register()  # the operator exists as long as it does
+_library = _register()  # the operator exists as long as this object
 
 SERIALIZED_MATMUL = torch.ops.popsim.serialized_matmul.default

@@ -24,7 +24,7 @@ def trace_text(traced: TraceResult | NamedGraph) -> str:
 def _lines(
     graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str], controls: Sequence[Control]
 ) -> Iterator[str]:
-    """Yield a line for each node, and after it those of its bodies, indented."""
+    """Yield a line for each node, then the lines of its bodies, indented."""
     for node in graph.nodes:
         yield _line(node, names.get(node, ""))
         control = control_of(node, controls)

@@ -1,4 +1,4 @@
-"""What is traced in the place of functions that cannot be traced as they are."""
+"""Replacements in a trace for functions that cannot be traced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from popsim_torch.trace.mutating_operators import functional_call
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Compute what ``F.one_hot`` does on the host, where a class outside of the range is an error.
+    """Compute ``F.one_hot`` as on the host, where a class out of range is an error.
 
-    On devices it compares with every class instead, and leaves the rows of such classes zero.
+    On other devices it compares with every class instead, and leaves the rows of such classes zero.
     """
     if num_classes == -1:
         num_classes = int(tensor.max()) + 1
@@ -28,9 +28,9 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 def _bincount(
     input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """Compute ``torch.bincount`` with as many bins as it is told.
+    """Compute ``torch.bincount`` with the given number of bins.
 
-    Larger numbers are not counted. A negative one has no place to be counted in, which fails.
+    Larger numbers are not counted. A negative number is an error.
     """
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
@@ -57,9 +57,9 @@ def _isfinite(input: torch.Tensor) -> torch.Tensor:
 
 
 def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
-    """Compute what ``tensor.random_(low, high)`` does.
+    """Compute ``tensor.random_(low, high)``.
 
-    The overload after it is called ``from``, which torch.fx cannot write down in Python.
+    Its overload is called ``from``, which torch.fx cannot write as Python code.
     """
     if high is None:
         high = _largest(tensor.dtype) + (tensor.dtype != torch.int64)
@@ -69,7 +69,7 @@ def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings
 
 
 def _largest(dtype: torch.dtype) -> int:
-    """Return the integer up to which an element type has every one."""
+    """Return the largest integer up to which a dtype represents every integer."""
     if dtype == torch.bool:
         return 1
     if dtype.is_floating_point:
@@ -80,7 +80,7 @@ def _largest(dtype: torch.dtype) -> int:
 def traceable_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
-    """Return what to call in the place of a function, or None to call the function.
+    """Return a replacement for a function, or None to call the function.
 
     Args:
         func: A function of torch.
@@ -94,7 +94,7 @@ def traceable_call(
     if func is torch.ctc_loss:
         return ctc_call(args, kwargs)
     if func in (torch.bincount, torch.Tensor.bincount):
-        # Without a number of bins it depends on values, which may be known all the same.
+        # Without a number of bins the result depends on values, which may be known.
         num_bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
         return functools.partial(_bincount, *args, **kwargs) if num_bins else None
     if func in (torch.isfinite, torch.Tensor.isfinite):

@@ -1,7 +1,7 @@
 """Runs a module's forward once on fake device tensors, and autograd for its backward.
 
-Nothing is computed: the tensors have shapes and element types only, and live on ``ipu:0``. What
-comes out is one torch.fx graph of ATen operators, forward first, then backward.
+Nothing is computed: the tensors only have shapes and dtypes, and are on ``ipu:0``. The result is
+one torch.fx graph of ATen operators, forward first, then backward.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _logger = logging.getLogger("poptorch::python")
 
 
 def _fake(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of the mode that is entered."""
+    """Return a tensor of the active fake tensor mode."""
     return torch.empty(tuple(shape), dtype=held_dtype(dtype), device=DEVICE)
 
 
@@ -111,13 +111,13 @@ class _Tracer:
         return self._result
 
     def _drop_unused_loss_scale(self) -> None:
-        """Take the loss scale out of the body of a loop that computes no gradients."""
+        """Remove the loss scale from the body of a loop that computes no gradients."""
         if self._loop is not None and not self._result.has_backward:
             graph = self._result.graph_module.graph
             graph.erase_node([node for node in graph.nodes if node.op == "placeholder"][-1])
 
     def _join_slices(self) -> None:
-        """Join gradients of parts in the graphs that are without mutation already."""
+        """Join gradients of parts in the graphs that have no mutation already."""
         result = self._result
         for body in all_bodies(result.controls):
             join_slices(body.graph)
@@ -149,7 +149,7 @@ class _Tracer:
         return fake
 
     def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:
-        """The function that is recorded: forward, then the gradients of its parameters."""
+        """The recorded function: forward, then the gradients of its parameters."""
         num_state = len(self._names)
         state = dict(zip(self._names, flat[:num_state], strict=True))
         inputs = list(flat[num_state : num_state + len(self._request.inputs)])
@@ -190,7 +190,7 @@ class _Tracer:
             mode = partial(
                 FunctionMode, self._recorder, request.training, self._mode, request.back_end
             )
-            self._recorder.user_ops.function_mode = mode  # hooks of gradients run in one, too
+            self._recorder.user_ops.function_mode = mode  # gradient hooks also run under a mode
             stack.enter_context(mode())
             self._hooks.attach(state)
             structure = module(*args, **kwargs)
@@ -204,7 +204,7 @@ class _Tracer:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Let errors speak of the user's program, not of the trace."""
+        """Translate errors so that they describe the user's program, not the trace."""
         try:
             yield
         except DataDependentOutputException as error:
@@ -231,7 +231,7 @@ class _Tracer:
             raise
 
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
-        """Take note of what the body of a loop does; return the gradients of its updates."""
+        """Record what the body of a loop does; return the gradients of its updates."""
         loop.finish()
         self._result.loss_dtypes, self._result.has_backward = loop.loss_dtypes, loop.has_backward
         self._result.optimizers = loop.optimizers
@@ -274,14 +274,14 @@ def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:
         if parameter.grad is not None:
             raise Error(
                 f"forward calls backward(), which adds to the gradient of the parameter '{name}'. "
-                "Use torch.autograd.grad there, or backward(inputs=[...]), and put what is to be "
-                "trained on into the loss."
+                "Use torch.autograd.grad there, or backward(inputs=[...]), and add the value "
+                "to train on to the loss."
             )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback for a mistake that is raised all the same."""
+    """Keep torch from logging a traceback for an error that is raised anyway."""
     logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -304,13 +304,13 @@ def trace(request: TraceRequest) -> TraceResult:
     """Trace a module.
 
     Args:
-        request: The module and how it is called.
+        request: The module and the inputs of its call.
 
     Returns:
-        The graph and what its placeholders, results and markers mean. Mutations are still in it.
+        The graph and the meaning of its placeholders, results and marks. It still has mutations.
 
     Raises:
         Error: Forward cannot be traced, or the loss is missing, ambiguous or not a scalar.
-        Exception: Whatever forward itself raises.
+        Exception: An exception of forward itself.
     """
     return _Tracer(request).run()

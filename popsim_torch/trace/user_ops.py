@@ -40,20 +40,20 @@ __all__ = ["UserOps"]
 
 
 class UserOps:
-    """What ``op_listener`` is while forward is traced (``OpListener``, ``HostListener``).
+    """The ``op_listener`` during the trace of forward (``OpListener``, ``HostListener``).
 
     Args:
-        result: Filled with prints, elements of queues, checkpoints and calls of the host.
-        origins: Tells where what is recorded comes from.
-        gradients: Follows those of forward.
-        stand_ins: What stands for tensors of the host.
-        scopes: What tensors are in the bodies of loops and branches.
-        control_flow: Records these.
+        result: Receives prints, elements of queues, checkpoints and host calls.
+        origins: Knows the origin of the recorded nodes.
+        gradients: Follows the gradients of forward.
+        stand_ins: Knows the traced tensors of host tensors.
+        scopes: Knows the replacements of tensors in the bodies of loops and branches.
+        control_flow: Records loops and branches.
 
     Attributes:
         overlaps: Inputs and outputs that are marked for overlap with computation.
-        without_traced_state: Puts the host's parameters and buffers back into the module for a
-            scope.
+        without_traced_state: Returns a scope that restores the host's parameters and buffers in the
+            module.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class UserOps:
 
     @property
     def loop(self) -> DeviceLoopTrace | None:
-        """The device loop whose body is traced, if it is one's."""
+        """The device loop, if its body is traced."""
         return self._origins.loop
 
     @property
     def is_inside_of_body(self) -> bool:
-        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        """Whether the body of a loop or branch inside of forward is being traced."""
         return self._gradients.is_inside_of_body
 
     def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a user's hook of a gradient: it may enqueue and print, as forward may."""
-        # In a body, what flows while its gradient is recorded is not what forward sees.
+        """Return a user's gradient hook that can enqueue and print, as forward can."""
+        # In a body, the tensors during the recording of its gradient differ from those of forward.
         scope = nullcontext if self.is_inside_of_body else self._as_in_forward
 
         def called(*gradients: Any) -> Any:
-            # Autograd calls it in a thread of its own.
+            # Autograd calls it in another thread.
             token, origin = op_listener.set(self), self._origins.current
             try:
                 with origin_kept(), scope():
@@ -116,26 +116,26 @@ class UserOps:
 
     @contextmanager
     def _as_in_forward(self) -> Iterator[None]:
-        """See calls of functions in this scope, wherever autograd makes them."""
+        """Observe function calls in this scope, in whichever thread autograd makes them."""
         with EnableTorchFunction(), self.function_mode():
             yield
 
     def at_end(self, ending: Callable[[], None]) -> None:
-        """Call ``ending`` when all of forward has been traced."""
+        """Call ``ending`` after the whole forward has been traced."""
         self._endings.append(ending)
 
     def end_forward(self) -> None:
-        """Take note that all of forward has been traced."""
+        """Record that the whole forward has been traced."""
         for ending in self._endings:
             ending()
         self._endings.clear()
 
-    # Tensors that are seen
+    # Tensors that the host sees.
 
     def print_tensor(
         self, tensor: torch.Tensor, title: str, print_gradient: bool, text_format: PrintFormat
     ) -> torch.Tensor:
-        """Return ``tensor``, printed at run time."""
+        """Return ``tensor``, printed when the program runs."""
         self._origins.begin("PrintTensor")
         tensor = self._scopes.known(tensor)
         key = self._gradients.new_key()
@@ -151,7 +151,7 @@ class UserOps:
         return result
 
     def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Put an element of a queue into the program."""
+        """Put an element for a queue into the program."""
         self._origins.begin("Enqueue")
         known = list(map(self._scopes.known, tensors))
         with DisableTorchFunction():
@@ -172,10 +172,10 @@ class UserOps:
             self._sums = outer
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
-        """Return a number that no other tensor of this trace has."""
+        """Return a number that is unique among the tensors of this trace."""
         return self._stand_ins.number_of(self._scopes.known(tensor))
 
-    # Tensors that are computed, or kept
+    # Tensors that are computed or kept.
 
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         """Return the reduced tensor, marked as a loss."""
@@ -200,13 +200,13 @@ class UserOps:
         return results
 
     def checkpoint(self, tensor: torch.Tensor) -> None:
-        """Take note of a value to keep for the backward pass; data of the host is kept anyway."""
+        """Record a value to keep for the backward pass; data of the host is kept anyway."""
         tensor = self._scopes.known(tensor)
         if isinstance(tensor, FakeTensor):
             self._result.checkpoints.append(node_of(tensor))
 
     def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
-        """Return another tensor with the values of ``tensor``, and take note of both."""
+        """Return another tensor with the values of ``tensor``, and record both."""
         self._origins.begin()
         tensor = self._scopes.known(tensor)
         if not is_traced(tensor):
@@ -218,7 +218,7 @@ class UserOps:
         self._gradients.after_call(result)
         return result  # type: ignore[no-any-return]
 
-    # Loops, branches, and calls of the host
+    # Loops, branches, and host calls.
 
     def for_loop(
         self, count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
@@ -237,12 +237,12 @@ class UserOps:
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Run code as outside of the trace: on the host's tensors, with nothing recorded."""
+        """Run code as outside of the trace: on host tensors, without recording."""
         with on_host(), self.without_traced_state():
             yield
 
     def host_call(self, cpu: CPU, arguments: CallArguments) -> torch.Tensor | list[torch.Tensor]:
-        """Return the traced results of a call of the host."""
+        """Return the traced results of a host call."""
         self._origins.begin()
         with DisableTorchFunction():
             tensors = self._traced(map(self._scopes.known, arguments.tensors))
@@ -253,6 +253,6 @@ class UserOps:
         return results
 
     def _traced(self, known: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return traced tensors, with constants for those of the host."""
+        """Return traced tensors, with constants for host tensors."""
         constant = self._scopes.constant
         return [tensor if is_traced(tensor) else constant(tensor) for tensor in known]

@@ -90,9 +90,9 @@ MISTAKES = {
     "shape": (loop(lambda _, y: y[0]), rf"for_loop\(\){HERE}: result 0 .*\(4,\).*as its argum"),
     "type": (loop(lambda _, y: y.half()), rf"for_loop\(\){HERE}: result 0 .*float16.*float32"),
     "number": (loop(lambda _, y: (y, y)), rf"for_loop\(\){HERE}: .* 2 tensors and must return 1"),
-    "nothing": (loop(lambda *_: None), rf"for_loop\(\){HERE}: .*there is a NoneType"),
-    "dict": (loop(lambda _, y: {"y": y}), "there is a dict"),
-    "float": (loop(lambda *_: [1.0]), "there is a float"),
+    "nothing": (loop(lambda *_: None), rf"for_loop\(\){HERE}: .*returned a NoneType"),
+    "dict": (loop(lambda _, y: {"y": y}), "returned a dict"),
+    "float": (loop(lambda *_: [1.0]), "returned a float"),
     "value": (loop(lambda _, y: y * y.sum().item()), "aten::item is only supported in eager mode"),
     "condition": (loop(lambda _, y: y if y.sum() > 0 else -y), "is only supported in eager mode"),
     "outside": (keeps, rf"forward{HERE} uses a tensor that was made in the body"),
@@ -116,7 +116,7 @@ MISTAKES = {
         while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y[0])),
         rf"while_loop\(\){HERE}: result 2 of the body",
     ),
-    "twice": (second_derivative, "differentiates a gradient of a loop or branch once more"),
+    "twice": (second_derivative, "differentiates a gradient of a loop or branch again"),
     "transform": (in_a_transform, rf"for_loop\(\){HERE} is called by a function that torch.func"),
 }
 

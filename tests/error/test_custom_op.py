@@ -140,7 +140,7 @@ def test_a_gradient_that_there_is_not_is_an_error_when_the_model_is_compiled():
     with pytest.raises(
         poptorch.Error,
         match=r"custom_op at .*test_custom_op\.py:\d+: .*::CubeWithoutGradient version 1 has no "
-        r"gradient, and the loss depends on parameters through it\. Register",
+        r"gradient, but the loss depends on parameters through it\. Register",
     ):
         training(X)
     net.call["name"] = "Cube"

@@ -63,7 +63,7 @@ def loop(_, x):
 )
 def test_reading_a_value(refused, mistake):
     error = refused(mistake, poptorch.Error, ITEM)
-    advice = ("torch.where", "Go on with the tensor itself", "value of a tensor")
+    advice = ("torch.where", "Use the tensor itself instead", "value of a tensor")
     assert any(words in str(error) for words in advice)
 
 

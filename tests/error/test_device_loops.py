@@ -83,7 +83,7 @@ def test_iterations_that_leave_gradients_over():
     [
         (["text"], "repeat: inputs[0] is a str. Carried values are tensors or numbers."),
         ((1, [2]), "repeat: inputs[1] is a list. Carried values are tensors or numbers."),
-        (torch.zeros(1, dtype=torch.complex64), "inputs[0] has the type complex64, which"),
+        (torch.zeros(1, dtype=torch.complex64), "inputs[0] has the dtype complex64, which"),
     ],
     ids=["text", "list", "complex"],
 )
@@ -93,13 +93,13 @@ def test_what_cannot_be_carried(inputs, text):
 
 
 def test_a_condition_needs_values():
-    with pytest.raises(UsageTypeError, match="inputs is empty, so that the condition could never"):
+    with pytest.raises(UsageTypeError, match="inputs is empty, so the condition could never"):
         looped(lambda: True, lambda: None, ())
 
 
 def test_a_dataset_in_the_place_of_a_queue():
     with pytest.raises(
-        UsageTypeError, match=r"infeed is a list\. Give it poptorch\.InfeedQueue\(dataset\)\."
+        UsageTypeError, match=r"infeed is a list\. Pass poptorch\.InfeedQueue\(dataset\)\."
     ):
         repeated(lambda x: None, infeed=[ONE])
 
@@ -154,7 +154,7 @@ def test_other_values_than_those_carried(returned, listed):
         repeated(returned, inputs=torch.ones(2))
     assert str(caught.value) == (
         f"repeat: the body returns {listed} and carries [float32[2]]. It must return as many "
-        "values as it carries, of the same shapes and types."
+        "values as it carries, with the same shapes and dtypes."
     )
 
 
@@ -166,7 +166,7 @@ def test_values_where_none_are_carried():
 
 def test_an_operation_in_front_of_a_value():
     queue = poptorch.OutfeedQueue()
-    with pytest.raises(UsageTypeError, match=r"an operation \(None\) in front of a tensor"):
+    with pytest.raises(UsageTypeError, match=r"an operation \(None\) before a tensor"):
         repeated(lambda x: (queue.enqueue(x), x), inputs=ONE)
     assert repeated(lambda x: (x, queue.enqueue(x)), inputs=ONE).tolist() == [1]
 
@@ -212,7 +212,7 @@ def test_a_function_without_a_loop():
     def nothing(x):
         return x
 
-    with pytest.raises(Error, match="nothing' has no loop, so the device would have nothing to do"):
+    with pytest.raises(Error, match="nothing' has no loop, so the device has nothing to do"):
         nothing(ONE)
 
 
@@ -230,7 +230,7 @@ def test_a_function_without_a_loop():
         (lambda x, r: OPTIMIZER.step(), r"SGD\.step\(\) is called at {line} outside of a loop"),
         (lambda x, r: torch.vmap(torch.sin)(r), r"'sin' is called at {line} .*torch\.func"),
         (lambda x, r: copy.deepcopy(r), r"'__deepcopy__' is called at .*tensor\.clone"),
-        (lambda x, r: x[: r.long()], r"a slice has tensors for bounds"),
+        (lambda x, r: x[: r.long()], r"a slice has tensors as bounds"),
     ],
 )
 def test_values_outside_of_a_loop(code, message):
@@ -255,7 +255,7 @@ def test_gradients_through_what_was_computed_outside():
 
         poptorch.repeat(2, body)
 
-    with pytest.raises(Error, match=r"test_device_loops\.py:\d+: the loss depends on a weight by"):
+    with pytest.raises(Error, match=r"test_device_loops\.py:\d+: the loss depends on a weight"):
         run(ONE)
 
 

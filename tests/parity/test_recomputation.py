@@ -406,7 +406,7 @@ def test_anchors_have_no_say_in_what_is_rebuilt(without, way, mode):
 
 
 def test_an_unknown_copy_is_refused():
-    expected = "no tensor named 'parts/0/0/Gemm:0__re'.* only of what recomputation rebuilds"
+    expected = "no tensor named 'parts/0/0/Gemm:0__re'.* only for tensors that the backward pass"
     with pytest.raises(poptorch.Error, match=expected):
         train("mlp", "whole", 0, anchors=[("parts/0/0/Gemm:0__re", OutputMode.Final)])
 

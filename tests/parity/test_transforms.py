@@ -208,7 +208,7 @@ def test_host_tensors_of_a_transform_meet_the_device(transform):
         def forward(self, x):
             return transform(lambda row: (row * x).sum())(self.table)
 
-    with pytest.raises(poptorch.Error, match=r"test_transforms.py:\d+ .*in front of the transform"):
+    with pytest.raises(poptorch.Error, match=r"test_transforms.py:\d+ .*before the transform"):
         poptorch.inferenceModel(Mixes(), quiet_options())(torch.ones(4))
 
 

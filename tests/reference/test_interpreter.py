@@ -116,7 +116,7 @@ MISTAKES = {
     "an input too few": (lambda i, x, y: i.run([x]), "1 inputs were given; the program has 2"),
     "one micro-batch's data of six": (
         lambda i, x, y: i.run([x[:5], y]),
-        r"'input' has shape \[4, 5\] in each of 6 micro-batches, what was given has \[5, 5\]",
+        r"'input' has shape \[4, 5\] in each of 6 micro-batches, but the given tensor has \[5, 5\]",
     ),
     "a name that is not there": (
         lambda i, x, y: i.read("fc1.weigth"),

@@ -419,7 +419,7 @@ def test_a_program_for_another_optimizer_is_refused(tmp_path):
         module = loaded.model
         optimizer = OPTIMIZERS[name](module.parameters())
         other = poptorch.trainingModel(module, make_options(), optimizer)
-        with pytest.raises(poptorch.Error, match=r"do not match|updates the weights otherwise"):
+        with pytest.raises(poptorch.Error, match=r"do not match|updates of the optimizer differ"):
             other.loadExecutable(path)
     module = poptorch.load(path).model
     with pytest.raises(poptorch.Error, match="for training, the executor is for inference"):

@@ -1,1 +1,1 @@
-"""What lowering adds ops with: the builder of a graph, and small element-wise programs."""
+"""Adds ops to a program: the builder of a graph, and small elementwise programs."""

@@ -1,4 +1,4 @@
-"""The graph under construction and the pieces that every lowering rule uses."""
+"""The graph under construction, and the helpers that every lowering rule uses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from popsim_torch.ir import NOWHERE, Attribute, Graph, Origin, Phase, Tensor, Te
 from popsim_torch.trace.graph.origin import origin_of
 
 Value = Tensor | None | list["Tensor | None"]
-"""What a node became: a tensor, nothing (an absent result), or several."""
+"""The result of a node: one tensor, none (an absent result), or several."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """When and where ops run, the name they go by in messages, and the call they belong to."""
+    """When and where ops run, their name in messages, and the call they belong to."""
 
     phase: Phase
     stage: int
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """What a message calls it: the name, and the line of the user's code if it is known."""
+        """The name in messages, with the line of the user's code if it is known."""
         return f"'{self.name}'" + (f" ({self.origin.source})" if self.origin.source else "")
 
 
@@ -42,18 +42,18 @@ class HalfPartials:
 
 
 class Builder:
-    """Adds tensors and ops to a graph, keeping track of when each tensor is available.
+    """Adds tensors and ops to a graph, and records when each tensor is available.
 
     Args:
         graph: The graph to add to.
-        needed: The nodes that are lowered; results that only others read do not count as read.
-        stream_of: The stream of random numbers of each node that draws some. It does not depend on
-            what else is in the program: anchors, prints and stages change no number.
-        half_partials: Which products have them.
+        needed: The nodes that are lowered; results that only other nodes read count as unread.
+        stream_of: The random stream of each node that draws random numbers. It does not depend on
+            the rest of the program: anchors, prints and stages change no number.
+        half_partials: The products with float16 partial sums.
 
     Attributes:
-        stream_of: As given.
-        half_partials: As given.
+        stream_of: See above.
+        half_partials: See above.
         named: Whether the graph's tensors have names.
     """
 
@@ -71,32 +71,33 @@ class Builder:
         self.stream_of = stream_of
         self._needed = needed
         self.values: dict[torch.fx.Node, Value] = {}
-        # Phase and stage in which the tensor's memory is written; nothing for what exists before.
+        # Phase and stage in which a tensor's memory is written; no entry if it exists before the
+        # run.
         self._written: dict[int, tuple[Phase, int]] = {}
         self._contiguous: dict[tuple[int, Phase], Tensor] = {}
         self._as_images: dict[tuple[int, Phase], Tensor] = {}
-        # Owners of the memory of images.
+        # Tensors that own the memory of images.
         self._images: set[int] = set()
 
     def tensor(self, argument: Argument) -> Tensor:
-        """Return the tensor that an argument of a node, a node itself, became."""
+        """Return the tensor for an argument of a node, or for a node itself."""
         value = self.values.get(argument) if isinstance(argument, torch.fx.Node) else None
         if not isinstance(value, Tensor):
             raise InternalError(f"lowering: argument {argument!r} is not a single tensor")
         return value
 
     def used_results(self, node: torch.fx.Node) -> set[int]:
-        """Return which results of a node with several are read."""
+        """Return which results of a node with several results are read."""
         return {int(u.args[1]) for u in node.users if u in self._needed}  # type: ignore[arg-type]
 
     def place_of(self, node: torch.fx.Node, name: str) -> Place:
-        """Return where a node's ops belong by its origin."""
+        """Return the place of a node's ops, which its origin determines."""
         origin = origin_of(node)
         phase = Phase.BACKWARD if origin.backward else Phase.FORWARD
         return Place(phase, origin.stage, name, origin)
 
     def is_setup(self, tensor: Tensor) -> bool:
-        """Whether the tensor's value depends on constants only."""
+        """Return whether the tensor's value depends on constants only."""
         root = self.graph.root(tensor)
         if root.kind == TensorKind.CONSTANT:
             return True
@@ -107,10 +108,10 @@ class Builder:
         return self.graph.add_tensor(TensorKind.VALUE, dtype, shape)
 
     def image(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """Add a tensor ``[batch, channels, height, width]`` that lies with its channels last.
+        """Add a tensor ``[batch, channels, height, width]`` with its channels last in memory.
 
-        What owns the memory is a contiguous ``[batch, height, width, channels]``; the result is a
-        view of it. So every op can read it, and ops that know no better get a copy.
+        A contiguous tensor ``[batch, height, width, channels]`` owns the memory; the result is a
+        view of it. So every op can read it, and ops without support for the layout get a copy.
         """
         batch, channels, height, width = (int(size) for size in shape)
         root = self.value(dtype, (batch, height, width, channels))
@@ -123,7 +124,7 @@ class Builder:
         return self.graph.add_view(root, view, strides, 0)
 
     def channels_last(self, tensor: Tensor) -> Tensor | None:
-        """Return the owner of the memory of a whole tensor from ``image``, None for any other."""
+        """Return the memory owner of a whole tensor from ``image``; None for any other tensor."""
         root = self.graph.root(tensor)
         if root.id not in self._images or len(tensor.shape) != 4 or tensor.offset:
             return None
@@ -152,14 +153,15 @@ class Builder:
 
         Args:
             kind: Name in the op registry.
-            inputs: What it reads.
-            outputs: What it writes.
-            attributes: As the registry entry asks for.
-            place: Where it belongs. An op on constants alone moves to the setup phase; a backward
-                op moves to the earliest stage among its backward inputs.
-            fixed_phase: Keep the phase even if the inputs are constants (random ops, prints).
-            after: Put the op right after the one that wrote this tensor, not at the end.
-            bodies: What it repeats or chooses from.
+            inputs: The tensors that the op reads.
+            outputs: The tensors that the op writes.
+            attributes: The attributes that the registry entry requires.
+            place: The place of the op. An op that reads only constants moves to the setup phase; a
+                backward op moves to the earliest stage among its backward inputs.
+            fixed_phase: Whether to keep the phase even if all inputs are constants (random ops,
+                prints).
+            after: Put the op directly after the op that wrote this tensor, not at the end.
+            bodies: The bodies that the op repeats or chooses from.
 
         Raises:
             Error: A forward op reads a tensor of a later pipeline stage.
@@ -212,7 +214,7 @@ class Builder:
         return phase, stage
 
     def move_last_op_after(self, tensor: Tensor) -> None:
-        """Put the op that was added last right after the one that wrote a tensor."""
+        """Move the op that was added last directly after the op that wrote a tensor."""
         root = self.graph.root(tensor).id
         ops = self.graph.ops
         last = ops.pop()
@@ -223,17 +225,17 @@ class Builder:
         ops.insert(position, last)
 
     def written_in(self, tensor: Tensor) -> tuple[Phase, int] | None:
-        """Return phase and stage of the op that wrote the tensor's memory last, if one did."""
+        """Return phase and stage of the op that wrote the tensor's memory last, if there is one."""
         return self._written.get(self.graph.root(tensor).id)
 
     def forget_copies(self, roots: Collection[int]) -> None:
-        """Make no more use of copies of these tensors: what they hold is going to change."""
+        """Do not reuse copies of these tensors: their values are about to change."""
         for copies in (self._contiguous, self._as_images):
             for key in [k for k in copies if self.graph.root_of(k[0]).id in roots]:
                 del copies[key]
 
     def contiguous(self, tensor: Tensor, place: Place) -> Tensor:
-        """Return the tensor, copied if its elements do not follow each other in memory."""
+        """Return the tensor, copied if it is not contiguous in memory."""
         if tensor.is_contiguous:
             return tensor
         key = (tensor.id, place.phase)
@@ -244,12 +246,12 @@ class Builder:
         return self._contiguous[key]
 
     def laid_out_like(self, tensor: Tensor, other: Tensor, place: Place) -> Tensor:
-        """Return the tensor with its channels last if ``other`` has them there, else contiguous.
+        """Return the tensor with channels last if ``other`` has channels last, else contiguous.
 
         Args:
-            tensor: Copied if it lies otherwise.
-            other: Of the same shape.
-            place: Where a copy belongs.
+            tensor: The tensor; copied if it has another layout.
+            other: A tensor of the same shape.
+            place: The place of a copy.
         """
         if self.channels_last(other) is None:
             return self.contiguous(tensor, place)
@@ -268,17 +270,17 @@ class Builder:
 
 
 class BodyBuilder(Builder):
-    """Builds the body of an op. What is fixed lies outside, and is one of the body's inputs.
+    """Builds the body of an op. Constants are outside, and are inputs of the body.
 
     Args:
-        outer: Builds the graph that the op stands in.
+        outer: The builder of the graph that contains the op.
         nodes: The nodes that are lowered.
-        named: Whether its tensors have names, or only gradients.
+        named: Whether all its tensors have names, or only gradients.
 
     Attributes:
-        named: As given.
-        outside: What the body is given besides what its function takes: tensors of ``outer``.
-        twin: The other body of a branch, if there is one: it is given the same.
+        named: See above.
+        outside: The inputs of the body besides those of its function: tensors of ``outer``.
+        twin: The other body of a branch, if there is one: it has the same inputs.
     """
 
     def __init__(self, outer: Builder, nodes: Collection[torch.fx.Node], named: bool) -> None:
@@ -293,7 +295,7 @@ class BodyBuilder(Builder):
         return self.graph.add_tensor(TensorKind.INPUT, dtype, shape, name=name)
 
     def constant(self, value: torch.Tensor) -> Tensor:
-        """Add a tensor with fixed data to the graph outside, and return the input that it is."""
+        """Add a tensor with fixed data to the graph outside; return the body's input for it."""
         outside = self._outer.constant(value)
         self.outside.append(outside)
         if self.twin is not None:
@@ -302,11 +304,11 @@ class BodyBuilder(Builder):
         return self.given(outside.dtype, outside.shape)
 
     def place_of(self, node: torch.fx.Node, name: str) -> Place:
-        """Return where a node's ops belong: all ops of a body run in one go."""
+        """Return the place of a node's ops: all ops of a body run together."""
         return Place(Phase.FORWARD, 0, name, origin_of(node))
 
     def yields(self, tensors: Sequence[Tensor]) -> None:
-        """End the body, and name its results: each is given memory of its own."""
+        """End the body, and name its results: each gets its own memory."""
         results: list[Tensor] = []
         for tensor in tensors:
             written = self.written_in(tensor) is not None

@@ -1,4 +1,4 @@
-"""``map`` ops in a program under construction, and how their results lie in memory."""
+"""Adds ``map`` ops to a program, and chooses the memory layout of their results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def emit_map(
 ) -> Tensor:
     """Add a ``map`` op with one result.
 
-    The result lies in memory as its inputs of the same size do, if they agree or if one of them is
-    an image with its channels last.
+    The result has the memory layout of its inputs of the same size, if they agree or if one of them
+    is an image with channels last.
     """
     shape = tuple(int(size) for size in shape)
     read = [builder.graph.tensors[i] for i in code.inputs]
@@ -76,7 +76,7 @@ def _with_order(
 
 
 def cast(builder: Builder, tensor: Tensor, dtype: torch.dtype, place: Place) -> Tensor:
-    """Return a tensor in another floating-point type, itself where it has that type already."""
+    """Return a tensor converted to another floating-point dtype; unchanged if it has it already."""
     if tensor.dtype == dtype:
         return tensor
     code = MapCode()

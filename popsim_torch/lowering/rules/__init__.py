@@ -1,1 +1,1 @@
-"""Rules that turn nodes of a traced graph into ops, one file for each family."""
+"""Rules that lower nodes of a traced graph to ops, with one file for each family."""

@@ -1,4 +1,4 @@
-"""The long tail: any ATen operator, called through PyTorch's dispatcher on the CPU."""
+"""All other ATen operators, called through PyTorch's dispatcher on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from popsim_torch.private_torch.operators import OPDEFS, OpOverload, schema_of
 from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
 
-# Numbers of torch's enums, as operator schemas take them.
+# Numbers of torch's enums, as used in operator schemas.
 SCALAR_TYPES = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -37,7 +37,7 @@ MEMORY_FORMATS = {
 }
 _STRIDED = 0
 
-# PyTorch gives their auxiliary results other shapes on the CPU than while tracing for a device.
+# On the CPU their auxiliary results have other shapes than in a trace for a device.
 _OTHER_SHAPES_ON_CPU = frozenset(
     {
         torch.ops.aten._embedding_bag.default,
@@ -45,7 +45,7 @@ _OTHER_SHAPES_ON_CPU = frozenset(
     }
 )
 
-# Only move elements: float16 stays as it is. Everything else computes in float32 and rounds once.
+# These only move elements: float16 stays as it is. All others compute in float32 and round once.
 _MOVES_DATA = frozenset(
     {
         torch.ops.aten.cat.default,
@@ -68,8 +68,8 @@ _MOVES_DATA = frozenset(
 )
 
 
-# Operators whose out= kernels only write their result, straight into the memory given. Others use
-# it for something larger on the way, or compute elsewhere and copy: nothing is gained by them.
+# Operators whose out= kernels write only their result, directly into the given memory. Others use
+# it for larger temporary values, or compute elsewhere and copy: they would gain nothing.
 _WRITES_IN_PLACE = frozenset(
     f"aten::{name}"
     for name in (
@@ -101,7 +101,7 @@ _WRITES_IN_PLACE = frozenset(
 
 @functools.cache
 def out_overload(target: OpOverload) -> OpOverload | None:
-    """Return the form of an operator that writes into given tensors, if that saves a copy."""
+    """Return the overload of an operator that writes to given tensors, if that saves a copy."""
     if schema_of(target).name not in _WRITES_IN_PLACE:
         return None
     packet = target.overloadpacket
@@ -117,7 +117,7 @@ def out_overload(target: OpOverload) -> OpOverload | None:
 
 
 def unsupported(node: torch.fx.Node) -> str:
-    """Return why the device cannot run a node's operator; an empty string if it can.
+    """Return why the device does not support a node's operator; empty if it does.
 
     Args:
         node: A call of an operator.
@@ -128,12 +128,12 @@ def unsupported(node: torch.fx.Node) -> str:
             not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
             given = getattr(result, "dtype", type(result).__name__)
-            return f"gives {given}, which the device does not know."
+            return f"gives {given}, which the device does not support."
     return ""
 
 
 class _Boxer:
-    """Turns a node's arguments into what the ``aten`` op takes."""
+    """Converts a node's arguments to the form that the ``aten`` op needs."""
 
     def __init__(self, builder: Builder, place: Place, *, widen: bool) -> None:
         self._builder = builder
@@ -158,7 +158,7 @@ class _Boxer:
         return plain
 
     def computed(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the element type that a result of the given type is computed in."""
+        """Return the dtype in which a result of the given dtype is computed."""
         return torch.float32 if self._widen and dtype == torch.float16 else dtype
 
     def _position(self, node: torch.fx.Node) -> int:
@@ -181,7 +181,7 @@ class _Boxer:
             return value
         raise Error(
             f"Unsupported ops found in compiled model: {self._place.shown} has an argument of "
-            f"type {type(value).__name__} ({value!r}), which the device does not know."
+            f"type {type(value).__name__} ({value!r}), which the device does not support."
         )
 
 
@@ -210,14 +210,14 @@ def lower_aten(
 
     Args:
         builder: The graph under construction.
-        node: Its ``meta["val"]`` gives shapes and element types.
-        place: Where it belongs.
-        target: The operator to call, where it is not the node's own.
-        stream: For an operator that draws random numbers: their stream. It runs for every
+        node: The node; its ``meta["val"]`` has shapes and dtypes.
+        place: The place of the op.
+        target: The operator to call, if it is not the node's own.
+        stream: The random stream, for an operator that draws random numbers. The op runs for every
             micro-batch.
 
     Raises:
-        Error: An argument that the device does not know.
+        Error: The device does not support an argument.
     """
     operator: Any = target or node.target
     boxer = _Boxer(builder, place, widen=_widens(operator))
@@ -228,8 +228,8 @@ def lower_aten(
     if all(result is not None for result in flat) and not _returns_list(operator):
         out = out_overload(operator)
     if out is None and not single:
-        # Only what is read has to come back. What PyTorch says of the others may not even be so:
-        # of a gradient that it is told not to compute, for example.
+        # Only results that are read have to come back. PyTorch's data for the others may even be
+        # wrong, for example for a gradient that is not computed.
         read = builder.used_results(node)
         flat = [result if i in read else None for i, result in enumerate(flat)]
     outputs = [None if r is None else builder.value(boxer.computed(r.dtype), r.shape) for r in flat]
@@ -253,15 +253,15 @@ def lower_aten(
 
 
 def _widens(operator: OpOverload) -> bool:
-    """Whether an operator computes float16 in float32; what users write in Python sees its type."""
+    """Return whether an operator computes float16 in float32; users' Python code sees its dtype."""
     users = schema_of(operator).name in OPDEFS or is_functional_form(operator)
     return operator not in _MOVES_DATA and not users
 
 
 def _results(node: torch.fx.Node) -> list[Any]:
-    """Return a tensor of the shape and type of each result of a node; None for absent ones."""
+    """Return a tensor with shape and dtype of each result of a node; None for absent results."""
     traced = node.meta.get("val")
-    if traced is None:  # a check
+    if traced is None:  # a check without results
         return []
     if node.target in _OTHER_SHAPES_ON_CPU:
         values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])

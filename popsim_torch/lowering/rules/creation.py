@@ -1,4 +1,4 @@
-"""Tensors that come out of nothing: filled with one value, or with random numbers."""
+"""Tensors without inputs: filled with one value, or with random numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from popsim_torch.private_torch.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
-# What each operator fills its result with, or position and name of the argument that says so.
+# The fill value of each operator, or position and name of the argument that has it.
 _FILLS: dict[Any, float | tuple[int, str]] = {
     aten.empty.memory_format: 0,
     aten.empty_like.default: 0,
@@ -49,7 +49,7 @@ _WITH_GENERATOR = {
 
 
 def _filled(fill: Any, builder: Builder, node: torch.fx.Node, _place: Place) -> Value:
-    """Add a constant that has one value everywhere."""
+    """Add a constant with the same value everywhere."""
     if isinstance(fill, tuple):
         position, name = fill
         fill = node.args[position] if len(node.args) > position else node.kwargs[name]
@@ -66,16 +66,16 @@ def _draws_numbers(node: torch.fx.Node) -> bool:
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers."""
+    """Return whether a node draws random numbers."""
     target = node.target
     return isinstance(target, OpOverload) and _is_random(target) and _draws_numbers(node)
 
 
 def _random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add an op whose numbers depend on seed, op and micro-batch only.
+    """Add an op whose random numbers depend only on seed, op and micro-batch.
 
     Raises:
-        Error: PyTorch's operator takes its numbers from a hidden generator.
+        Error: PyTorch's operator uses a hidden generator.
     """
     native = _native_random(builder, node, place)
     if native is not None:
@@ -139,7 +139,7 @@ def _distribution(node: torch.fx.Node) -> dict[str, Any] | None:
 
 
 def _check_parameters(attributes: Mapping[str, Any], place: Place) -> None:
-    """Refuse numbers that the user's distribution cannot have, NaN among them."""
+    """Refuse parameters that are invalid for the user's distribution, also NaN."""
     problem = ""
     if "p" in attributes and not 0.0 <= attributes["p"] <= 1.0:
         problem = f"p is {attributes['p']}, it must be in [0, 1]"

@@ -1,4 +1,4 @@
-"""Custom operators: their kernels see the element types of the device, contiguous."""
+"""Custom operators: their kernels get contiguous tensors with the dtypes of the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _custom(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     inputs: list[Tensor | None] = []
     for operand in operands:
         inputs.append(_as_kernels_see_it(builder, builder.tensor(operand), place))
-    # All results, also those that nobody reads: the kernel writes each of them.
+    # All results, also unread ones: the kernel writes each of them.
     outputs: list[Tensor | None] = [
         builder.value(result.dtype, result.shape) for result in node.meta["val"]
     ]

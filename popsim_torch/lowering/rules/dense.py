@@ -19,7 +19,7 @@ from popsim_torch.trace.serialized_products import SERIALIZED_MATMUL
 
 aten = torch.ops.aten
 
-# Sums of products that PyTorch's kernels compute, in float32: option group that concerns them.
+# Products that PyTorch's kernels accumulate in float32: the option group of each.
 _WITHOUT_HALF_PARTIALS: dict[Any, str] = {
     aten.addbmm.default: "matmul",
     aten._trilinear.default: "matmul",
@@ -34,10 +34,10 @@ def _of_one_type(node: torch.fx.Node) -> bool:
 
 
 def _with_float_partials(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Let PyTorch's kernel add up the products.
+    """Use PyTorch's kernel, which accumulates the products in float32.
 
     Raises:
-        Error: The options ask for half partials, which it does not have.
+        Error: The options ask for half partials, which that kernel does not support.
     """
     operator: Any = node.target
     half = getattr(builder.half_partials, _WITHOUT_HALF_PARTIALS[operator])
@@ -51,10 +51,10 @@ def _with_float_partials(builder: Builder, node: torch.fx.Node, place: Place) ->
 
 
 def partials_attribute(dtype: torch.dtype, *, half: bool) -> dict[str, Attribute]:
-    """Return the attribute of a product of operands of an element type.
+    """Return the attribute for the partial sums of a product.
 
     Args:
-        dtype: Of the operands.
+        dtype: The dtype of the operands.
         half: Whether partial sums of float16 products are float16.
     """
     return {"partials": "half"} if half and dtype == torch.float16 else {}
@@ -96,7 +96,7 @@ def _in_half(builder: Builder, operand: Tensor, place: Place) -> Tensor:
 
 
 def _serialized_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add a product in slices; float16 sums are for those that add up nothing in float32."""
+    """Add a product in slices; float16 sums are only for slices that are not summed in float32."""
     arguments: Any = node.args
     a, b = (builder.tensor(arg) for arg in arguments[:2])
     slices, factor, wide, dtype = arguments[2:]
@@ -117,7 +117,7 @@ def _serialized_product(builder: Builder, node: torch.fx.Node, place: Place) -> 
 
 
 def _vector_product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Lower a product with a vector, which is a matrix of one column."""
+    """Lower a product with a vector as a product with a matrix of one column."""
     *bias, a, b = (builder.tensor(arg) for arg in node.args)
     if len(a.shape) == 1:
         a = builder.graph.add_view(a, (1, *a.shape), (1, *a.strides), a.offset)
@@ -150,7 +150,7 @@ def _convolution_attributes(
 
 
 def _image(builder: Builder, like: torch.Tensor | Tensor, arguments: tuple[Any, ...]) -> Tensor:
-    """Add the result of a convolution, with its channels last where kernels can have that."""
+    """Add the result of a convolution, with channels last if the kernels support it."""
     _stride, _padding, _dilation, transposed, _output_padding, groups = arguments
     shape = tuple(like.shape)
     if len(shape) == 4 and not transposed and groups == 1:
@@ -194,7 +194,7 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
             place=place,
         )
     if mask[2] and 2 in used:
-        # Every other axis is summed over: the sum is as long as there are images and positions.
+        # Every other axis is summed: the length of the sum is the number of images times positions.
         axes = [axis for axis in range(len(gradient.shape)) if axis != 1]
         for_bias = reduce_over(builder, gradient, node.meta["val"][2], "sum", axes, place)
     return [for_x, for_weight, for_bias]

@@ -1,6 +1,6 @@
 """Elementwise operators as formulas of the ``map`` op.
 
-Everything is computed in float32; results of float16 operators are rounded to float16 after every
+All values are computed in float32; results of float16 operators are rounded to float16 after every
 operator, as PyTorch does.
 """
 
@@ -263,7 +263,7 @@ _ARITHMETIC_ON_BOOL = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tens
 
 
 def _is_computed(node: torch.fx.Node) -> bool:
-    """Whether the ``map`` op can compute a node exactly."""
+    """Return whether the ``map`` op can compute a node exactly."""
     result = node.meta["val"]
     if result.dtype not in _COMPUTED or result.numel() == 0:
         return False
@@ -275,11 +275,11 @@ def _is_computed(node: torch.fx.Node) -> bool:
 
 
 def _is_converted(node: torch.fx.Node) -> bool:
-    """Whether the ``map`` op can convert what a node reads exactly."""
+    """Return whether the ``map`` op can convert a node's input exactly."""
     result = node.meta["val"]
     if result.dtype not in _COMPUTED or result.numel() == 0:
         return False
-    # To bool and to float16 from integers PyTorch goes its own way.
+    # PyTorch converts to bool, and from integers to float16, in other ways.
     known = _CAST_FROM if result.dtype == torch.float32 else _COMPUTED
     return all(source.dtype in known for source in operands(node))
 

@@ -1,4 +1,4 @@
-"""What a run shows to the host, and what ends it."""
+"""Ops that send values of a run to the host, and the op that ends a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _repeat_while(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def _summed(builder: Builder, tensor: Tensor, place: Place) -> Tensor:
-    """Return what adds up over the micro-batches of an update; the first one begins anew."""
+    """Return the sum over the micro-batches of an update; the first one starts a new sum."""
     graph = builder.graph
     total = graph.add_tensor(TensorKind.VARIABLE, tensor.dtype, tensor.shape, role=Role.ACCUMULATOR)
     view = graph.add_view(total, total.shape, total.strides, total.offset, role=Role.VALUE)
@@ -53,7 +53,7 @@ def _summed(builder: Builder, tensor: Tensor, place: Place) -> Tensor:
 
 
 def _behind(builder: Builder, tensors: Sequence[Tensor], place: Place) -> Place:
-    """Return a place where all tensors are computed."""
+    """Return a place at which all tensors are computed."""
     written = [found for x in tensors if (found := builder.written_in(x)) is not None]
     if any(phase == Phase.BACKWARD for phase, _ in written):
         return Place(Phase.BACKWARD, place.stage, place.name, place.origin)

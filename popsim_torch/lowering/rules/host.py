@@ -1,4 +1,4 @@
-"""Calls of the host."""
+"""Host calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _host_call(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def warn_of_calls_left_out(calls: Mapping[int, HostCall], ops: Iterable[Op]) -> None:
-    """Say which calls of the host are not in the program, since nobody uses what they return."""
+    """Warn of host calls that are not in the program, because their results are not used."""
     present = {op.attributes["call"] for op in ops if op.kind == _KIND}
     for number, call in calls.items():
         if number not in present:

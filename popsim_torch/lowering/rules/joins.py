@@ -1,4 +1,4 @@
-"""Concatenation, parts of a tensor whose place a run tells, and gradients of parts."""
+"""Concatenation, parts of a tensor at a dynamic position, and gradients of parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from popsim_torch.trace.dynamic_slices import DYNAMIC_SLICE, DYNAMIC_UPDATE
 
 aten = torch.ops.aten
 
-# The view of a tensor of zeros that each of these writes its gradient to.
+# The view of a tensor of zeros to which each operator writes its gradient.
 _INTO_ZEROS: dict[Any, Any] = {
     aten.select_backward.default: aten.select.int,
     aten.slice_backward.default: aten.slice.Tensor,

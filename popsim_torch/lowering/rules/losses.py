@@ -18,7 +18,7 @@ from popsim_torch.typed_torch import broadcast_shapes
 
 aten = torch.ops.aten
 
-_NONE, _MEAN = 0, 1  # numbers of torch's enum of reductions
+_NONE, _MEAN = 0, 1  # values of torch's enum of reductions
 
 
 def _squared(code: MapCode, x: Tensor, y: Tensor) -> MapValue:
@@ -55,7 +55,7 @@ def _huber_slope(code: MapCode, x: Tensor, y: Tensor, factor: float, delta: floa
 
 
 def _cross_entropy(code: MapCode, x: Tensor, y: Tensor) -> MapValue:
-    # A probability of 0 counts as if its logarithm were -100, as in PyTorch.
+    # The logarithm of a probability of 0 counts as -100, as in PyTorch.
     absent = code("mul", code("sub", y, 1.0), code("max", code("log1p", code("neg", x)), -100.0))
     return code("sub", absent, code("mul", y, code("max", code("log", x), -100.0)))
 
@@ -74,9 +74,9 @@ def _with_logits(code: MapCode, x: Tensor, y: Tensor, positive: Tensor | None = 
     return code("sub", code("mul", code("sub", 1.0, y), x), log_sigmoid)
 
 
-# What each element adds to the loss, or what the gradient of the loss is multiplied with; the
-# latter also takes the factor that a mean has. Parameters of the loss come last. (PyTorch itself
-# expresses the gradient of the one with logits by other operators.)
+# The term that each element adds to the loss, or the factor of the loss's gradient; the latter also
+# includes the factor of a mean. Parameters of the loss come last. (PyTorch itself expresses the
+# gradient of the loss with logits by other operators.)
 _ERRORS: dict[Any, Formula] = {
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.binary_cross_entropy_with_logits.default: _with_logits,
@@ -98,7 +98,7 @@ def _is_mapped(node: torch.fx.Node) -> bool:
 
 
 def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Add a ``map`` op for a node, and for a loss that is reduced a ``reduce`` op."""
+    """Add a ``map`` op for a node, and a ``reduce`` op for a loss with a reduction."""
     operator: Any = node.target
     arguments: dict[str, Any] = {a.name: a.default_value for a in schema_of(operator).arguments}
     arguments.update(zip(arguments, node.args, strict=False))

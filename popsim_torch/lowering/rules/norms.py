@@ -1,4 +1,4 @@
-"""Batch norm: elementwise, once the statistics of the batch are known."""
+"""Batch norm: elementwise ops after the statistics of the batch are computed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FIXED = aten._native_batch_norm_legit_no_training.default
 _TRAINING = aten._native_batch_norm_legit_functional.default
 _WITHOUT_RUNNING = aten._native_batch_norm_legit.no_stats
 _BACKWARD = aten.native_batch_norm_backward.default
-# Position of the argument that says whether the batch's own statistics are used.
+# Index of the argument that says whether the statistics of the batch are used.
 _USES_BATCH: dict[Any, int] = {_TRAINING: 5, _WITHOUT_RUNNING: 3, _BACKWARD: 7}
 
 
 def ignores(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    """Whether a node is given a tensor that it does not use.
+    """Return whether a node has an input that it does not use.
 
-    Batch norm's backward is given running statistics, but uses them in eval mode only.
+    Batch norm's backward has the running statistics as inputs, but uses them in eval mode only.
     """
     return node.target is _BACKWARD and _uses_batch(node) and source in node.args[3:5]
 
@@ -47,7 +47,7 @@ def _is_computed_of_batch(node: torch.fx.Node) -> bool:
 
 
 def _per_channel(builder: Builder, vector: Tensor, rank: int) -> Tensor:
-    """Return a per-channel vector so that it broadcasts over ``[N, C, ...]``."""
+    """Return a per-channel vector in a shape that broadcasts over ``[N, C, ...]``."""
     missing = [1] * (rank - 2)
     shape, strides = (*vector.shape, *missing), (*vector.strides, *missing)
     return builder.graph.add_view(vector, shape, strides, vector.offset)
@@ -136,8 +136,8 @@ def _fixed(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     """Normalise with the running statistics.
 
     Returns:
-        The normalised tensor and, in the place of the batch's statistics that eval mode does not
-        compute, two empty results.
+        The normalised tensor, and two empty results instead of the batch's statistics, which eval
+        mode does not compute.
     """
     arguments: Any = node.args
     source, weight, bias, mean, variance, _momentum, epsilon = arguments
@@ -164,7 +164,7 @@ def _fixed_factors(
     epsilon: float,
     x: Tensor | None,
 ) -> tuple[Any, Any]:
-    """Add the instructions for scale and shift, on vectors that broadcast over ``x`` if given."""
+    """Add the instructions for scale and shift, on vectors that broadcast over ``x``."""
 
     def vector(node: torch.fx.Node) -> Tensor:
         tensor = builder.tensor(node)
@@ -190,9 +190,9 @@ def _fixed_image(
     dtype: torch.dtype,
     place: Place,
 ) -> Tensor:
-    """Normalise a tensor with its channels last.
+    """Normalise a tensor with channels last.
 
-    There the factors change from element to element, so they are computed ahead.
+    In this layout the factors change from element to element, so they are computed in advance.
     """
     channels = (x.shape[1],)
     factors = []

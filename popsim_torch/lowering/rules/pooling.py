@@ -20,7 +20,7 @@ _AVERAGE = aten.avg_pool2d.default
 _AVERAGE_BACKWARD = aten.avg_pool2d_backward.default
 _ADAPTIVE = aten._adaptive_avg_pool2d.default
 _ADAPTIVE_BACKWARD = aten._adaptive_avg_pool2d_backward.default
-# Largest image whose positions are kept in 32 bits.
+# Largest image whose positions fit into 32 bits.
 _SMALL = 2**31 - 1
 
 
@@ -31,13 +31,13 @@ def _are_images(node: torch.fx.Node) -> bool:
 
 
 def _pair(value: Any) -> list[int]:
-    """Return one value per axis where one may hold for both."""
+    """Return one value per axis; a single value holds for both axes."""
     values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
     return values * 2 if len(values) == 1 else values
 
 
 def _like(builder: Builder, other: Tensor, dtype: torch.dtype, shape: Any) -> Tensor:
-    """Add a tensor that has its channels last if ``other`` has."""
+    """Add a tensor with channels last if ``other`` has channels last."""
     if builder.channels_last(other) is None:
         return builder.value(dtype, shape)
     return builder.image(dtype, shape)
@@ -56,7 +56,7 @@ def _window(
 
 
 def _rest(arguments: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with the defaults of those left out."""
+    """Return arguments, with the defaults of those that are left out."""
     return (*arguments, *defaults[len(arguments) :])
 
 
@@ -65,7 +65,7 @@ def _max_pool(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     window = _window(*_rest(node.args[1:], (0, [], 0, 1, False)))
     shape = node.meta["val"][0].shape
     out = _like(builder, x, x.dtype, shape)
-    # Half the memory, where nobody needs PyTorch's type.
+    # Half the memory, if nothing needs PyTorch's dtype.
     small = x.shape[2] * x.shape[3] <= _SMALL and _only_for_gradients(node)
     dtype = torch.int32 if small else torch.int64
     indices = _like(builder, x, dtype, shape)

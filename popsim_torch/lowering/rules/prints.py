@@ -1,4 +1,4 @@
-"""Prints of tensors, and of the gradients that come back to them."""
+"""Prints of tensors and of their gradients."""
 
 from __future__ import annotations
 

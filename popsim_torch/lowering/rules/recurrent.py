@@ -12,7 +12,7 @@ from popsim_torch.lowering.rules.dense import partials_attribute
 from popsim_torch.lowering.rules.rule import Rule
 from popsim_torch.trace.recurrent import RECURRENT, RECURRENT_GRAD
 
-# Results of the operator
+# The results of the operator.
 _Y, _H, _C, _GATES, _STATE = range(5)
 _BIASES = (5, 6)  # results of its backward
 
@@ -22,7 +22,7 @@ def _split(
 ) -> tuple[list[Tensor | None], dict[str, Attribute]]:
     """Return the op's inputs and attributes."""
     *operands, mode, reverse = node.args
-    # What a kind of layer does not have is an empty tensor in the trace.
+    # In the trace, an empty tensor replaces an input that the kind of layer does not have.
     inputs = [
         builder.tensor(operand)
         if isinstance(operand, torch.fx.Node) and operand.meta["val"].numel() > 0

@@ -24,7 +24,7 @@ def _is_floating(node: torch.fx.Node) -> bool:
 def _lower(
     function: str, has_axes: bool, builder: Builder, node: torch.fx.Node, place: Place
 ) -> Value:
-    """Add a ``reduce`` op for a node, whose second argument may say over which axes."""
+    """Add a ``reduce`` op for a node; its second argument may have the axes."""
     arguments: Any = node.args
     source = builder.tensor(arguments[0])
     rank = len(source.shape)
@@ -44,10 +44,10 @@ def reduce_all(
 
     Args:
         builder: The graph under construction.
-        source: What is reduced.
-        value: Gives shape and element type of the result.
-        function: Of the op.
-        place: Where it belongs.
+        source: The tensor to reduce.
+        value: Has shape and dtype of the result.
+        function: The function of the op.
+        place: The place of the op.
     """
     return reduce_over(builder, source, value, function, range(len(source.shape)), place)
 
@@ -66,12 +66,12 @@ def reduce_over(
 
     Args:
         builder: The graph under construction.
-        source: What is reduced.
-        value: Gives shape and element type of the result.
-        function: Of the op.
-        axes: Axes that are reduced, ascending.
-        place: Where it belongs.
-        keepdim: Whether they stay, with size 1.
+        source: The tensor to reduce.
+        value: Has shape and dtype of the result.
+        function: The function of the op.
+        axes: The axes to reduce, ascending.
+        place: The place of the op.
+        keepdim: Whether the axes stay, with size 1.
     """
     out = builder.value(value.dtype, value.shape)
     attributes: dict[str, Attribute] = {

@@ -25,7 +25,7 @@ def _given(builder: Builder, argument: Any) -> Tensor | None:
 
 
 def _read_results(builder: Builder, node: torch.fx.Node) -> list[Tensor | None]:
-    """Add a tensor for each result that somebody reads."""
+    """Add a tensor for each result that is read."""
     used = builder.used_results(node)
     return [
         builder.value(result.dtype, result.shape) if index in used and result is not None else None

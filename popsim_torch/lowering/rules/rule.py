@@ -1,4 +1,4 @@
-"""What one lowering rule is, and the questions that many rules ask of a node."""
+"""A lowering rule, and helpers that many rules need."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _always(_node: torch.fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """How the nodes of an operator become ops.
+    """Lowers the nodes of an operator to ops.
 
     Attributes:
-        lower: Adds the ops and returns what the node became.
-        supports: Whether it can; nodes that it cannot lower run through PyTorch's kernels.
+        lower: Adds the ops and returns the result of the node.
+        supports: Returns whether it supports a node; other nodes run through PyTorch's kernels.
     """
 
     lower: Callable[[Builder, torch.fx.Node, Place], Value]
@@ -35,11 +35,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Family:
-    """One rule for all operators with a property, third parties' included.
+    """One rule for all operators with a property, also those of third parties.
 
     Attributes:
-        claims: Whether an operator has the property.
-        rule: What lowers its nodes.
+        claims: Returns whether an operator has the property.
+        rule: The rule that lowers its nodes.
     """
 
     claims: Callable[[OpOverload], bool]
@@ -47,11 +47,11 @@ class Family:
 
 
 def operands(node: torch.fx.Node) -> list[torch.Tensor]:
-    """Return the traced tensors that a node reads: their shapes and element types."""
+    """Return the traced tensors that a node reads, with their shapes and dtypes."""
     values: list[Any] = [source.meta["val"] for source in node.all_input_nodes]
     return values
 
 
 def all_filled(tensors: Iterable[torch.Tensor], dtypes: frozenset[torch.dtype]) -> bool:
-    """Whether all tensors are of these element types and none is empty."""
+    """Return whether all tensors have one of these dtypes and none is empty."""
     return all(tensor.dtype in dtypes and tensor.numel() > 0 for tensor in tensors)

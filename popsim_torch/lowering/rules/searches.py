@@ -35,7 +35,7 @@ def _rows(
     attributes: dict[str, Attribute],
     place: Place,
 ) -> Value:
-    """Add an op that gives numbers of rows."""
+    """Add an op that returns row numbers."""
     value = node.meta["val"]
     out = builder.value(value.dtype, value.shape)
     inputs = [None if operand is None else builder.tensor(operand) for operand in operands]

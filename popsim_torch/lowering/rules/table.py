@@ -1,4 +1,4 @@
-"""Which rule lowers which operator: one table, merged from those of the files beside this one."""
+"""The rule for each operator: one table, merged from the tables of the files in this folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RuleTable:
                 self.rules[target] = rule
 
     def rule_of(self, node: torch.fx.Node) -> Rule:
-        """Return what lowers a node of an ATen or custom operator.
+        """Return the rule for a node of an ATen or custom operator.
 
         Raises:
             InternalError: Two families claim its operator.

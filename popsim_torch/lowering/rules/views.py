@@ -1,4 +1,4 @@
-"""Operators whose result is another look at their input's memory: no work on the device."""
+"""Operators whose result is a view of their input's memory: no work on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popsim_torch.trace.graph.markers import MARK
 
 aten = torch.ops.aten
 
-# Copies in eager PyTorch; nothing is changed in place here, so looking at the input is enough.
+# These copy in eager PyTorch; here no tensor is changed in place, so a view is enough.
 _SAME_TENSOR = frozenset(
     {
         MARK,
@@ -33,14 +33,14 @@ _AS_VIEW = {
     aten._unsafe_view.default: aten.view.default,
     aten._reshape_copy.default: aten.view.default,
 }
-# Reads the memory as if it had another element type: views of the program have their tensor's.
+# These read memory as another dtype: views of the program have the dtype of their tensor.
 _REINTERPRETING = frozenset({aten.view.dtype, aten.view_copy.dtype})
 _COPY = "_copy"
 
 
 @functools.cache
 def _viewing(target: OpOverload) -> OpOverload | None:
-    """Return the view operator that gives the values of ``target``: ``view`` for ``view_copy``."""
+    """Return the view operator with the values of ``target``: ``view`` for ``view_copy``."""
     if target in _AS_VIEW:
         return _AS_VIEW[target]
     name, overload = opname(target), overload_name(target)
@@ -63,14 +63,14 @@ def _is_view_operator(target: OpOverload) -> bool:
 
 
 def keeps_type(node: torch.fx.Node) -> bool:
-    """Whether a conversion converts to the type that its tensor has."""
+    """Return whether a conversion converts to the dtype that its tensor already has."""
     source: Any = node.args[0]
     same: bool = source.meta["val"].dtype == node.meta["val"].dtype
     return same
 
 
 def is_view(node: torch.fx.Node) -> bool:
-    """Whether a node's results share memory with its first argument."""
+    """Return whether a node's results share memory with its first argument."""
     target = node.target
     if not isinstance(target, OpOverload):
         return False
@@ -78,7 +78,7 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
-    """Return the view (or views) that a node stands for, copying first where there is none."""
+    """Return the view (or views) for a node; copy the input first if no view is possible."""
     source = builder.tensor(node.args[0])
     if node.target in _SAME_TENSOR:
         return another_name(builder, source)
@@ -89,7 +89,7 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     try:
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
     except RuntimeError:
-        # Not possible on this layout (a view of a transposed tensor): give it a plain one.
+        # Not possible in this layout (a view of a transposed tensor): use a contiguous copy.
         source = builder.contiguous(source, place)
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
     if isinstance(seen, (list, tuple)):
@@ -98,12 +98,12 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 
 def another_name(builder: Builder, source: Tensor) -> Tensor:
-    """Return all of a tensor as a view, which can have a name of its own."""
+    """Return a view of a whole tensor, which can have another name."""
     return builder.graph.add_view(source, source.shape, source.strides, source.offset)
 
 
 def _layout_of(builder: Builder, tensor: Tensor) -> torch.Tensor:
-    """Return a tensor without data that lies in its memory as ``tensor`` does."""
+    """Return a tensor without data and with the memory layout of ``tensor``."""
     root = builder.graph.root(tensor)
     size = 1
     for length in root.shape:
@@ -119,7 +119,7 @@ def _as_tensor(builder: Builder, source: Tensor, seen: torch.Tensor) -> Tensor:
 def _with_traced_layout(
     builder: Builder, node: torch.fx.Node, source: Tensor, place: Place
 ) -> Tensor:
-    """Give a tensor the strides it has in PyTorch: ``as_strided`` counts in them."""
+    """Give a tensor its strides in PyTorch: arguments of ``as_strided`` refer to them."""
     traced = node.args[0].meta["val"]  # type: ignore[union-attr]
     if traced.stride() == source.strides and source.offset == 0:
         return source

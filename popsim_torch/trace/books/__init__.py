@@ -1,4 +1,4 @@
-"""The books that are kept while forward is traced: origins, gradients, values, tensors of the host.
+"""Data that is recorded during the trace of forward: origins, gradients, values, host tensors.
 
-Loops and branches are recorded (``trace/control``) with them, and so is all else of forward.
+The recording of loops and branches (``trace/control``) uses it, and so does the rest of forward.
 """

@@ -1,4 +1,4 @@
-"""Where the nodes that are made next come from: the call of user code that is being recorded."""
+"""The origin of the nodes that are made next: the call of user code that is being recorded."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["CallOrigins"]
 
 
 class CallOrigins:
-    """The origin of the current call, made of all that tells one.
+    """The origin of the current call, put together from its parts.
 
     Args:
-        scopes: Tells the scope of what is called now.
-        stages: Tells its stage.
-        location_excludes: Pieces of paths of files whose lines are no origin.
+        scopes: Knows the scope of the current call.
+        stages: Knows the pipeline stage of the current call.
+        location_excludes: Parts of file paths; lines of such files are no origin.
 
     Attributes:
         current: The origin of the current call.
-        scopes: As given.
+        scopes: See above.
         regions: The parts of forward that user code has put a scope around.
-        loop: The device loop whose body is traced, if it is one's.
-        in_backward: Whether a backward pass runs that is not part of forward.
+        loop: The device loop, if its body is traced.
+        in_backward: Whether a backward pass runs that is not a part of forward.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class CallOrigins:
         self.in_backward = False
 
     def begin(self, op_type: str | None = None, multi_conv: int = 0) -> None:
-        """Take note that the nodes made next are a call of user code.
+        """Record that the nodes made next belong to a new call of user code.
 
         Args:
-            op_type: The type of op that it calls, where it is one of ours.
-            multi_conv: Number of the group of convolutions that it belongs to.
+            op_type: The type of the op that is called, for operations of this package.
+            multi_conv: Number of the group of convolutions that the call belongs to.
         """
         source = user_line(excludes=self._location_excludes)
         self.current = Origin(
@@ -65,10 +65,10 @@ class CallOrigins:
         set_origin(self.current)
 
     def return_to(self, calling: Origin) -> None:
-        """Take note that the nodes made next are those of an earlier call again."""
+        """Record that the nodes made next belong to an earlier call again."""
         self.current = calling
         set_origin(calling)
 
     def backward(self) -> Origin:
-        """Return the origin of what the gradient of the current call is made of."""
+        """Return the origin for the gradient nodes of the current call."""
         return replace(self.current, backward=True, op_type=None)

@@ -1,4 +1,4 @@
-"""Says where a gradient needs what forward has changed in place."""
+"""Explains autograd's error about a tensor that was changed in place."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ _MESSAGE = "modified by an inplace operation"  # autograd's
 
 
 class ChangedInPlaceError(RuntimeError):
-    """A gradient needs what was changed in place: autograd's error, with the user's line."""
+    """A gradient needs a tensor that was changed in place; has the user's line."""
 
 
 def explained(error: BaseException, line: str) -> ChangedInPlaceError | None:
-    """Return an error with the user's line for one of autograd's; None for all others.
+    """Return an error with the user's line for that error of autograd; None for all others.
 
     Args:
-        error: What was raised.
-        line: Where the call is whose gradient was computed; may be empty.
+        error: The exception that was raised.
+        line: The place of the call whose gradient was computed; may be empty.
     """
     if _MESSAGE not in str(error) or isinstance(error, ChangedInPlaceError) or not line:
         return None
     return ChangedInPlaceError(
-        f"{error} That is the gradient of the call at {line}; what it needs was changed in place "
-        "after it. Change a copy (tensor.clone()), or compute a new tensor."
+        f"{error} This is the gradient of the call at {line}; a tensor that it needs was changed "
+        "in place after the call. Change a copy (tensor.clone()), or compute a new tensor."
     )

@@ -1,4 +1,4 @@
-"""The tensors of the host that forward uses: constants of the program, with the data of now."""
+"""The host tensors that forward uses: constants of the program, with their present data."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _logger = logging.getLogger("poptorch::python")
 
 @dataclass(frozen=True)
 class _Constant:
-    """A host tensor and its traced tensor, each with its version then.
+    """A host tensor and its traced tensor, each with its version at that time.
 
-    The host tensor is kept: its memory must not become another one's.
+    The reference keeps the host tensor alive, so that its memory is not reused.
     """
 
     host: torch.Tensor
@@ -43,7 +43,7 @@ class _Constant:
         return version_of(self.traced) != self.traced_version
 
     def covers_as(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor in the same memory has the same elements of it."""
+        """Return whether a tensor in the same memory has the same elements of it."""
         host = self.host
         return (
             host.dtype == tensor.dtype
@@ -54,13 +54,13 @@ class _Constant:
 
 
 class Constants:
-    """Makes traced tensors of host tensors.
+    """Makes traced tensors for host tensors.
 
-    The host tensors are never changed. What forward changes in place is the traced tensor, which
-    stands for the host tensor from then on.
+    The host tensors are never changed. A change in place in forward changes the traced tensor,
+    which replaces the host tensor from then on.
 
     Args:
-        data: Filled with a copy of each host tensor's data.
+        data: Receives a copy of each host tensor's data.
     """
 
     def __init__(self, data: list[torch.Tensor]) -> None:
@@ -81,34 +81,34 @@ class Constants:
                     return constant.traced
                 raise Error(
                     f"forward{user_line(' at ')} uses a host tensor of shape "
-                    f"{tuple(tensor.shape)} after a tensor that shares memory with it was given "
-                    "values of the device. Make a copy on the device first and work with that: "
+                    f"{tuple(tensor.shape)} after values of the device were written to a tensor "
+                    "that shares its memory. Make a copy on the device first and work with that: "
                     "table = self.table.to(x.device)."
                 )
         return None
 
     def traced(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a traced tensor for the data that a host tensor has now.
+        """Return a traced tensor for the present data of a host tensor.
 
         Raises:
-            Error: The host tensor is sparse, consists of others, or is wrapped by a transform of
-                ``torch.func``.
+            Error: The host tensor is sparse, consists of other tensors, or is wrapped by a
+                transform of ``torch.func``.
         """
         if tensor.layout is not torch.strided:
             raise Error(
                 f"forward{user_line(' at ')} uses a host tensor of layout {tensor.layout}. "
-                "The device has dense tensors only: use tensor.to_dense()."
+                "The device supports dense tensors only: use tensor.to_dense()."
             )
         if is_wrapper(tensor):
             raise Error(
                 f"forward{user_line(' at ')} uses a {type(tensor).__name__}, which consists of "
-                "other tensors. Use these."
+                "other tensors. Use those tensors."
             )
         if is_functorch_wrapped_tensor(tensor):
             raise Error(
                 f"forward{user_line(' at ')} combines a tensor of the device with a host tensor "
-                "that a transform of torch.func works on. Move the host tensor to the device in "
-                "front of the transform: tensor.to(x.device)."
+                "that a transform of torch.func works on. Move the host tensor to the device "
+                "before the transform: tensor.to(x.device)."
             )
         known = self._by_memory[tensor.untyped_storage().data_ptr()]
         for constant in known:

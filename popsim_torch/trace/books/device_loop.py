@@ -1,9 +1,9 @@
-"""The body of a device loop: a training step as PyTorch programs write it.
+"""The body of a device loop: a training step in the style of PyTorch programs.
 
 In the body of ``repeat`` the user's own code says where gradients are computed and where weights
-are updated: ``loss.backward()``, ``optimizer.zero_grad()``, ``optimizer.step()``. While the body is
-traced these do what they do in PyTorch, on traced tensors, but for the update: that is the
-optimizer's program, after everything else of the iteration.
+are updated: ``loss.backward()``, ``optimizer.zero_grad()``, ``optimizer.step()``. During the trace
+of the body, these calls work on traced tensors as they do in PyTorch, except the update: the
+program of the optimizer runs it, after all other work of the iteration.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _CHANGED_IN_PLACE = "modified by an inplace operation"
 
 
 class UnknownObject(Exception):
-    """The body uses a module, parameter or optimizer that nobody knew of.
+    """The body uses a module, parameter or optimizer that was not found before.
 
     Attributes:
         found: The object.
-        where: What used it, as the beginning of a message; may be empty.
+        where: The place of the use, as the beginning of a message; may be empty.
     """
 
     def __init__(self, found: object, where: str = "") -> None:
@@ -57,14 +57,14 @@ class UnknownObject(Exception):
 
 
 class DeviceLoopBody(nn.Module):
-    """What a loop repeats, as a module: with all modules and parameters that it uses.
+    """The body of a loop as a module, with all modules and parameters that it uses.
 
     Args:
-        modules: Modules that the body calls, by name.
-        parameters: Parameters that it uses besides, by name.
-        carried: The first values of what is carried from iteration to iteration.
+        modules: The modules that the body calls, by name.
+        parameters: The parameters that it uses outside of modules, by name.
+        carried: The carried values of the first iteration.
         step: Called with the carried values and the inputs; returns the new carried values, and the
-            condition for another iteration, or None.
+            condition for another iteration or None.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class DeviceLoopBody(nn.Module):
         self._step = step
 
     def forget_step(self) -> None:
-        """Let go of the user's function, and of all that it holds."""
+        """Drop the user's function and all objects that it refers to."""
         del self._step
 
     def forward(self, *inputs: torch.Tensor) -> None:
-        """Run one iteration on the values that are carried now."""
+        """Run one iteration on the present carried values."""
         carried = [self._buffers[name] for name in self.carried_names]
         values, condition = self._step(carried, inputs)  # type: ignore[arg-type]
         if condition is not None:
@@ -109,10 +109,10 @@ class DeviceLoopBody(nn.Module):
 
 @dataclass(frozen=True)
 class DeviceLoopOptimizers:
-    """What is known of a body before it is traced.
+    """The objects of a body that are known before the trace.
 
     Attributes:
-        optimizers: Those that the body may use.
+        optimizers: The optimizers that the body may use.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
@@ -120,22 +120,22 @@ class DeviceLoopOptimizers:
 
 @dataclass
 class DeviceLoopTrace:
-    """What the body of a loop does to gradients and weights, while it is traced.
+    """The effects of a loop's body on gradients and weights, recorded during its trace.
 
     Attributes:
-        request: What is known of the body.
+        request: The objects of the body that are known before the trace.
         parameters: The traced parameters by name.
-        known: Returns the traced tensor for one of the host.
-        backward_of: A scope in which a backward pass runs.
-        begin_call: Takes note that what is recorded next is a call of the user's, of this name.
-        loss_scale: What gradients are multiplied with.
+        known: Returns the traced tensor for a host tensor.
+        backward_of: Returns a scope in which a backward pass runs.
+        begin_call: Records that the next nodes belong to a user's call with this name.
+        loss_scale: The factor of all gradients.
         has_backward: Whether the body computes gradients.
-        loss_dtypes: Element types of the losses, in order.
-        steps: The calls of ``optimizer.step()``, by the key that they have in the graph.
-        staying: Where weights are looked at after a step, by its key, for those that are taken
-            where they are called; the others are taken at the end of the iteration.
-        computed_outside: What the function computed of weights outside of the loop.
-        called: The modules that the body calls, by identity.
+        loss_dtypes: Dtypes of the losses, in order.
+        steps: The calls of ``optimizer.step()``, by their key in the graph.
+        staying: For each step that runs where it is called, by key: the place where its weights are
+            read after it. The other steps run at the end of the iteration.
+        computed_outside: Tensors that the function computed from weights outside of the loop.
+        called: The modules that the body calls, by id.
     """
 
     request: DeviceLoopOptimizers
@@ -167,14 +167,14 @@ class DeviceLoopTrace:
 
     @property
     def steps_in_iteration(self) -> dict[int, StepInIteration]:
-        """The steps that are taken where they are called, by key."""
+        """The steps that run where they are called, by key."""
         found = ((key, self.steps[key], used) for key, used in sorted(self.staying.items()))
         return {
             key: StepInIteration(tuple(step.gradients), step.source, used)
             for key, step, used in found
         }
 
-    # Gradients
+    # Gradients.
 
     def backward(
         self,
@@ -188,12 +188,12 @@ class DeviceLoopTrace:
 
         Raises:
             Error: The loss needs no gradient.
-            RuntimeError: What PyTorch says of such a call.
+            RuntimeError: PyTorch refuses such a call; the message is PyTorch's.
         """
         if not loss.requires_grad or (loss.grad_fn is None and not loss.is_leaf):
             raise Error(
-                f"backward(){user_line(' at ')}: the tensor of shape {tuple(loss.shape)} depends "
-                "on no parameter that requires a gradient."
+                f"backward(){user_line(' at ')}: the tensor of shape {tuple(loss.shape)} does not "
+                "depend on any parameter that requires a gradient."
             )
         if gradient is None and loss.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -216,10 +216,10 @@ class DeviceLoopTrace:
             if new is not None:
                 if any(leaf is one for one in self.computed_outside):
                     raise Error(
-                        f"backward(){user_line(' at ')}: the loss depends on a weight by a tensor "
-                        f"of shape {tuple(leaf.shape)} that was computed outside of the loop, "
-                        "where gradients of an iteration do not get to. Compute it in the body, or "
-                        "use tensor.detach() of it."
+                        f"backward(){user_line(' at ')}: the loss depends on a weight through a "
+                        f"tensor of shape {tuple(leaf.shape)} that was computed outside of the "
+                        "loop. Gradients of an iteration do not get there. Compute the tensor in "
+                        "the body, or use tensor.detach()."
                     )
                 before = leaf.grad
                 leaf.grad = new if before is None else before + new
@@ -228,7 +228,7 @@ class DeviceLoopTrace:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say which step has changed what a backward pass needs."""
+        """Add to autograd's error the step that changed a tensor which a backward pass needs."""
         try:
             yield
         except RuntimeError as error:
@@ -236,16 +236,16 @@ class DeviceLoopTrace:
                 raise
             *_, step = self.steps.values()
             raise RuntimeError(
-                f"backward(){self._backward_line} needs weights as they were when the loss was "
-                f"computed, and optimizer.step(){step.source} has changed them since. Call step() "
+                f"backward(){self._backward_line} needs the weights that the loss was computed "
+                f"with, but optimizer.step(){step.source} has changed them since. Call step() "
                 "after this backward(), or compute the loss after step(), with the new weights. "
                 f"PyTorch says: {error}"
             ) from error
 
-    # Optimizers
+    # Optimizers.
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        """Take the gradients of an optimizer's parameters away."""
+        """Clear the gradients of an optimizer's parameters."""
         self._clear(parameters_of(optimizer), set_to_none)
 
     def _clear(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
@@ -254,18 +254,18 @@ class DeviceLoopTrace:
                 self._left.clear(self.known(parameter), to_none=set_to_none)
 
     def notice_assigned(self, parameter: torch.Tensor) -> None:
-        """Take note of ``parameter.grad = ...``.
+        """Record an assignment ``parameter.grad = ...``.
 
         Args:
-            parameter: The traced one, or any other tensor.
+            parameter: The traced parameter, or any other tensor.
         """
         self._left.replace(parameter)
 
     def notice_read(self, parameter: torch.Tensor) -> None:
-        """Take note that the body looks at ``parameter.grad``.
+        """Record that the body reads ``parameter.grad``.
 
         Args:
-            parameter: The traced one, or any other tensor.
+            parameter: The traced parameter, or any other tensor.
         """
         name = self._names.get(id(parameter))
         if name is not None and not self._left.is_new(parameter):
@@ -274,14 +274,14 @@ class DeviceLoopTrace:
 
     @functools.cached_property
     def _names(self) -> dict[int, str]:
-        """The names of the traced parameters, by identity."""
+        """The names of the traced parameters, by id."""
         return {id(tensor): name for name, tensor in self.parameters.items()}
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
         """Let an optimizer update its parameters.
 
         Raises:
-            Error: It cannot be expressed, and why.
+            Error: The step is not supported; the message says why.
         """
         where = user_line(" at ")
         if closure is not None:
@@ -295,8 +295,8 @@ class DeviceLoopTrace:
             if name is None:
                 raise Error(
                     f"optimizer.step(){where} is called in a function that poptorch.for_loop, "
-                    "poptorch.cond or the like runs, which cannot change weights. Call it in the "
-                    "body of repeat itself, or write a Python loop there."
+                    "poptorch.cond or the like runs, which cannot change weights. Call it directly "
+                    "in the body of repeat, or write a Python loop there."
                 )
             with DisableTorchFunction():
                 self._left.use(traced, name, f"optimizer.step(){where}")
@@ -305,10 +305,10 @@ class DeviceLoopTrace:
         if not gradients:
             raise Error(
                 f"optimizer.step(){where}: none of its parameters has a gradient. Call "
-                "loss.backward() before, in the same iteration."
+                "loss.backward() before it, in the same iteration."
             )
         self._check_alone(optimizer, gradients, where)
-        self.has_backward = True  # also where torch.autograd.grad has computed them
+        self.has_backward = True  # also if torch.autograd.grad has computed the gradients
         self.begin_call("OptimizerStep")
         weights = [self.parameters[name] for name in gradients]
         key = len(self.steps)
@@ -325,14 +325,14 @@ class DeviceLoopTrace:
             if name in taken:
                 raise Error(
                     f"optimizer.step(){where}: another optimizer updates the parameter '{name}' "
-                    "in the same iteration. Give each parameter to one optimizer."
+                    "in the same iteration. Pass each parameter to only one optimizer."
                 )
 
     def finish(self) -> None:
-        """Check what can only be told at the end of the body, and put off what can be.
+        """Check the whole body at its end, and move steps to the end of the iteration if possible.
 
         Raises:
-            Error: Gradients would add up from iteration to iteration.
+            Error: Gradients would add up from one iteration to the next.
         """
         nodes = map(find_node, self._unread.values())
         if self.has_backward and not self.steps and not any(node and node.users for node in nodes):
@@ -345,13 +345,13 @@ class DeviceLoopTrace:
 
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
-        """Let the optimizers of the user's code call this object, for a scope.
+        """Make the optimizers of the user's code call this object, in this scope.
 
         Args:
-            module: Has all modules that are known.
+            module: The module with all known modules.
         """
         known = {id(child) for child in module.modules()}
-        thread = threading.get_ident()  # PyTorch calls such hooks in all threads
+        thread = threading.get_ident()  # PyTorch calls these hooks in all threads
 
         def refuse_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if threading.get_ident() == thread:
@@ -363,7 +363,7 @@ class DeviceLoopTrace:
             self.called[id(child)] = child
             if id(child) in known:
                 return
-            # What only holds known modules, such as a slice of a Sequential, is nothing new.
+            # A container of known modules, such as a slice of a Sequential, is not new.
             if any(id(part) not in known and _has_own_state(part) for part in child.modules()):
                 raise UnknownObject(child)
 
@@ -380,7 +380,7 @@ class DeviceLoopTrace:
 
     @contextmanager
     def _clearing(self, module: nn.Module) -> Iterator[None]:
-        """Replace ``zero_grad`` of all modules: PyTorch's own sees no gradient at the beginning."""
+        """Replace ``zero_grad`` of all modules: PyTorch's own would find no gradients at first."""
         parts = [part for part in module.modules() if "zero_grad" not in vars(part)]
         for part in parts:
             vars(part)["zero_grad"] = functools.partial(self._zero_module, part)
@@ -395,7 +395,7 @@ class DeviceLoopTrace:
 
     @contextmanager
     def _standing_in(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Replace the methods of one optimizer; a scheduler may have put its own there."""
+        """Replace the methods of one optimizer; a scheduler may have replaced them before."""
         own = vars(optimizer)
         saved: dict[str, Any] = {name: own[name] for name in ("step", "zero_grad") if name in own}
         values = values_of(optimizer)
@@ -414,8 +414,9 @@ class DeviceLoopTrace:
                     group.update(before)
                 raise Error(
                     f"The body of the loop changes the values of the optimizer "
-                    f"{type(optimizer).__name__}, such as by scheduler.step(): that would happen "
-                    "once, while the body is traced. Change them between calls of the function."
+                    f"{type(optimizer).__name__}, for example by scheduler.step(): that would "
+                    "happen once, during the trace of the body. Change them between calls of the "
+                    "function."
                 )
         finally:
             for name in ("step", "zero_grad"):

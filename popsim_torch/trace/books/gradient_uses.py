@@ -1,4 +1,4 @@
-"""What each use of a tensor adds to its gradient, where there are several."""
+"""The gradient that each use of a tensor contributes, if a tensor has several uses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NoteUse = Callable[[int, int, torch.Tensor], None]
 
 
 def watch_uses(root: Any, note: NoteUse) -> None:
-    """Tell what each use of a tensor adds to its gradient, where there are several.
+    """Report the gradient that each use of a tensor contributes, if it has several uses.
 
     Args:
-        root: Autograd's node of the tensor that a backward pass starts at.
-        note: Called with the position of an operation among all of them, the position of an
-            operand, and what the operation adds to the operand's gradient.
+        root: Autograd's node of the tensor at which a backward pass starts.
+        note: Called with the index of an operation among all operations, the index of an operand,
+            and the gradient that the operation adds to the operand's gradient.
     """
     operations = sorted(_ancestors(root), key=sequence_number)
     uses = Counter(edge for node in operations for edge in node.next_functions)
@@ -50,7 +50,7 @@ def _note_uses(
 
 
 def _ancestors(root: Any) -> list[Any]:
-    """Return autograd's nodes on the way from ``root`` to the parameters, these left out."""
+    """Return autograd's nodes from ``root`` to the parameters, without the parameters."""
     found: dict[Any, None] = {}
     todo = [root]
     while todo:

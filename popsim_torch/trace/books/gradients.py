@@ -1,4 +1,4 @@
-"""Follows gradients while forward is traced: each gets a key, and a mark where it is complete."""
+"""Follows gradients during the trace: each gets a key, and a mark where it is complete."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Gradients:
     """The gradients of a trace, and the losses that they start from.
 
     Args:
-        result: Filled with what each key is the gradient of, and with the nodes of losses.
-        origins: Tells where what is recorded comes from.
+        result: Receives the meaning of each key, and the nodes of losses.
+        origins: Knows the origin of the recorded nodes.
 
     Attributes:
-        losses: Results of loss functions.
-        differentiated: Tensors whose gradients forward computes itself.
+        losses: The results of loss functions.
+        differentiated: The tensors whose gradients forward computes itself.
     """
 
     def __init__(self, result: TraceResult, origins: CallOrigins) -> None:
@@ -45,10 +45,10 @@ class Gradients:
         self._origins = origins
         self._graph: torch.fx.Graph | None = None
         self._keys = itertools.count()
-        # Autograd nodes seen so far; kept, because their identity is what counts.
+        # Autograd nodes seen so far; kept alive, because they are compared by id.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
-        # Prints with gradient: the tensor, and what stands for it after the print.
+        # Prints with gradient: the tensor, and the tensor that replaces it after the print.
         self._printed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._depth_of_bodies = 0
         self.losses: list[torch.Tensor] = []
@@ -74,28 +74,28 @@ class Gradients:
         return next(self._keys)
 
     def after_call(self, result: torch.Tensor) -> None:
-        """Ask for the gradient of a differentiable result, and follow its way back."""
+        """Name the gradient of a differentiable result, and follow its backward nodes."""
         result = unwrapped(result)
         if not result.requires_grad or result.grad_fn is None:
             return
         if current_graph() is not self._graph:
-            return  # traced on its own, by torch.func.linearize
+            return  # torch.func.linearize traces it separately
         place = (result.grad_fn, result.output_nr)
         if place in self._hooked:
             return
         self._hooked.add(place)
         key = self.new_key()
         self._mark(result, key)
-        if self._depth_of_bodies:  # its gradient is the body's, and its node will be cut out
+        if self._depth_of_bodies:  # its gradient belongs to the body; its node will be cut out
             note_gradient(node_of(result), key)
             return
         self._result.forward_of[key] = node_of(result)
         self._follow(result.grad_fn)
 
-    # Losses
+    # Losses.
 
     def mark_loss(self, loss: torch.Tensor) -> None:
-        """Take note of a loss; what a transform of ``torch.func`` works on is not the model's."""
+        """Record a loss, except inside of a transform of ``torch.func``."""
         if not is_functorch_wrapped_tensor(loss):
             self.losses.append(loss)
             node = find_node(loss)
@@ -103,17 +103,17 @@ class Gradients:
                 self._result.losses.append(node)
 
     def mark_differentiated(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Take note of tensors whose gradients forward computes itself."""
+        """Record tensors whose gradients forward computes itself."""
         self.differentiated.extend(outputs)
 
     def mark_printed(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """Take note of a print with gradient, and of what it hands on."""
+        """Record a print with gradient, and the tensor that it returns."""
         self._printed.append((tensor, result))
 
     def behind_prints(self, loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a loss as its last print hands it on: the gradient comes from there.
+        """Return the result of the last print of a loss: the gradient starts from there.
 
-        A print whose result nobody uses is none.
+        A print is ignored if its result is not used.
         """
         nodes = {find_node(output) for output in outputs}
         for tensor, result in self._printed:
@@ -122,16 +122,16 @@ class Gradients:
                 loss = result
         return loss
 
-    # Bodies
+    # Bodies.
 
     @property
     def is_inside_of_body(self) -> bool:
-        """Whether what is traced now is the body of a loop or branch inside of forward."""
+        """Whether the body of a loop or branch inside of forward is being traced."""
         return self._depth_of_bodies > 0
 
     @contextmanager
     def inside_of_body(self) -> Iterator[None]:
-        """Take note of no losses and gradients in this scope: they are not the model's."""
+        """Record no losses and gradients in this scope: they do not belong to the model."""
         lists: list[list[Any]] = [self.losses, self.differentiated]
         lists += [self._result.losses, self._result.checkpoints]
         lengths = [len(items) for items in lists]
@@ -145,7 +145,7 @@ class Gradients:
 
     @contextmanager
     def gradient_of_body(self) -> Iterator[None]:
-        """Take note that the nodes made in this scope belong to the gradient of a body."""
+        """Record that the nodes made in this scope belong to the gradient of a body."""
         origins = self._origins
         set_origin(origins.backward())
         before, origins.in_backward = origins.in_backward, True
@@ -160,7 +160,7 @@ class Gradients:
             origins.in_backward = before
             set_origin(origins.current)
 
-    # Backward
+    # Backward.
 
     @contextmanager
     def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
@@ -176,7 +176,7 @@ class Gradients:
             self._origins.in_backward = False
 
     def _keep_prints_of(self, loss: torch.Tensor) -> None:
-        """Let what a loss depends on be printed, also where nobody reads the loss itself."""
+        """Keep the prints that a loss depends on, even if nothing reads the loss itself."""
         node, controls = find_node(loss), self._result.controls
         if node is None or not self._result.prints:
             return
@@ -190,13 +190,13 @@ class Gradients:
             todo += new
 
     def _note_use(self, position: int, operand: int, gradient: torch.Tensor) -> None:
-        """Take note of what one use of a tensor adds to its gradient."""
+        """Record the gradient that one use of a tensor contributes."""
         node = find_node(gradient) if self._origins.in_backward else None
         if node is not None:
             self._result.partial_gradients[position, operand] = node
 
     def _mark(self, tensor: torch.Tensor, key: int) -> None:
-        """Let the gradient of a tensor carry a name; not one that forward itself computes."""
+        """Name the gradient of a tensor, unless forward itself computes that gradient."""
         origins = self._origins
 
         def named(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -204,11 +204,11 @@ class Gradients:
                 return None
             return mark(gradient, key)
 
-        with DisableTorchFunction():  # it is no hook of the user's
+        with DisableTorchFunction():  # this is not a hook of the user
             tensor.register_hook(named)  # type: ignore[no-untyped-call]
 
     def _follow(self, node: Any) -> None:
-        """Let the backward of the current call carry its origin.
+        """Give the backward nodes of the current call its origin.
 
         Gradients that forward itself computes (``torch.autograd.grad``) belong to forward.
         """

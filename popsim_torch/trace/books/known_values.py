@@ -1,11 +1,11 @@
-"""Values that are known while a model is traced.
+"""Values that are known during the trace of a model.
 
-A tensor that forward makes from Python numbers, NumPy arrays or tensors of the host has the same
-values in every run; so have the parameters and buffers that are constants. The recorded graph tells
-how they come about: where forward asks for one (``if tensor:``, a size, a mask), the part of the
-graph that the tensor depends on is computed then and there, with every change in place up to now.
-What nobody asks for is not computed. What was computed is kept for the next question, unless that
-needs something from in front of a change in place: the graph alone is the truth.
+A tensor that forward makes from Python numbers, NumPy arrays or host tensors has the same values in
+every run. So have the parameters and buffers that are constants. The recorded graph says how they
+are computed: where forward asks for a value (``if tensor:``, a size, a mask), the nodes that the
+tensor depends on are computed immediately, with every change in place so far. Other values are not
+computed. Computed values are kept for later requests, unless a request needs a value from before a
+change in place: only the graph decides.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNSET = frozenset(
         "new_empty_strided",
     }
 )
-# Take a shape, a device and an element type from their first argument, and none of its values.
+# Take shape, device and dtype from their first argument, but none of its values.
 _TAKE_SHAPE = frozenset(
     {
         *("empty_like", "full_like", "ones_like", "zeros_like"),
@@ -64,18 +64,18 @@ _SPELT = {
     "__int__": "int(tensor)",
 }
 TO_PYTHON = frozenset(_SPELT)
-"""Methods of tensors that make Python numbers of their values."""
+"""Methods of tensors that convert their values to Python numbers."""
 
 
 class KnownValues(TorchDispatchMode):
-    """The mode that answers operators which need values, while ``forward`` runs.
+    """The mode that runs operators which need values, while ``forward`` runs.
 
     Args:
-        result: The trace; has the data of constants.
+        result: The trace; it has the data of constants.
         constant: Returns a traced tensor for the data of a host tensor.
 
     Attributes:
-        graph: The graph that is recorded.
+        graph: The graph that is being recorded.
     """
 
     def __init__(
@@ -85,14 +85,15 @@ class KnownValues(TorchDispatchMode):
         self._result = result
         self._constant = constant
         self.graph: torch.fx.Graph | None = None
-        # Placeholders of constants, with name and tensor of the host; what was read, and where.
+        # Placeholders of constants, with name and host tensor; the nodes that were read, and where.
         self._state: dict[torch.fx.Node, tuple[str, torch.Tensor]] = {}
         self._read: dict[torch.fx.Node, str] = {}
         self._last: torch.fx.Node | None = None
-        # What was computed so far, in the order of the graph, and the last change in place there.
+        # Values computed so far, in the order of the graph, and the last change in place among
+        # them.
         self._values: dict[torch.fx.Node, Any] = {}
         self._last_write: torch.fx.Node | None = None
-        # Nodes that change memory in place, by the memory.
+        # Nodes that change memory in place, by memory.
         self._writers: defaultdict[int, list[torch.fx.Node]] = defaultdict(list)
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -106,18 +107,18 @@ class KnownValues(TorchDispatchMode):
         }
 
     def read_constants(self) -> set[str]:
-        """Return the names of parameters and buffers that forward took values from.
+        """Return the names of parameters and buffers whose values forward has read.
 
         Raises:
-            Error: Forward has changed one of them since: eager PyTorch would read another value in
-                the next call.
+            Error: Forward has changed one of them after the read: eager PyTorch would read another
+                value in the next call.
         """
         for node, line in self._read.items():
             if self._is_changed(node):
                 raise Error(
                     "aten::item is only supported in eager mode: forward reads the value of "
-                    f"'{self._state[node][0]}'{line} and changes it in place after that. It would "
-                    "be another value in each run, but the model is traced once. Count outside of "
+                    f"'{self._state[node][0]}'{line} and changes it in place after that. The value "
+                    "would differ in each run, but the model is traced once. Count outside of "
                     "the model, and pass the number as an input."
                 )
         return {self._state[node][0] for node in self._read}
@@ -125,7 +126,7 @@ class KnownValues(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator, or answer it from known values."""
+        """Run an operator, or compute it from known values."""
         kwargs = kwargs or {}
         if torch.Tag.data_dependent_output in func.tags:
             arguments = tree_map_only(torch.Tensor, self._value, (args, kwargs))
@@ -135,7 +136,7 @@ class KnownValues(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a host tensor with the values that a tensor has now; None if not known."""
+        """Return a host tensor with the present values of a tensor; None if they are not known."""
         if not is_traced(tensor):
             return tensor
         if is_batched(tensor):
@@ -143,7 +144,7 @@ class KnownValues(TorchDispatchMode):
         node = node_of(tensor)
         needed = self._needed(node) if node.graph is self.graph else None
         if needed and self._last_write is not None and needed[0] < self._last_write:
-            # Something that reads what has been written over since.
+            # A node reads a value that has been overwritten since.
             self._forget_values()
             needed = self._needed(node)
         if needed is None:
@@ -175,7 +176,7 @@ class KnownValues(TorchDispatchMode):
         self._writers.clear()
 
     def forget(self, gone: set[torch.fx.Node], last: torch.fx.Node) -> None:
-        """Forget nodes that were taken out of the graph; ``last`` stood in front of them."""
+        """Forget nodes that were removed from the graph; ``last`` came before them."""
         if self._last in gone:
             self._last = last
         for memory, writers in self._writers.items():
@@ -187,7 +188,7 @@ class KnownValues(TorchDispatchMode):
         self._last_write = None
 
     def _of_dynamic_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator whose results have the shape that values say."""
+        """Run an operator whose result shapes depend on values."""
         if func is aten.index.Tensor:
             return func(args[0], self._without_masks(func, args[1]))
         if func is aten.masked_select.default:
@@ -200,7 +201,7 @@ class KnownValues(TorchDispatchMode):
         return tree_map_only(torch.Tensor, self._constant, _on_host(func, arguments))
 
     def _without_masks(self, func: Any, indices: list[torch.Tensor | None]) -> list[Any]:
-        """Return the indices of an operator with positions in the place of masks."""
+        """Return the indices of an operator, with masks replaced by positions."""
         result: list[torch.Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in _MASKS:
@@ -213,7 +214,7 @@ class KnownValues(TorchDispatchMode):
         return result
 
     def _shaping(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the values of a tensor that an operator's result takes its shape from."""
+        """Return the values of a tensor that determine the shape of an operator's result."""
         value = self.find(tensor)
         if value is None:
             raise Error(
@@ -224,7 +225,7 @@ class KnownValues(TorchDispatchMode):
         return value
 
     def _needed(self, node: torch.fx.Node) -> list[torch.fx.Node] | None:
-        """Return what to compute for a node's value now, in order; None if it is not known."""
+        """Return the nodes to compute for a node's present value, in order; None if not known."""
         self._note_writers(node.graph)
         needed: set[torch.fx.Node] = set()
         todo: list[tuple[torch.fx.Node, torch.fx.Node | None]] = [(node, None)]
@@ -243,7 +244,7 @@ class KnownValues(TorchDispatchMode):
     def _writers_before(
         self, node: torch.fx.Node, reader: torch.fx.Node | None
     ) -> Iterator[torch.fx.Node]:
-        """Return what changes a node's memory in front of a reader and was not computed yet."""
+        """Return the nodes that change a node's memory before a reader and are not computed yet."""
         for memory in memories_of(node):
             for writer in reversed(self._writers.get(memory, ())):
                 if writer in self._values:
@@ -261,7 +262,7 @@ class KnownValues(TorchDispatchMode):
         return any(memory in self._writers for memory in memories_of(placeholder))
 
     def _note_writers(self, graph: torch.fx.Graph) -> None:
-        """Take note of changes in place among the nodes that were recorded since the last time."""
+        """Record the changes in place among the nodes that were added since the last call."""
         node = next(iter(graph.nodes)) if self._last is None else self._last.next
         while node.op != "root":
             for changed in changed_arguments(node):
@@ -298,16 +299,16 @@ class KnownValues(TorchDispatchMode):
             return args[0].clone()
         target: Any = node.target
         result = target(*args, **kwargs)
-        # The device has zeros in memory that nothing was written to.
+        # Memory of the device that was never written has zeros.
         return result.zero_() if opname(target) in _UNSET else result
 
 
 def reads_device(tensor: torch.Tensor, call: str = "") -> Error:
-    """Return the error for forward's reading a value of the device.
+    """Return the error for a read of a device value in forward.
 
     Args:
-        tensor: What it reads.
-        call: The method that reads it, where that makes Python numbers, one of ``TO_PYTHON``.
+        tensor: The tensor that forward reads.
+        call: The method that reads it, if it is one of ``TO_PYTHON``.
     """
     begin = (
         "aten::item is only supported in eager mode: forward reads the value of "
@@ -316,13 +317,13 @@ def reads_device(tensor: torch.Tensor, call: str = "") -> Error:
     )
     if call in _SPELT:
         return Error(
-            f"{begin} ({_SPELT[call]}). Go on with the tensor itself. To "
-            "see its value, return it from forward and read it in what the model returns, or call "
+            f"{begin} ({_SPELT[call]}). Use the tensor itself instead. To "
+            "see its value, return it from forward and read it in the result of the model, or call "
             "poptorch.ipu_print_tensor(tensor), which prints it while the model runs."
         )
     return Error(
         f"{begin} (`if tensor:`, a tensor as a size or a fill value). Write "
-        "torch.where(condition, a, b) in the place of `if condition:`, or "
+        "torch.where(condition, a, b) instead of `if condition:`, or "
         "poptorch.cond(condition, then_body, then_inputs, else_body, else_inputs); or return the "
         "tensor and decide outside of the model."
     )
@@ -346,7 +347,7 @@ def _on_host(func: Any, arguments: Any) -> Any:
 
 
 def _is_computable(node: torch.fx.Node) -> bool:
-    """Whether a node gives the same in every run, if what it reads does."""
+    """Return whether a node gives the same result in every run, if its inputs do."""
     target: Any = node.target
     if node.op == "get_attr" or target in (operator.getitem, CONSTANT, MARK, PRINT):
         return True
@@ -365,7 +366,7 @@ def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _unset(node: torch.fx.Node) -> torch.Tensor:
-    """Return a tensor of the host with the shape and the type of a node's result, and no values."""
+    """Return a host tensor with the shape and dtype of a node's result, with unset values."""
     like: torch.Tensor = node.meta["val"]
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
 
@@ -383,7 +384,7 @@ def changed_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def memories_of(node: torch.fx.Node) -> Iterator[int]:
-    """Return what identifies the memory of each of a node's results."""
+    """Return an id for the memory of each of a node's results."""
     for value in tree_iter(node.meta.get("val")):
         if isinstance(value, torch.Tensor):
             yield storage_key(value)

@@ -10,7 +10,7 @@ __all__ = ["leaves_of"]
 
 
 def leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that a loss is differentiated by: leaves that require a gradient."""
+    """Return the leaves with a gradient that a loss depends on."""
     if loss.is_leaf:
         return [loss]
     leaves: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""What the groups of an optimizer hold."""
+"""Reads the groups of an optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["parameters_of", "values_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield the parameters of an optimizer that it trains."""
+    """Yield the parameters that an optimizer trains."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad:
@@ -19,7 +19,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def values_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return what an optimizer's groups say, but for their parameters."""
+    """Return the values of an optimizer's groups, without their parameters."""
     return [
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups

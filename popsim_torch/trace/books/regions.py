@@ -1,4 +1,4 @@
-"""Parts of forward that user code has put a scope around: what is rebuilt, what is a group."""
+"""Scopes of user code in forward: recomputed regions, and groups of convolutions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Regions:
     """The regions and groups that are open, by their numbers.
 
     Attributes:
-        rebuilt: Number of the region whose values the backward pass rebuilds; 0 outside of all. Of
-            regions inside each other it is the outer one: what the inner ones compute is not kept
-            in any case.
+        rebuilt: Number of the region whose values the backward pass recomputes; 0 outside of all.
+            For nested regions, it is the outer one: the values of the inner ones are not kept in
+            any case.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Regions:
 
     @contextmanager
     def rebuilding(self) -> Iterator[None]:
-        """Let what is called in the scope belong to a region of its own, or to the outer one."""
+        """Put the calls in this scope into a new region, or into the outer one if there is one."""
         outer = self.rebuilt
         if outer == 0:
             self._num_rebuilt += 1
@@ -46,10 +46,10 @@ class Regions:
 
     @contextmanager
     def multi_conv(self, check: Callable[[int], None]) -> Iterator[None]:
-        """Let the convolutions in the scope be a group.
+        """Put the convolutions in this scope into a group.
 
         Args:
-            check: Told how many there were.
+            check: Called with the number of convolutions.
 
         Raises:
             Error: There is a group already, or no convolution in it.
@@ -71,7 +71,7 @@ class Regions:
         check(self._num_convolutions)
 
     def group_of(self, function: Callable[..., Any]) -> int:
-        """Take note of a call, and return the number of the group that it belongs to, or 0."""
+        """Count a call, and return the number of its group, or 0."""
         if not self._group or getattr(function, "__name__", "") not in _CONVOLUTIONS:
             return 0
         self._num_convolutions += 1

@@ -1,4 +1,4 @@
-"""What tracing is asked for, and what it gives."""
+"""The request for a trace, and its result."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from popsim_torch.trace.graph.enqueues import Enqueue
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to trace.
+    """A request for a trace.
 
     Attributes:
-        module: The user's module. Its parameters and buffers are looked at, not changed.
-        inputs: The flattened inputs of one micro-batch: shape and element type of each.
-        unflatten: Builds the arguments of forward from as many traced tensors.
-        training: Trace the backward pass of the loss too.
-        stages: Tells the pipeline stage of the operations as they are called.
-        module_scopes: Names carry the path of the modules being called.
-        location_excludes: Pieces of paths of files whose lines are not given as where an operation
-            comes from, unless there is no other line.
+        module: The user's module. Its parameters and buffers are read, not changed.
+        inputs: The flattened inputs of one micro-batch: shape and dtype of each.
+        unflatten: Builds the arguments of forward from the same number of traced tensors.
+        training: Whether to trace the backward pass of the loss too.
+        stages: Knows the pipeline stage of each operation when it is called.
+        module_scopes: Whether names contain the path of the calling modules.
+        location_excludes: Parts of file paths; lines of such files are used as the origin of an
+            operation only if there is no other line.
         back_end: The settings of the back end that are on.
-        input_names: What messages call the inputs.
-        body: Set where the module is the body of a device loop (``DeviceLoopBody``).
+        input_names: The names of the inputs in messages.
+        body: Set if the module is the body of a device loop (``DeviceLoopBody``).
     """
 
     module: nn.Module
@@ -51,11 +51,11 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class PrintRequest:
-    """One ``ipu_print_tensor``.
+    """One call of ``ipu_print_tensor``.
 
     Attributes:
-        title: What the user gave, maybe empty.
-        gradient_of: For the print of a gradient: the key of the print it comes back to.
+        title: The user's title; may be empty.
+        gradient_of: For the print of a gradient: the key of the print in forward.
         text_format: How to show the values.
     """
 
@@ -69,34 +69,33 @@ class TraceResult:
     """A traced module.
 
     Attributes:
-        graph_module: Placeholders: parameters, buffers, inputs, and the loss scale where gradients
-            are computed.
-            Results: the outputs, then the gradients.
-        parameters: Host tensor of each parameter placeholder, by name.
-        buffers: The same of each buffer placeholder.
+        graph_module: The graph. Its placeholders: parameters, buffers, inputs, and the loss scale
+            if gradients are computed. Its results: the outputs, then the gradients.
+        parameters: The host tensor of each parameter placeholder, by name.
+        buffers: The host tensor of each buffer placeholder, by name.
         num_inputs: Number of input placeholders.
-        counters: Names of the integer buffers that keep what forward counts in them.
-        read_constants: Names of parameters and buffers that forward took values from.
-        outputs: What forward returned; as many results are outputs as it names.
-        gradients: Names of the parameters that the remaining results are gradients of.
+        counters: Names of the integer buffers that keep the counts of forward.
+        read_constants: Names of parameters and buffers whose values forward has read.
+        outputs: The structure of forward's result; its number of outputs are the first results.
+        gradients: Names of the parameters whose gradients are the remaining results.
         constants: Data of the ``popsim::constant`` nodes, by index.
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
-        host_calls: What the ``popsim::host_call`` nodes call, by number.
-        enqueues: What the ``popsim::enqueue`` nodes put into queues, by key.
-        forward_of: The node whose gradient a ``popsim::mark`` node is, by key.
-        parameter_of: The parameter whose gradient it is, by key.
-        partial_gradients: Node of what one use of a tensor adds to its gradient, where there are
-            several: by the position of the operation that uses it among all differentiable ones,
-            and by its position among their operands.
+        host_calls: The host calls of the ``popsim::host_call`` nodes, by number.
+        enqueues: The queues and elements of the ``popsim::enqueue`` nodes, by key.
+        forward_of: The node whose gradient a ``popsim::mark`` node marks, by key.
+        parameter_of: The parameter whose gradient the mark marks, by key.
+        partial_gradients: Node of the gradient that one use of a tensor contributes, for tensors
+            with several uses: by the index of the operation that uses it among all differentiable
+            ones, and by its index among their operands.
         losses: Nodes of the results of loss functions.
         checkpoints: Nodes of values that are kept for the backward pass.
-        controls: What the ``popsim::control`` nodes repeat or choose from, by index.
-        loss_dtypes: Element types of the losses that training starts from.
+        controls: The loops and branches of the ``popsim::control`` nodes, by index.
+        loss_dtypes: Dtypes of the losses that training starts from.
         overlaps: Whether an input or output is marked for overlap with computation.
         has_backward: Whether the body of a loop computes gradients.
-        optimizers: Those that the body of a loop steps.
-        steps: What the ``popsim::step`` nodes change, by key: the steps that are not taken at the
-            end of an iteration.
+        optimizers: The optimizers that the body of a loop steps.
+        steps: The steps of the ``popsim::step`` nodes, by key: those that do not run at the end of
+            an iteration.
     """
 
     graph_module: torch.fx.GraphModule
@@ -131,13 +130,13 @@ class TraceResult:
 
     @property
     def num_outputs(self) -> int:
-        """How many results are outputs."""
+        """The number of results that are outputs."""
         return len(self.outputs.names)
 
     def is_constant(self, name: str) -> bool:
-        """Whether a parameter or buffer is one of the program's constants, of its value now.
+        """Return whether a parameter or buffer is a constant of the program.
 
-        Those of integers and booleans are, but for counters.
+        Those of integers and booleans are constants with their present values, except counters.
         """
         host = self.parameters[name] if name in self.parameters else self.buffers[name]
         return not host.dtype.is_floating_point and name not in self.counters

@@ -1,4 +1,4 @@
-"""The scope that names begin with: the modules that are being called, and what users add."""
+"""The scope at the beginning of names: the modules that are being called, and users' scopes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Scopes:
     """The scopes of one trace.
 
     Args:
-        module: The model, whose modules have scopes; None: calls of modules open none.
-        is_followed: Whether a call of a module is one of the trace.
+        module: The model, whose modules have scopes; None if calls of modules open no scopes.
+        is_followed: Returns whether a call of a module belongs to the trace.
     """
 
     def __init__(self, module: nn.Module | None, is_followed: Callable[[], bool]) -> None:
@@ -30,12 +30,12 @@ class Scopes:
 
     @property
     def current(self) -> str:
-        """Return the scope of what is called now."""
+        """Return the scope of the current call."""
         return self._scopes[-1]
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """Put ``name`` after the current scope."""
+        """Append ``name`` to the current scope."""
         outer = self._scopes[-1]
         self._scopes.append(f"{outer}/{name}" if outer else name)
         try:
@@ -45,7 +45,7 @@ class Scopes:
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Keep the scope that of the modules being called."""
+        """Follow the calls of modules in this scope."""
         if not self._paths:
             yield
             return
@@ -73,7 +73,7 @@ class Scopes:
                 handle.remove()
 
     def _inner_scope(self, caller: str, path: str) -> str:
-        """Return the scope of a module called where the current scope is, from ``caller``."""
+        """Return the scope of a module that ``caller`` calls in the current scope."""
         scope = self._scopes[-1]
         if path == caller:
             return scope

@@ -1,4 +1,4 @@
-"""The traced tensors that stand for those of the host: parameters, buffers, and constants."""
+"""The traced tensors that replace host tensors: parameters, buffers, and constants."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["StandIns"]
 
 
 class StandIns:
-    """What stands for tensors of the host, outside of all bodies of loops and branches.
+    """The traced tensors of host tensors, outside of all bodies of loops and branches.
 
     Args:
-        result: The trace; filled with the data of constants.
+        result: The trace; receives the data of constants.
     """
 
     def __init__(self, result: TraceResult) -> None:
@@ -28,7 +28,7 @@ class StandIns:
         self._by_identity: dict[int, torch.Tensor] = {}
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self._constants = Constants(result.constants)
-        # By identity; the tensors are kept, so that no later one has the identity of another.
+        # By id; the tensors are kept alive, so that no id is used twice.
         self._numbers: dict[int, tuple[int, torch.Tensor]] = {}
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -44,41 +44,41 @@ class StandIns:
         del self._result
 
     def stand_for(self, host: torch.Tensor, traced: torch.Tensor) -> None:
-        """Let a traced tensor stand for one of the host, which outlives the trace."""
+        """Use a traced tensor for a host tensor, which lives longer than the trace."""
         self._by_identity[id(host)] = traced
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a parameter, a buffer or a changed constant, else ``tensor``."""
+        """Return the traced tensor for a parameter, buffer or changed constant, else ``tensor``."""
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)]
         changed = self._constants.changed(tensor) if is_host_tensor(tensor) else None
         return tensor if changed is None else changed
 
     def lasts(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the host is a parameter or buffer, which the device keeps."""
+        """Return whether a host tensor is a parameter or buffer, which the device keeps."""
         state = (*self._result.parameters.values(), *self._result.buffers.values())
         return any(tensor is one for one in state)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a traced tensor for the data that a host tensor has now."""
+        """Return a traced tensor for the present data of a host tensor."""
         return self._constants.traced(tensor)
 
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the parameter or buffer that a node stands for, if it does."""
+        """Return the parameter or buffer of a node; None if the node is something else."""
         return self._state_of.get(unchanged(node))
 
     def gradients_wanted(self) -> None:
-        """Let parameters need gradients where the trace itself asks for none, in inference."""
+        """Let parameters need gradients even if the trace needs none, in inference."""
         for parameter in self._result.parameters.values():
             traced = self._by_identity[id(parameter)]
             if traced.dtype.is_floating_point:
                 traced.requires_grad_(parameter.requires_grad)
 
     def number_of(self, tensor: torch.Tensor) -> int:
-        """Return a number that no other traced tensor has.
+        """Return a number that is unique among traced tensors.
 
         Raises:
-            Error: It is a tensor of the host.
+            Error: The tensor is on the host.
         """
         if not is_traced(tensor):
             raise Error(

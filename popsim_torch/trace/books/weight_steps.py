@@ -1,10 +1,10 @@
-"""``optimizer.step()`` in the body of a device loop: new weights, as eager PyTorch has them.
+"""``optimizer.step()`` in the body of a device loop: new weights, as in eager PyTorch.
 
 A step is recorded where it is called: ``popsim::step`` gives the new weights, which are copied into
-the old ones. So what is read after it is new, autograd knows that a weight has changed, and views
-see it. What is done to the weights of a whole iteration at its end can be done better (ops that
-ride on products, that work on all weights together, that add up several iterations): where nothing
-after a step looks at its weights, ``leave_to_the_end`` takes it out of the graph again.
+the old ones. So reads after it see the new values, autograd knows that a weight has changed, and
+views see it. An update at the end of a whole iteration can be faster (ops that are fused with
+products, that update all weights together, that accumulate several iterations). So if nothing reads
+the weights after a step, ``leave_to_the_end`` removes the step from the graph again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _register() -> Any:
     return library
 
 
-_library = _register()  # the operator exists as long as it does
+_library = _register()  # the operator exists as long as this object
 
 STEP = torch.ops.popsim.step.default
 
@@ -49,10 +49,10 @@ class WeightStep:
     """A call of ``optimizer.step()``.
 
     Attributes:
-        optimizer: Whose it is.
-        source: Where, for messages.
-        gradients: What it uses, by the parameter's name.
-        nodes: What was recorded for it, in order.
+        optimizer: The optimizer.
+        source: The place of the call, for messages.
+        gradients: The gradients that it uses, by the parameter's name.
+        nodes: The nodes that were recorded for it, in order.
     """
 
     optimizer: torch.optim.Optimizer
@@ -63,12 +63,12 @@ class WeightStep:
 
 @dataclass(frozen=True)
 class StepInIteration:
-    """A step that is taken where it is called, and not at the end of an iteration.
+    """A step that runs where it is called, not at the end of an iteration.
 
     Attributes:
-        parameters: Names of those that change, in the order of the node's arguments.
-        source: Where it is called, for messages.
-        used: Where its weights are used after it, or its gradients changed.
+        parameters: Names of the parameters that change, in the order of the node's arguments.
+        source: The place of the call, for messages.
+        used: The place where its weights are used after it, or where its gradients are changed.
     """
 
     parameters: tuple[str, ...]
@@ -77,20 +77,20 @@ class StepInIteration:
 
     @property
     def why_at_once(self) -> str:
-        """Why it is not left to the end of the iteration, as a part of a sentence."""
+        """The reason why it does not run at the end of the iteration, as a part of a sentence."""
         if not self.used:
-            return "the body calls step() once more for the same weights"
+            return "the body calls step() again for the same weights"
         return f"the body at {self.used} uses its weights, or changes its gradients, after step()"
 
 
 def record_step(
     weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], key: int
 ) -> list[torch.fx.Node]:
-    """Let weights change as an optimizer's step does.
+    """Record the change of weights by an optimizer's step.
 
     Args:
-        weights: Traced parameters.
-        gradients: Of each; of its shape.
+        weights: The traced parameters.
+        gradients: The gradient of each parameter, of the same shape.
         key: The number of the step.
 
     Returns:
@@ -98,7 +98,7 @@ def record_step(
     """
     graph = current_graph()
     if graph is None:
-        raise InternalError("trace: a step is taken while no graph is recorded")
+        raise InternalError("trace: a step is called while no graph is recorded")
     node = next(reversed(graph.nodes))
     with torch.no_grad(), DisableTorchFunction():
         changed = STEP(weights, gradients, key)
@@ -113,14 +113,14 @@ def record_step(
 def leave_to_the_end(
     steps: Mapping[int, WeightStep], weights: Mapping[str, torch.Tensor]
 ) -> dict[int, str]:
-    """Take those steps out of the graph that can as well be taken at the end of an iteration.
+    """Remove those steps from the graph that can also run at the end of an iteration.
 
     Args:
         steps: All steps, by key.
         weights: The traced parameters by name.
 
     Returns:
-        For the key of each step that stays: where its weights are looked at after it.
+        The steps that stay: the place where their weights are read after the step, by key.
     """
     graph = current_graph()
     if graph is None or not steps:
@@ -149,7 +149,7 @@ def _used_behind(
     seen: Mapping[str, Sequence[torch.fx.Node]],
     order: Mapping[torch.fx.Node, int],
 ) -> torch.fx.Node | None:
-    """Return a node after a step that looks at its weights, or changes its gradients."""
+    """Return a node after a step that reads its weights or changes its gradients."""
     end = order[step.nodes[-1]]
     gradients: Any = step.nodes[0].args[1]
     for name, gradient in zip(step.gradients, gradients, strict=True):
@@ -161,7 +161,7 @@ def _used_behind(
 
 
 def _placeholder_of(tensor: torch.Tensor) -> torch.fx.Node:
-    """Return the node of a parameter before all changes of it."""
+    """Return the node of a parameter before all changes of the parameter."""
     node = find_node(tensor)
     while node is not None and is_in_place(node):
         source: Any = node.args[0]
@@ -172,7 +172,7 @@ def _placeholder_of(tensor: torch.Tensor) -> torch.fx.Node:
 
 
 def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
-    """Yield what reads a tensor, also by a view of it, and whether it changes the tensor."""
+    """Yield the nodes that read a tensor, also through views, and whether they change it."""
     todo, met = [node], {node}
     while todo:
         one = todo.pop()

@@ -1,1 +1,1 @@
-"""Records loops and branches: functions run once, and become nodes that call what they did."""
+"""Records loops and branches: functions run once, and nodes call the recorded graphs."""

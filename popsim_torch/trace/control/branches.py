@@ -1,4 +1,4 @@
-"""A branch, and its gradient: a branch on the same condition."""
+"""A branch and its gradient, which is a branch on the same condition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class BranchCall(Call):
     """A call of one of two functions.
 
     Args:
-        recorder: Recorded them.
-        flag: The first is called where this is true.
+        recorder: The recorder of the functions.
+        flag: The condition; true calls the first function.
         sides: The functions.
-        arguments: What each of them is given.
+        arguments: The arguments of each of them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BranchCall(Call):
             self._sources |= body.differentiated()
 
     def run(self) -> list[torch.Tensor]:
-        """Add the branch, with its gradient if that is wanted, and return its results."""
+        """Add the branch, with its gradient if needed, and return its results."""
         self._bodies.origins.begin("If")
         tensors = [
             arguments[i]
@@ -75,7 +75,7 @@ class BranchCall(Call):
         return results
 
     def _inputs(self, side: int, graph: Extension) -> list[torch.fx.Node]:
-        """Return what stands in a body for all that the branch is given."""
+        """Return the nodes in a body for all inputs of the branch."""
         body = self._sides[side]
         inputs = []
         for other, arguments in enumerate(self._arguments):
@@ -99,7 +99,7 @@ class BranchCall(Call):
     def _gradients(
         self, kept: Sequence[torch.fx.Node], gradients: Sequence[torch.Tensor | None]
     ) -> Iterator[Any]:
-        """Yield the gradients of the arguments of both functions, then of what they read."""
+        """Yield the gradients of the arguments of both functions, then of the tensors they read."""
         results = [value_of(node) for node in self._sides[0].results]
         floating = [i for i, value in enumerate(results) if value.dtype.is_floating_point]
         starts = [zeros(results[i]) if gradients[i] is None else gradients[i] for i in floating]

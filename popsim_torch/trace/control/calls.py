@@ -1,4 +1,4 @@
-"""Calls of recorded functions: what loops and branches have in common."""
+"""Calls of recorded functions: the common part of loops and branches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, forward: Any, backward: Any, *tensors: Any) -> Any:
-        """Call ``forward``, whose results go to the user; ``tensors`` have gradients."""
+        """Call ``forward`` and return its results to the user; ``tensors`` have gradients."""
         ctx.backward = backward
         ctx.tensors = tensors
         results = forward()
@@ -41,25 +41,25 @@ class _Differentiable(torch.autograd.Function):
 
 
 class _NoGradient(torch.autograd.Function):
-    """The identity, for gradients that cannot be differentiated again."""
+    """The identity for gradients that cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, num_results: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the first tensors; they depend on all."""
+        """Return the first tensors; the results depend on all."""
         return tuple(tensor.view_as(tensor) for tensor in tensors[:num_results])
 
     @staticmethod
     def backward(ctx: Any, *_gradients: Any) -> Any:
-        """Refuse to go on."""
+        """Refuse a second differentiation."""
         raise Error(
-            "forward differentiates a gradient of a loop or branch once more (create_graph=True), "
+            "forward differentiates a gradient of a loop or branch again (create_graph=True), "
             "which is not supported. Compute the inner gradient in the body, or write a Python "
             "loop: all its iterations are recorded."
         )
 
 
 class Call:
-    """A control with all that it reads, and maybe a gradient.
+    """A control with all tensors that it reads, and maybe a gradient.
 
     Args:
         bodies: Records functions and adds calls of them.
@@ -74,7 +74,7 @@ class Call:
         backward: Callable[[Sequence[Any]], Iterator[Any]],
         tensors: Tensors,
     ) -> list[torch.Tensor]:
-        """Call ``forward`` in such a way that the gradients of ``tensors`` are ``backward``'s."""
+        """Call ``forward``; ``backward`` computes the gradients of ``tensors``."""
         if not any(tensor.requires_grad for tensor in tensors):
             return forward()
         with DisableTorchFunction():
@@ -84,7 +84,7 @@ class Call:
         return list(results)
 
     def _write_state(self, nodes: Sequence[torch.fx.Node], values: Tensors) -> None:
-        """Give parameters and buffers that a body has changed their new values."""
+        """Write the new values of parameters and buffers that a body has changed."""
         for node, value in zip(nodes, values, strict=True):
             state = self._bodies.scopes.state_of(node)
             if state is not None:
@@ -98,13 +98,13 @@ class Call:
 
 
 def zeros(value: torch.Tensor) -> torch.Tensor:
-    """Return traced zeros of a tensor's shape and element type."""
+    """Return traced zeros of a tensor's shape and dtype."""
     with DisableTorchFunction():
         return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
 
 
 class Extension:
-    """Adds nodes to the graph of a function: what its gradient needs besides.
+    """Adds nodes to the graph of a function, for its gradient.
 
     Args:
         cut: The function.
@@ -115,7 +115,7 @@ class Extension:
         self._end = next(node for node in cut.graph.nodes if node.op == "output")
 
     def input(self, like: torch.Tensor) -> torch.fx.Node:
-        """Return a further input of this shape and element type."""
+        """Return a further input of this shape and dtype."""
         first = next(iter(self._graph.nodes))
         with self._graph.inserting_before(first):
             node = self._graph.placeholder("given")
@@ -123,12 +123,12 @@ class Extension:
         return node
 
     def zeros(self, like: torch.Tensor) -> torch.fx.Node:
-        """Return zeros of this shape and element type."""
+        """Return zeros of this shape and dtype."""
         options = {"dtype": like.dtype, "device": like.device}
         return self._add(torch.ops.aten.zeros.default, (list(like.shape),), like, options)
 
     def sum(self, a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node:
-        """Return the sum of two tensors of one shape."""
+        """Return the sum of two tensors of the same shape."""
         return self._add(torch.ops.aten.add.Tensor, (a, b), value_of(a))
 
     def _add(

@@ -1,9 +1,9 @@
-"""What stands in a body that is recorded for tensors from outside.
+"""The tensors in a recorded body that replace tensors from outside.
 
-The body has gradients of its own: what it reads is where they end, not a step on the way to what
-the tensors from outside were computed of. So operators called in it are given tensors that stand
-for the same nodes and have no past. Changes in place, too, are theirs: the tensors outside, and
-their gradients, stay what they are.
+The body has its own gradients: they end at the tensors that it reads, and do not continue to the
+tensors that those were computed from. So operators in the body get tensors for the same nodes, but
+without a history. Changes in place in the body also affect only these: the tensors outside, and
+their gradients, do not change.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["BodyScopes", "Captures", "StandIn"]
 
 
 class _FromLeaf(torch.autograd.Function):
-    """A tensor that may be changed in place, and has the gradient of a leaf, which may not."""
+    """A tensor that may be changed in place, with the gradient of a leaf, which may not."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
-        """Return a tensor that stands for ``node``."""
+        """Return a tensor for ``node``."""
         return _standing_for(node, leaf)
 
     @staticmethod
@@ -50,17 +50,17 @@ class _FromLeaf(torch.autograd.Function):
 
 
 class StandIn:
-    """A tensor without a past, for a node.
+    """A tensor without a history, for a node.
 
     Args:
-        node: What it stands for.
-        like: A tensor of this shape, element type and layout.
+        node: The node.
+        like: A tensor with this shape, dtype and layout.
         differentiable: Whether it has a gradient.
 
     Attributes:
-        node: As given.
-        leaf: Its gradient is that of ``tensor`` before any change.
-        tensor: What operators are given.
+        node: See above.
+        leaf: Has the gradient of ``tensor`` before any change.
+        tensor: The tensor that operators get.
     """
 
     def __init__(self, node: torch.fx.Node, like: torch.Tensor, differentiable: bool) -> None:
@@ -76,7 +76,7 @@ class StandIn:
 
 
 def _empty_like(like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that no node stands for."""
+    """Return a tensor without a node."""
     with disable_proxy_modes_tracing():
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
@@ -91,28 +91,29 @@ def _standing_for(node: torch.fx.Node, like: torch.Tensor) -> torch.Tensor:
 
 
 class Captures:
-    """Tensors from outside that a body reads, and what stands for them in it.
+    """The tensors from outside that a body reads, and their replacements in the body.
 
     Args:
-        last: The last node in front of the body.
-        enclosing: Those of the body that this one is in.
+        last: The last node before the body.
+        enclosing: The captures of the enclosing body.
     """
 
     def __init__(self, last: torch.fx.Node, enclosing: Captures | None) -> None:
         self._last = last
         self._enclosing = enclosing
-        # By identity; the tensors are kept, so that no later one has the identity of another.
+        # By id; the tensors are kept alive, so that no id is used twice.
         self._found: dict[int, tuple[torch.Tensor, StandIn]] = {}
         self._outside: dict[int, torch.Tensor] = {}
 
     def inside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the body for a tensor; itself if it was made there."""
+        """Return the replacement of a tensor in the body; the tensor itself if the body made it."""
         if id(tensor) in self._outside:
             return tensor
         if self._enclosing is not None:
             tensor = self._enclosing.inside(tensor)
         if id(tensor) not in self._found:
-            # Attributes of a tensor are functions, too, whose argument would come here once more.
+            # Attributes of a tensor are functions too; without this scope they would call this
+            # again.
             with DisableTorchFunction():
                 node = self._node_outside(tensor)
                 if node is None:
@@ -124,16 +125,16 @@ class Captures:
         return stand_in.tensor
 
     def outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the user's tensor that one of the body stands for; any other one as it is."""
+        """Return the user's tensor for a tensor of the body; any other tensor as it is."""
         tensor = self._outside.get(id(tensor), tensor)
         return tensor if self._enclosing is None else self._enclosing.outside(tensor)
 
     def differentiable(self) -> list[tuple[torch.Tensor, StandIn]]:
-        """Return the tensors that have a gradient, each with what stood for it."""
+        """Return the tensors that have a gradient, each with its replacement."""
         return [(outer, own) for outer, own in self._found.values() if own.leaf.requires_grad]
 
     def _node_outside(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        """Return the node of a tensor that was made in front of the body and may be changed."""
+        """Return the node of a tensor that was made before the body and may be changed."""
         if not is_traced(tensor) or is_functorch_wrapped_tensor(tensor):
             return None
         node = find_node(tensor) if tensor.dtype.is_floating_point else None
@@ -141,11 +142,11 @@ class Captures:
 
 
 class BodyScopes:
-    """What a tensor is inside of the bodies of loops and branches, one within the other.
+    """The replacements of tensors in the bodies of loops and branches, which may be nested.
 
     Args:
-        stand_ins: What stands for tensors of the host outside of all bodies.
-        origins: Tells where what is recorded comes from.
+        stand_ins: The traced tensors of host tensors outside of all bodies.
+        origins: Knows the origin of the recorded nodes.
     """
 
     def __init__(self, stand_ins: StandIns, origins: CallOrigins) -> None:
@@ -155,7 +156,7 @@ class BodyScopes:
 
     @contextmanager
     def capturing(self, last: torch.fx.Node, differentiates: bool) -> Iterator[Captures]:
-        """Let what stands for tensors from outside be used in this scope, if it has gradients."""
+        """Use replacements for tensors from outside in this scope, with gradients if wanted."""
         enclosing = self._captures
         captures = Captures(last, enclosing)
         if not differentiates:
@@ -171,12 +172,12 @@ class BodyScopes:
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a parameter or buffer of the model, else ``tensor``.
 
-        In a body it is what stands there for the tensor.
+        In a body it is the replacement of the tensor.
         """
         return self._inside(self._stand_ins.known(tensor))
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a traced tensor for the data that a host tensor has now."""
+        """Return a traced tensor for the present data of a host tensor."""
         calling = self._origins.current
         self._origins.begin("Constant")
         try:
@@ -185,16 +186,16 @@ class BodyScopes:
             self._origins.return_to(calling)
 
     def traced(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the traced tensor for one of the host, and any other one as it is."""
+        """Return the traced tensor for a host tensor, and any other tensor as it is."""
         tensor = self.known(tensor)
         return self.constant(tensor) if is_host_tensor(tensor) else tensor
 
     def seen_outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the user's tensor that one of a body stands for; any other one as it is."""
+        """Return the user's tensor for a tensor of a body; any other tensor as it is."""
         return tensor if self._captures is None else self._captures.outside(tensor)
 
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the parameter or buffer that a node stands for, if it does."""
+        """Return the parameter or buffer of a node; None if the node is something else."""
         state = self._stand_ins.state_of(node)
         return None if state is None else self.known(state)
 
@@ -204,9 +205,9 @@ class BodyScopes:
 
 @contextmanager
 def _arguments_of_functions(inside: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Give each ``torch.autograd.Function`` of the user what stands for its arguments.
+    """Pass the replacements of its arguments to each ``torch.autograd.Function`` of the user.
 
-    Its ``apply`` is no function that a mode sees.
+    A mode does not see calls of its ``apply``.
     """
     Function: Any = torch.autograd.Function
     original = Function.__dict__["apply"]

@@ -1,7 +1,7 @@
-"""Cuts the nodes of a function out of the graph that it was recorded in.
+"""Cuts the nodes of a function out of the graph in which it was recorded.
 
-A body is recorded like all else of forward, in the one graph: so everything that forward may do, it
-may do in a body. Then its nodes are taken out, and become functions of what they read.
+A body is recorded in the same graph as the rest of forward: so a body may contain everything that
+forward may contain. Then its nodes are cut out, and become functions of the values they read.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["Cut", "Recorded", "check_not_outside", "cut"]
 
 @dataclass(frozen=True)
 class Recorded:
-    """Where a function stands in the graph.
+    """The place of a function in the graph.
 
     Attributes:
-        last_before: The last node of the graph before it was called.
-        inputs: The nodes of what it is given, ``popsim::body_input``.
-        results: The nodes of what it computes; None where there is nothing.
+        last_before: The last node of the graph before the call of the function.
+        inputs: The nodes of its inputs, ``popsim::body_input``.
+        results: The nodes of its results; None for a missing result.
     """
 
     last_before: torch.fx.Node
@@ -58,9 +58,9 @@ class Cut:
 
     Attributes:
         graph: Its nodes.
-        captures: The nodes outside that it reads: its inputs after those that it is given.
-        changed: Of the captures that it changes in place: the position of each, and the new value.
-        results: As it was recorded.
+        captures: The nodes outside that it reads: they are its inputs after the arguments.
+        changed: For captures that it changes in place: the index of each, and the new value.
+        results: The results, as in ``Recorded``.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Cut:
                 self._checks[_is_of_gradient(node, controls)].append(node)
 
     def input(self, position: int) -> torch.fx.Node:
-        """Return the node of one of the things that it is given."""
+        """Return the node of one of its arguments."""
         return self._placeholders[position]
 
     def capture(self, position: int) -> torch.fx.Node:
-        """Return the node of something that it reads from outside."""
+        """Return the node of a value that it reads from outside."""
         return self._placeholders[self._num_inputs + position]
 
     def function(
@@ -106,13 +106,14 @@ class Cut:
         *,
         repeats: list[Control] | None = None,
     ) -> torch.fx.GraphModule:
-        """Return the part of it that computes some results from these inputs.
+        """Return the part of it that computes some results from some inputs.
 
         Args:
             inputs: Nodes of inputs and captures, in the order of the new function's.
-            results: What it returns.
-            repeats: It is the gradient, and not the first to compute this: prints and checks of
-                the values are left out. The trace's controls; gets those without prints.
+            results: The results of the new function.
+            repeats: Set if the new function is the gradient, which computes the values again:
+                prints and checks of the values are left out. The trace's controls; receives those
+                without prints.
         """
         graph = torch.fx.Graph()
         known: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -131,7 +132,7 @@ class Cut:
     def reads(
         self, results: Sequence[torch.fx.Node], node: torch.fx.Node, *, gradient: bool
     ) -> bool:
-        """Whether some results, of the gradient or not, depend on an input or a capture."""
+        """Return whether some results, also of the gradient, depend on an input or a capture."""
         checks = self._checks[gradient]
         return node in results or any(
             node in other.all_input_nodes for other in _needed([*results, *checks], {})
@@ -144,13 +145,13 @@ def _copy_quietly(
     known: dict[torch.fx.Node, torch.fx.Node],
     controls: list[Control],
 ) -> None:
-    """Copy a node that is computed once more, without what it shows: prints, elements of queues.
+    """Copy a node that is computed again, without its effects: prints, elements of queues.
 
     Args:
-        graph: Gets the copy. It is a gradient: prints of gradients are its own.
-        node: Of the function that it is the gradient of.
-        known: The copies of other nodes; gets this one.
-        controls: Those of the trace; gets loops and branches that print nothing.
+        graph: Receives the copy. It is a gradient; its own prints of gradients stay.
+        node: A node of the function that has this gradient.
+        known: The copies of other nodes; receives this one.
+        controls: The controls of the trace; receives loops and branches that print nothing.
     """
     if _enqueues(node):
         return
@@ -190,7 +191,7 @@ def _quiet_body(body: torch.fx.GraphModule, controls: list[Control]) -> torch.fx
 
 
 def _is_of_gradient(node: torch.fx.Node, controls: Sequence[Control]) -> bool:
-    """Whether a node came with the gradient of the function that it stands in."""
+    """Return whether a node belongs to the gradient of the function that contains it."""
     control = control_of(node, controls)
     return is_of_hook(node) if control is None else control.is_gradient
 
@@ -198,7 +199,7 @@ def _is_of_gradient(node: torch.fx.Node, controls: Sequence[Control]) -> bool:
 def _needed(
     results: Sequence[torch.fx.Node], known: Mapping[torch.fx.Node, object]
 ) -> set[torch.fx.Node]:
-    """Return the nodes that results depend on, without those that are known."""
+    """Return the nodes that results depend on, except those that are known."""
     needed = set[torch.fx.Node]()
     todo = list(results)
     while todo:
@@ -212,21 +213,21 @@ def _needed(
 def cut(
     graph: torch.fx.Graph, recorded: Recorded, draws: Iterator[int], controls: Sequence[Control]
 ) -> tuple[Cut, set[torch.fx.Node]]:
-    """Take a function out of the graph that it was recorded in.
+    """Cut a function out of the graph in which it was recorded.
 
-    What it reads of constants stays where it is.
+    The constants that it reads stay where they are in the graph.
 
     Args:
         graph: The graph.
-        recorded: Where the function stands.
-        draws: Numbers for what draws random numbers.
-        controls: What its nodes repeat or choose from.
+        recorded: The place of the function.
+        draws: Numbers for nodes that draw random numbers.
+        controls: The loops and branches in its nodes.
 
     Returns:
-        The function, and the nodes that are gone.
+        The function, and the nodes that were removed.
 
     Raises:
-        Error: It changes a tensor from outside in place that it reads by another view, too.
+        Error: It changes a tensor from outside in place and also reads another view of the tensor.
     """
     inside = _nodes_behind(recorded.last_before)
     gone = [node for node in inside if not _is_constant(node)]
@@ -271,7 +272,7 @@ def _nodes_behind(last: torch.fx.Node) -> dict[torch.fx.Node, None]:
 
 
 def _undo_changes(gone: Collection[torch.fx.Node]) -> None:
-    """Let tensors from outside that a function has changed in place stand for what they were."""
+    """Restore the nodes of tensors from outside that a function has changed in place."""
     mode: Any = get_proxy_mode()
     for slot in mode.tracer.tensor_tracker.values():
         node = slot.proxy.node
@@ -293,7 +294,7 @@ def _is_random(node: torch.fx.Node) -> bool:
 def _function(
     nodes: Sequence[torch.fx.Node], recorded: Recorded, captures: Sequence[torch.fx.Node]
 ) -> torch.fx.GraphModule:
-    """Return nodes as a function of inputs and captures, as they are, with mutation."""
+    """Return nodes as a function of inputs and captures, unchanged, with mutation."""
     graph = torch.fx.Graph()
     known: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in (*recorded.inputs, *captures):
@@ -307,7 +308,7 @@ def _function(
 
 
 def _check_one_view(body: Cut) -> None:
-    """Refuse changes of a tensor from outside that another tensor from outside shows as well."""
+    """Refuse changes of a tensor from outside that are visible in another tensor from outside."""
 
     def memory(node: torch.fx.Node) -> int:
         value: Any = node.meta["val"]
@@ -319,8 +320,8 @@ def _check_one_view(body: Cut) -> None:
             if other is not changed and memory(other) == memory(changed):
                 raise Error(
                     "The body of a loop or branch changes a tensor from outside in place "
-                    f"({origin_of(changed).source or 'of forward'}) that it reads by another view, "
-                    "too. Take the view inside of the body, or pass the tensor as an argument."
+                    f"({origin_of(changed).source or 'of forward'}), but also reads another view "
+                    "of it. Take the view inside of the body, or pass the tensor as an argument."
                 )
 
 
@@ -330,7 +331,7 @@ def check_not_outside(
     """Refuse tensors of a body that are used outside of it.
 
     Raises:
-        Error: Forward has kept such a tensor.
+        Error: Forward has kept such a tensor and uses it.
     """
     users = [node for node in graph.nodes if any(i in gone for i in node.all_input_nodes)]
     users += [node for node in outputs if node in gone]

@@ -1,4 +1,4 @@
-"""What user code calls for loops and branches, while a model is traced."""
+"""The entry points for loops and branches in user code, while a model is traced."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ControlFlow:
         self._bodies = bodies
 
     def check(self, outputs: Tensors) -> None:
-        """Check that nothing that was made in a body is used outside of it.
+        """Check that no tensor from a body is used outside of the body.
 
         Raises:
-            Error: It is.
+            Error: A tensor is used outside.
         """
         self._bodies.check(outputs)
 
@@ -60,7 +60,7 @@ class ControlFlow:
         inputs: Sequence[Any],
         count: int = 2**63 - 1,
     ) -> list[torch.Tensor]:
-        """Repeat a function as long as another one of the same values is true."""
+        """Repeat a function as long as another function of the same values returns true."""
         values = [self._bodies.scopes.traced(number(value)) for value in inputs]
         goes_on = self._bodies.condition(name, condition(*values))
 
@@ -120,7 +120,7 @@ def _check_same(
     body: str = "the body",
     what: str = "its arguments",
 ) -> None:
-    """Check that a body returns what it is given, or what another one returns."""
+    """Check that the results of a body fit its inputs, or the results of another body."""
     if len(results) != len(expected):
         raise Error(
             f"{name}{user_line(' at ')}: {body} returns {len(results)} tensors and must return "

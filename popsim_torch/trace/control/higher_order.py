@@ -1,4 +1,4 @@
-"""PyTorch's operators that take functions: what they are as loops and branches of the program."""
+"""PyTorch's operators that take functions, expressed as loops and branches of the program."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["higher_order_call"]
 def higher_order_call(
     flow: ControlFlow, operator: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
-    """Return what computes a call of an operator that takes functions; None for one not known."""
+    """Return a function that computes an operator that takes functions; None if it is unknown."""
     call = _CALLS.get(operator)
     return None if call is None else lambda: call(flow, *args, **kwargs)
 
 
 class _Flat:
-    """A function whose result is a list of tensors, and how to make its own result of one."""
+    """A function whose result is a list of tensors, with the structure of the original result."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -82,11 +82,11 @@ def _over_slices(
     xs: Sequence[torch.Tensor],
     further: Sequence[Any],
 ) -> Any:
-    """Call a function of carried values and slices of tensors; stack what else it returns.
+    """Call a function with carried values and slices of tensors; stack its other results.
 
-    The first iteration stands in front of the loop: it tells how large the stacks are. Where
-    gradients may be wanted all iterations stand in a row, as a loop would keep the stacks of each
-    iteration for its backward pass.
+    The first iteration runs before the loop: it determines the size of the stacks. If gradients may
+    be needed, all iterations are recorded one after the other, because a loop would keep the stacks
+    of each iteration for its backward pass.
     """
     flat = _Flat(function)
     count, num_carried = len(xs[0]), len(init)
@@ -95,8 +95,8 @@ def _over_slices(
     if list(map(_kind, carried)) != list(map(_kind, init)):
         raise Error(
             f"{name}{user_line(' at ')}: the function returns the carried values "
-            f"{', '.join(map(_kind, carried))}, and they must be {', '.join(map(_kind, init))}, as "
-            "those that it is given. Convert them with .to(dtype), or reshape them."
+            f"{', '.join(map(_kind, carried))}, but they must be {', '.join(map(_kind, init))}, "
+            "like the values that it is called with. Convert them with .to(dtype), or reshape them."
         )
     places = [place for place, one in enumerate(given) if isinstance(one, torch.Tensor)]
     stacks = [[given[place]] for place in places]

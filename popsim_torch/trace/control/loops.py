@@ -1,7 +1,7 @@
-"""A loop, and its gradient: a loop from the last iteration to the first.
+"""A loop and its gradient, which is a loop from the last iteration to the first.
 
-A loop that is differentiated keeps the carried values of each iteration; its gradient computes what
-lies between once more.
+A differentiated loop keeps the carried values of each iteration; its gradient recomputes all other
+values.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from popsim_torch.trace.graph.traced_tensors import node_of
 
 __all__ = ["LoopCall"]
 
-_MAX_BYTES = 2**47  # what a process can address
+_MAX_BYTES = 2**47  # the address space of a process
 
 
 class LoopCall(Call):
     """Repeated calls of a function.
 
     Args:
-        bodies: Recorded it.
+        bodies: The recorder of the function.
         body: The function.
-        values: What it is given at first.
-        count: How often.
-        conditional: As long as the first value is true, and so often at most.
+        values: The values of the first iteration.
+        count: Number of iterations.
+        conditional: Whether the loop ends when the first value is false; ``count`` is the maximum.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LoopCall(Call):
         self._starts = [node_of(value) for value in values]
         self._state = self._changed_state([body])
         self._sources = body.differentiated()
-        # What stands in the body for the values carried.
+        # The nodes in the body for the carried values.
         known = body.placeholders()
         self._carried = [body.cut.input(i) for i in range(len(values))]
         self._carried += [known[node] for node in self._state]
@@ -61,15 +61,15 @@ class LoopCall(Call):
         self._whole = [node for node in body.cut.captures if node not in self._state]
 
     def run(self) -> list[torch.Tensor]:
-        """Add the loop, with its gradient if that is wanted, and return its results."""
+        """Add the loop, with its gradient if needed, and return its results."""
         self._bodies.origins.begin("Loop")
         tensors = [self._values[i] for i in self._body.inputs]
         tensors += self._sources.values()
         differentiates = any(tensor.requires_grad for tensor in tensors)
         if differentiates and self._conditional:
             raise Error(
-                f"while_loop(){user_line(' at ')}: only supported in inference, as nobody knows "
-                "how many iterations a gradient would have to go back. Use poptorch.for_loop with "
+                f"while_loop(){user_line(' at ')}: only supported in inference, because the number "
+                "of iterations for a gradient is not known. Use poptorch.for_loop with "
                 "a fixed count, or put the loop under torch.no_grad()."
             )
         kept = self._read_again() if differentiates else []
@@ -91,7 +91,7 @@ class LoopCall(Call):
         return results
 
     def _check_size(self, kept: Sequence[torch.fx.Node]) -> None:
-        """Refuse to keep more than there can be."""
+        """Refuse to keep more values than a process can address."""
         for value in map(value_of, kept):
             size = math.prod(value.shape) * value.dtype.itemsize
             if self._count * size >= _MAX_BYTES:
@@ -114,7 +114,7 @@ class LoopCall(Call):
         return found + list(self._body.source_gradients().values())
 
     def _add(self, stacked: Sequence[torch.fx.Node]) -> list[torch.Tensor]:
-        """Add the loop; some of the carried values, as iterations begin, are stacked up."""
+        """Add the loop; stack some of the carried values at the beginning of each iteration."""
         cut = self._body.cut
         known = self._body.placeholders()
         results = [*self._next, *stacked]
@@ -137,7 +137,8 @@ def _no_gradient(_gradients: Sequence[Any]) -> Iterator[Any]:
 class _LoopGradient:
     """The gradient of a loop: another loop, from the last iteration to the first.
 
-    It carries the gradients of the carried values, and adds up those of what every iteration reads.
+    It carries the gradients of the carried values, and sums the gradients of what all iterations
+    read.
     """
 
     def __init__(self, call: LoopCall, read: Sequence[torch.fx.Node]) -> None:
@@ -152,11 +153,11 @@ class _LoopGradient:
         self._stacks: list[torch.fx.Node] = []
 
     def keep(self, stacks: list[torch.fx.Node]) -> None:
-        """Take note of where the carried values of all iterations are."""
+        """Record the stacks with the carried values of all iterations."""
         self._stacks = stacks
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> Iterator[Any]:
-        """Yield the gradients of the values and of what every iteration reads."""
+        """Yield the gradients of the values, then of the tensors that every iteration reads."""
         call, body = self._call, self._call._body
         sources = body.source_gradients()
         starts = [

@@ -1,8 +1,8 @@
-"""Records functions that are repeated or chosen: once, together with their gradients.
+"""Records functions of loops and branches: once, together with their gradients.
 
-A function is called with tensors of its own, its nodes are cut out of the graph, and a call of it
-is one node. Where gradients are wanted, the gradients of its results are tensors of its own, too,
-and the gradients that follow from them are further results.
+A function is called with new tensors, its nodes are cut out of the graph, and one node calls the
+result. If gradients are wanted, the gradients of its results are also new tensors, and the
+gradients that follow from them are further results.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Body:
     """A function that has been recorded and cut out.
 
     Attributes:
-        cut: Its results, then the gradients of ``inputs``, then those of ``sources``.
-        num_results: How many results it has.
-        seeds: Position, among what it is given, of the gradient of each result; None: it has none.
-        inputs: Positions of the inputs that have a gradient.
-        sources: What it reads from outside and has a gradient: node and tensor.
+        cut: The nodes; its results, then the gradients of ``inputs``, then those of ``sources``.
+        num_results: Number of results.
+        seeds: Index, among its inputs, of the gradient of each result; None if it has no gradient.
+        inputs: Indices of the inputs that have a gradient.
+        sources: The tensors from outside that have a gradient: node and tensor.
     """
 
     cut: Cut
@@ -85,13 +85,13 @@ class Body:
         return dict(zip(self.inputs, found, strict=True))
 
     def source_gradients(self) -> dict[torch.fx.Node, torch.fx.Node]:
-        """Return the gradient of each node that it reads from outside and that has one."""
+        """Return the gradient of each node from outside that it reads and that has one."""
         found = self.cut.results[self.num_results + len(self.inputs) :]
         pairs = zip(self.sources, found, strict=True)
         return {source: gradient for (source, _), gradient in pairs if gradient is not None}
 
     def differentiated(self) -> dict[torch.fx.Node, torch.Tensor]:
-        """Return what has a gradient of those that it reads from outside."""
+        """Return the nodes and tensors from outside that have a gradient."""
         gradients = self.source_gradients()
         return {node: tensor for node, tensor in self.sources if node in gradients}
 
@@ -100,7 +100,7 @@ class Body:
         return {self.cut.captures[i]: value for i, value in self.cut.changed.items()}
 
     def placeholders(self) -> dict[torch.fx.Node, torch.fx.Node]:
-        """Return what stands in it for each captured node."""
+        """Return the node in the body for each captured node."""
         return {node: self.cut.capture(i) for i, node in enumerate(self.cut.captures)}
 
 
@@ -108,17 +108,17 @@ class BodyRecorder:
     """Records the functions of one trace, and adds the nodes that call them.
 
     Args:
-        controls: Filled with what is repeated or chosen.
-        origins: Tells where what is recorded comes from.
-        gradients: Follows those of forward.
-        values: What is known of values while forward runs.
-        scopes: What tensors are in bodies.
+        controls: Receives the loops and branches.
+        origins: Knows the origin of the recorded nodes.
+        gradients: Follows the gradients of forward.
+        values: Knows values while forward runs.
+        scopes: Knows the replacements of tensors in bodies.
 
     Attributes:
-        controls: As given.
-        origins: As given.
-        gradients: As given.
-        scopes: As given.
+        controls: See above.
+        origins: See above.
+        gradients: See above.
+        scopes: See above.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class BodyRecorder:
         """Return the traced tensor of a boolean.
 
         Raises:
-            Error: It is something else.
+            Error: It is not a boolean tensor with one element.
         """
         if isinstance(value, bool):
             with DisableTorchFunction(), host_computation():
@@ -166,19 +166,19 @@ class BodyRecorder:
         like: Tensors,
         carries: bool = True,
     ) -> Body:
-        """Call a function on tensors of its own, and take what it records out of the graph.
+        """Call a function with new tensors, and cut the recorded nodes out of the graph.
 
         Args:
-            name: What messages call it.
-            function: Takes and returns tensors.
+            name: The name of the function in messages.
+            function: The function; it takes and returns tensors.
             values: It is called with tensors like these.
-            like: Results that forward sees as integers of one type with these get the width that
-                these have on the device.
-            carries: Its results are its next arguments: these may have gradients that ``values``
-                have not.
+            like: If forward sees a result and one of these as integers of the same type, the result
+                gets the width that this one has on the device.
+            carries: Whether its results are its next arguments; then these may have gradients even
+                if ``values`` have none.
 
         Raises:
-            Error: It returns something else than tensors.
+            Error: It does not return tensors.
         """
         graph = current_graph()
         if graph is None:
@@ -219,10 +219,10 @@ class BodyRecorder:
         return Body(body, len(results), places, inputs, read)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Check that nothing that was made in a body is used outside of it.
+        """Check that no tensor from a body is used outside of the body.
 
         Raises:
-            Error: It is.
+            Error: A tensor is used outside.
         """
         graph = current_graph()
         if self._gone and graph is not None:
@@ -237,7 +237,7 @@ class BodyRecorder:
 
 
 def _add_node(target: Any, args: tuple[Any, ...], make_results: Callable[[], Any]) -> Any:
-    """Add a node to the graph that is recorded, and return what stands for its results."""
+    """Add a node to the recorded graph, and return tensors for its results."""
     mode: Any = get_proxy_mode()
     tracer = mode.tracer
     Proxy: Any = torch.fx.Proxy
@@ -253,7 +253,7 @@ def _add_node(target: Any, args: tuple[Any, ...], make_results: Callable[[], Any
 
 
 def add_copy(node: torch.fx.Node) -> torch.fx.Node:
-    """Add a node that keeps what another one computes now; it costs nothing."""
+    """Add a node that keeps the present value of another one; it costs nothing."""
     copy: torch.Tensor = _add_node(
         _COPY, (node,), functools.partial(torch.empty_like, value_of(node))
     )
@@ -261,7 +261,7 @@ def add_copy(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _own(value: torch.Tensor, differentiates: bool, carries: bool) -> StandIn:
-    """Return what stands for an input while a body is recorded."""
+    """Return the replacement of an input while a body is recorded."""
     with DisableTorchFunction(), torch.no_grad():
         own: torch.Tensor = torch.ops.popsim.body_input(value)
     differentiable = value.requires_grad or (carries and value.dtype.is_floating_point)
@@ -269,9 +269,10 @@ def _own(value: torch.Tensor, differentiates: bool, carries: bool) -> StandIn:
 
 
 def _as_wide(results: Tensors, like: Tensors) -> list[torch.Tensor]:
-    """Return results of a body with the integers that the device holds of other tensors.
+    """Convert integer results of a body to the width that other tensors have on the device.
 
-    Forward sees those of 32 and of 64 bits as one type. What has no counterpart is left as it is.
+    Forward sees 32-bit and 64-bit integers as one type. Results without a counterpart do not
+    change.
     """
     with DisableTorchFunction():
         return [
@@ -285,7 +286,7 @@ def _as_wide(results: Tensors, like: Tensors) -> list[torch.Tensor]:
 def _differentiate(
     results: Tensors, wanted: Tensors
 ) -> tuple[Sequence[StandIn | None], Sequence[torch.Tensor | None]]:
-    """Return what stands for gradients of results, and the gradients that follow."""
+    """Return tensors for the gradients of results, and the gradients that follow."""
     if not wanted or not any(result.requires_grad for result in results):
         return [None] * len(results), [None] * len(wanted)
     seeds = [_own(result, False, False) if result.requires_grad else None for result in results]
@@ -301,7 +302,7 @@ def _differentiate(
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return several values as a list, one as a list of one."""
+    """Return several values as a list, or one value as a list of one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -323,11 +324,11 @@ def tensors_of(name: str, value: Any) -> list[torch.Tensor]:
     wrong = next(item for item in items if not isinstance(item, torch.Tensor))
     raise Error(
         f"{name}{user_line(' at ')}: the body must return a tensor, or a list or tuple of tensors; "
-        f"there is a {type(wrong).__name__} in what it returned."
+        f"it returned a {type(wrong).__name__}."
     )
 
 
 def value_of(node: torch.fx.Node) -> torch.Tensor:
-    """Return a tensor of the shape and element type of what a node computes."""
+    """Return a tensor with the shape and dtype of a node's result."""
     value: torch.Tensor = node.meta["val"]
     return value

@@ -1,4 +1,4 @@
-"""What a traced graph is made of, whoever records it: tensors, operators, nodes, their origins.
+"""The parts of a traced graph: tensors, operators, nodes, and their origins.
 
-Loops and branches are recorded (``trace/control``) with it, and so is all else of forward.
+The recording of loops and branches (``trace/control``) uses it, and so does the rest of forward.
 """

@@ -1,8 +1,8 @@
-"""Functions that a traced model repeats or chooses from: graphs of their own, called by one node.
+"""Functions that a traced model repeats or chooses from: separate graphs, called by one node.
 
-The node is ``popsim::control(inputs, index)``, where ``index`` tells which of the trace's
-``controls`` it runs. The placeholders of a body are its inputs; its results are those of the node.
-No body mutates anything.
+The node is ``popsim::control(inputs, index)``, where ``index`` is its index in the trace's
+``controls``. The placeholders of a body are its inputs; its results are those of the node. No body
+mutates a tensor.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ __all__ = ["CONTROL", "INPUT", "Branch", "Control", "Loop", "control_of", "contr
 
 @dataclass(frozen=True)
 class Loop:
-    """A function that is repeated.
+    """A repeated function.
 
-    Its inputs are values that are carried from iteration to iteration, then tensors of which each
-    iteration has one slice, then what every iteration has whole. Its results are the carried values
-    for the next iteration, then slices of what stacks up over all iterations.
+    Its inputs are the carried values, then tensors of which each iteration gets one slice, then
+    tensors that every iteration gets as a whole. Its results are the carried values for the next
+    iteration, then slices that are stacked over all iterations.
 
     Attributes:
         body: The function.
-        count: How many iterations; at most so many if it is conditional.
-        carried: How many values are carried.
-        sliced: Of how many tensors each iteration has a slice.
-        reverse: The first iteration has the last slice.
-        conditional: It goes on as long as the first carried value is true.
-        num_named: How many of the results have names.
-        is_gradient: It computes gradients, which alone have names in it.
+        count: Number of iterations; the maximum if the loop is conditional.
+        carried: Number of carried values.
+        sliced: Number of tensors of which each iteration gets a slice.
+        reverse: Whether the first iteration gets the last slice.
+        conditional: Whether the loop ends when the first carried value is false.
+        num_named: Number of results that have names.
+        is_gradient: Whether it computes gradients; then only the gradients in it have names.
     """
 
     body: torch.fx.GraphModule
@@ -58,7 +58,7 @@ class Loop:
 
     @property
     def types(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and element type of each result."""
+        """Return shape and dtype of each result."""
         found = _types(self.body)
         stacks = [((self.count, *shape), dtype) for shape, dtype in found[self.carried :]]
         return [*found[: self.carried], *stacks]
@@ -66,15 +66,15 @@ class Loop:
 
 @dataclass(frozen=True)
 class Branch:
-    """Two functions, one of which is called: the first where the first input is true.
+    """Two functions, one of which is called: the first one if the first input is true.
 
-    Both have all further inputs.
+    Both get all further inputs.
 
     Attributes:
-        if_true: A function.
-        if_false: Its results have the same types.
-        num_named: How many of the results have names.
-        is_gradient: It computes gradients, which alone have names in it.
+        if_true: The function for a true condition.
+        if_false: The other function; its results have the same types.
+        num_named: Number of results that have names.
+        is_gradient: Whether it computes gradients; then only the gradients in it have names.
     """
 
     if_true: torch.fx.GraphModule
@@ -89,7 +89,7 @@ class Branch:
 
     @property
     def types(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and element type of each result."""
+        """Return shape and dtype of each result."""
         return _types(self.if_true)
 
 
@@ -97,13 +97,13 @@ Control = Loop | Branch
 
 
 def results_of(body: torch.fx.GraphModule) -> list[Any]:
-    """Return the nodes of what a body returns."""
+    """Return the nodes of a body's results."""
     (output,) = (node for node in body.graph.nodes if node.op == "output")
     return list(output.args[0])
 
 
 def placeholders_of(body: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """Return the nodes of what a body is given."""
+    """Return the nodes of a body's inputs."""
     return [node for node in body.graph.nodes if node.op == "placeholder"]
 
 
@@ -113,7 +113,7 @@ def _types(body: torch.fx.GraphModule) -> list[tuple[tuple[int, ...], torch.dtyp
 
 
 def control_of(node: torch.fx.Node, controls: Sequence[Control]) -> Control | None:
-    """Return what a node repeats or chooses from; None for any other node."""
+    """Return the loop or branch of a node; None for any other node."""
     if node.target is not CONTROL:
         return None
     index: Any = node.args[1]
@@ -124,7 +124,7 @@ def control_of(node: torch.fx.Node, controls: Sequence[Control]) -> Control | No
 def with_bodies(
     nodes: Iterable[torch.fx.Node], controls: Sequence[Control]
 ) -> Iterator[torch.fx.Node]:
-    """Yield nodes, and after each that runs bodies the nodes of these."""
+    """Yield nodes, and after each node with bodies the nodes of the bodies."""
     for node in nodes:
         yield node
         control = control_of(node, controls)
@@ -141,7 +141,7 @@ def all_bodies(controls: Sequence[Control]) -> Iterator[torch.fx.GraphModule]:
 def controls_in(
     graph: torch.fx.Graph, controls: Sequence[Control]
 ) -> Iterator[tuple[torch.fx.Node, Control]]:
-    """Yield the nodes of a graph, and of the bodies in it, that run a control."""
+    """Yield the nodes of a graph, and of its bodies, that run a loop or branch."""
     for node in with_bodies(graph.nodes, controls):
         control = control_of(node, controls)
         if control is not None:
@@ -153,7 +153,7 @@ _known: ContextVar[Sequence[Control]] = ContextVar("controls", default=())
 
 @contextmanager
 def controls_known(controls: Sequence[Control]) -> Iterator[None]:
-    """Let the operator tell the shapes of its results in this scope."""
+    """Let the operator compute the shapes of its results in this scope."""
     token = _known.set(controls)
     try:
         yield
@@ -162,7 +162,7 @@ def controls_known(controls: Sequence[Control]) -> Iterator[None]:
 
 
 def empty_results(control: Control) -> list[torch.Tensor]:
-    """Return empty tensors of the device, as the results of a control are."""
+    """Return empty tensors of the device for the results of a loop or branch."""
     return [torch.empty(shape, dtype=dtype, device=DEVICE) for shape, dtype in control.types]
 
 
@@ -184,11 +184,11 @@ def _register() -> Any:
     return library
 
 
-_library = _register()  # the operators exist as long as it does
+_library = _register()  # the operators exist as long as this object
 
 CONTROL = torch.ops.popsim.control.default
-# A loop or branch may be needed though nobody reads its results: that depends on its bodies, which
-# torch.fx does not see. So torch.fx removes none (``functionalise.is_check`` decides).
+# A loop or branch may be needed even if nothing reads its results: this depends on its bodies,
+# which torch.fx does not see. So torch.fx removes none (``functionalise.is_check`` decides).
 torch.fx.node.has_side_effect(CONTROL)
 INPUT = torch.ops.popsim.body_input.default
-"""Stands, while a body is recorded, for one of its inputs."""
+"""The operator that makes an input of a body while the body is recorded."""

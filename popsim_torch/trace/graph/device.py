@@ -1,7 +1,8 @@
-"""The device type ``ipu`` as PyTorch's front end needs it while a model is traced.
+"""The device type ``ipu`` for PyTorch's front end while a model is traced.
 
-The C++ library gives PyTorch a device guard. Here is the rest: a module ``torch.ipu`` for code that
-asks every device for one, and result shapes of operators that PyTorch can only run, not infer.
+The C++ library gives PyTorch a device guard. This file has the rest: a module ``torch.ipu`` for
+code that looks for one per device, and result shapes of operators that PyTorch can run but not
+infer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEVICE = torch.device("ipu", 0)
 
 aten = torch.ops.aten
 
-# Without a rule for shapes in PyTorch. Shapes do not depend on values.
+# Operators without a shape rule in PyTorch. Their shapes do not depend on values.
 _RUN_FOR_SHAPES = (
     aten.multi_margin_loss.default,
     aten.multi_margin_loss_backward.default,
@@ -36,7 +37,7 @@ _RUN_FOR_SHAPES = (
 
 
 def _device_module() -> types.ModuleType:
-    """Return ``torch.ipu``: a device without a random number state of its own on the host."""
+    """Return ``torch.ipu``: a device without a random number state on the host."""
     module: Any = types.ModuleType("torch.ipu", "The simulated IPU of popsim_torch.")
     module._initialized = False
     module.is_available = lambda: True
@@ -47,7 +48,7 @@ def _device_module() -> types.ModuleType:
 
 
 def on_cpu_zeros(function: Any, args: Any, kwargs: Any) -> Any:
-    """Return what a function gives on CPU tensors of zeros: for its shapes and element types.
+    """Return the result of a function on CPU tensors of zeros: for its shapes and dtypes.
 
     Args:
         function: An ATen operator.

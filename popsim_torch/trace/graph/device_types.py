@@ -1,8 +1,8 @@
-"""Element types as forward sees and asks for them: numbers of the device have 32 bits at most.
+"""Dtypes in forward: numbers of the device have 32 bits at most.
 
-What forward makes as float64 or bfloat16 is float32. Integers of 64 bits keep them inside, since
-PyTorch's kernels index with them, but forward sees a tensor of int32, and may use any integers as
-indices and put them where others are.
+A tensor that forward makes as float64 or bfloat16 is float32. Integers of 64 bits keep their width
+internally, because PyTorch's kernels need it for indices. But forward sees int32, and may use any
+integer dtype as indices and for values that are written into other integers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.traced_tensors import is_traced
 
 _CASTS = frozenset({"double", "bfloat16"})
-# Reads memory as if it had another type.
+# Functions that read memory as another dtype.
 _REINTERPRETS = frozenset({"view"})
 
-# Where functions take indices that PyTorch wants to be 64 bits long.
+# Functions whose index arguments must be int64 in PyTorch.
 _INDICES = {
     "cross_entropy_loss": (1, "target"),
     "gather": (2, "index"),
@@ -36,7 +36,7 @@ _INDICES = {
     "take": (1, "index"),
     "take_along_dim": (1, "indices"),
 }
-# Where functions take what is put into their first argument, which must have its type.
+# Functions that write arguments into their first argument; these must have its dtype.
 _SOURCES = {
     "__setitem__": (2, "value"),
     "dynamic_update": (1, "part"),
@@ -52,21 +52,21 @@ _INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.
 
 
 def seen_dtype(dtype: Any) -> Any:
-    """Return the element type that forward sees of a tensor of the device.
+    """Return the dtype of a device tensor as forward sees it.
 
     Args:
-        dtype: That of the traced tensor; anything else is returned as it is.
+        dtype: The dtype of the traced tensor; any other value is returned unchanged.
     """
     return returned_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
 def as_seen(getter: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any:
-    """Return what forward sees where it reads an attribute of a tensor of the device.
+    """Return the value that forward sees when it reads an attribute of a device tensor.
 
     Args:
-        getter: Of the attribute.
+        getter: The getter of the attribute.
         tensor: The traced tensor.
-        value: What the attribute is of the tensor that the device holds.
+        value: The attribute of the tensor that the device holds.
     """
     attribute = getattr(getter, "__self__", None)
     if attribute is torch.Tensor.itemsize:
@@ -79,7 +79,7 @@ def as_seen(getter: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any
 def as_device_types(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return the call that has the element types of the device in the place of others.
+    """Return the call with unsupported dtypes replaced by dtypes of the device.
 
     Args:
         func: A function of torch.
@@ -109,19 +109,19 @@ def as_device_types(
 
 
 def _element_size(tensor: torch.Tensor) -> int:
-    """Return the bytes of an element as forward sees it."""
+    """Return the number of bytes of an element as forward sees it."""
     return int(seen_dtype(tensor.dtype).itemsize)
 
 
 def _reinterpretable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of ``view`` with a tensor that has the type that forward sees."""
+    """Return the arguments of ``view`` with a tensor of the dtype that forward sees."""
     for dtype in (*args[1:], *kwargs.values()):
         if not isinstance(dtype, torch.dtype):
             continue
         if held_dtype(dtype) != dtype or returned_dtype(dtype) != dtype:
             raise Error(
-                f"view({dtype}): the device has no elements of this type to read memory as. Use "
-                "one that it has, such as torch.int32, or convert the values: to(dtype)."
+                f"view({dtype}): the device does not support this dtype to read memory as. Use "
+                "one that it supports, such as torch.int32, or convert the values: to(dtype)."
             )
         return args[0].to(seen_dtype(args[0].dtype)), *args[1:]
     return args

@@ -1,7 +1,7 @@
-"""Elements that forward puts into queues of the host.
+"""Elements that forward puts into queues.
 
-``enqueue(xs, key, summed)`` has no result: its node is needed though nobody reads it. ``summed``:
-one element for each weight update, the sums over its micro-batches.
+``enqueue(xs, key, summed)`` has no result: its node is needed even if nothing reads it. With
+``summed``, there is one element for each weight update: the sums over its micro-batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _register() -> Any:
     return library
 
 
-_library = _register()  # the operator exists as long as it does
+_library = _register()  # the operator exists as long as this object
 
 ENQUEUE = torch.ops.popsim.enqueue.default
 torch.fx.node.has_side_effect(ENQUEUE)
@@ -37,12 +37,12 @@ torch.fx.node.has_side_effect(ENQUEUE)
 
 @dataclass(frozen=True)
 class Enqueue:
-    """What forward puts into one queue.
+    """An element that forward puts into one queue.
 
     Attributes:
         queue: An ``OutfeedQueue``.
-        structure: The queue's own description of what its elements are made of.
-        components: Element type and shape of each tensor of an element, as the host gets it.
+        structure: The queue's own description of the structure of its elements.
+        components: Dtype and shape of each tensor of an element, as the host gets it.
         source: The line of the call.
     """
 
@@ -54,24 +54,24 @@ class Enqueue:
 
 @dataclass(frozen=True)
 class Sums:
-    """What of the micro-batches of a weight update goes into a queue: their sums.
+    """Puts sums over the micro-batches of a weight update into a queue.
 
     Attributes:
-        dtype: Element type of the sums; None for that of the values.
+        dtype: Dtype of the sums; None for the dtype of the values.
     """
 
     dtype: torch.dtype | None = None
 
     def addend(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a traced tensor in the type that sums have.
+        """Return a traced tensor converted to the dtype of the sums.
 
         Raises:
-            Error: It is no floating-point type.
+            Error: The tensor has no floating-point dtype.
         """
         if self.dtype is None and not tensor.dtype.is_floating_point:
             raise Error(
-                f"Sums for a queue are of floating-point tensors, and one{user_line(' at ')} is of "
-                f"the type {tensor.dtype}. Pass accumulate_outfeed_dtype=torch.float32."
+                f"Sums for a queue need floating-point tensors, but one{user_line(' at ')} has "
+                f"the dtype {tensor.dtype}. Pass accumulate_outfeed_dtype=torch.float32."
             )
         return tensor if self.dtype is None else tensor.to(self.dtype)
 
@@ -87,16 +87,16 @@ def record_enqueue(
     """Put an element of a queue into the graph.
 
     Args:
-        enqueues: Those of the trace, by key; gets this one.
+        enqueues: The enqueues of the trace, by key; receives this one.
         queue: The queue.
-        structure: What its elements are made of.
+        structure: The structure of its elements.
         tensors: The traced tensors of the element.
         source: The line of the call.
-        sums: Put one element for each weight update there: the sums over its micro-batches.
+        sums: Set to put one element for each weight update: the sums over its micro-batches.
 
     Raises:
         Error: The queue has an element already, or this is a transform of ``torch.func``, or
-            tensors without a floating-point type are to be added up.
+            tensors without a floating-point dtype would be summed.
     """
     if in_transform():
         raise Error(
@@ -106,7 +106,7 @@ def record_enqueue(
     for known in enqueues.values():
         if known.queue is queue:
             raise Error(
-                f"OutfeedQueue.enqueue is called{user_line(' at ')}, and the program enqueues to "
+                f"OutfeedQueue.enqueue is called{user_line(' at ')}, but the program enqueues to "
                 f"this queue at {known.source} already: a queue can be enqueued to only once in "
                 "a program. Enqueue one dictionary with all tensors, or make another queue."
             )

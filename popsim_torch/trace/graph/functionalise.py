@@ -1,8 +1,8 @@
-"""Takes mutation out of a traced graph.
+"""Removes mutation from a traced graph.
 
-Afterwards no operator changes a tensor, and views are copies (``aten.view_copy``): what is put
-together anew after a change may lie in memory otherwise than it was recorded. A placeholder that
-forward changed in place (a buffer, an input) has one ``copy_`` of its new value at the end.
+Afterwards no operator changes a tensor, and views are copies (``aten.view_copy``), because a tensor
+that is rebuilt after a change may have another memory layout than the recorded one. A placeholder
+that forward changed in place (a buffer, an input) has one ``copy_`` of its new value at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
 from popsim_torch.trace.graph.pure_recorder import PureRecorder, node_of
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
-# Operators without results: they fail for some values, or show them to the host.
+# Operators without results: they fail for some values, or send values to the host.
 _CHECKS = frozenset(
     {
         torch.ops.aten._assert_async.default,
@@ -46,11 +46,11 @@ _CHECKS = frozenset(
 
 
 def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
-    """Whether a node is needed though nobody reads it: it looks at values, or shows some.
+    """Return whether a node is needed without a reader: it checks values, or shows them.
 
     Args:
         node: The node.
-        controls: Those of the trace; one with an element of a queue in it counts.
+        controls: The controls of the trace; one that enqueues an element counts.
     """
     if node.op == "call_function" and (node.target in _CHECKS or is_kept(node)):
         return True
@@ -60,7 +60,7 @@ def is_check(node: torch.fx.Node, controls: Sequence[Control] = ()) -> bool:
 
 
 def is_mutating(node: torch.fx.Node) -> bool:
-    """Whether a node is an operator that changes one of its arguments."""
+    """Return whether a node is an operator that changes one of its arguments."""
     return (
         node.op == "call_function"
         and isinstance(node.target, OpOverload)
@@ -69,14 +69,14 @@ def is_mutating(node: torch.fx.Node) -> bool:
 
 
 def unchanged(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the node of a tensor before it was changed in place, if that is what a node does."""
+    """Return the node of a tensor before its change in place; other nodes are returned as is."""
     while is_mutating(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node
 
 
 class _Replay(torch.fx.Interpreter):
-    """Runs a graph node by node and notes which new node each watched one became."""
+    """Runs a graph node by node, and records the new node of each watched one."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Replay(torch.fx.Interpreter):
             raise Error(
                 f"Unsupported ops found in compiled model: [{schema_of(target).name}]"
                 f"{f' at {source}' if source else ''} changes a tensor in place, which PyTorch "
-                "cannot take out of a traced model. Call the operator that returns a new tensor."
+                "cannot remove from a traced model. Call the operator that returns a new tensor."
             ) from error
         if n in self._watched:
             self.became[n] = _node_of(result)
@@ -114,7 +114,7 @@ class _Replay(torch.fx.Interpreter):
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
         if not is_view(n):
-            # What it reads is brought up to date one by one, in the order in which it would be.
+            # Its inputs are updated one by one, in the order in which PyTorch would do it.
             for node in n.all_input_nodes:
                 if self._views.has_part(node):
                     with self._noting_parts(node):
@@ -123,7 +123,7 @@ class _Replay(torch.fx.Interpreter):
 
     @contextmanager
     def _noting_parts(self, node: torch.fx.Node) -> Iterator[None]:
-        """Note which new nodes take a part anew while the views that lead to ``node`` are."""
+        """Record which new nodes recompute a part while the views of ``node`` are recomputed."""
         if not self._views.has_part(node):
             yield
             return
@@ -154,16 +154,16 @@ def functionalise_graph(
 
     Args:
         module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
-        watched: Nodes whose successors the caller wants to know.
+        watched: Nodes whose successors the caller needs.
 
     Returns:
-        The new graph (the given one when nothing is mutated) and, for each watched node, the node
+        The new graph (the given one if it has no mutation) and, for each watched node, the node
         of the new graph that has its value.
     """
     if not any(is_mutating(node) for node in module.graph.nodes):
         return module, {node: node for node in watched}
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    # A graph without inputs has them in other places.
+    # A graph without inputs has the tensors elsewhere.
     every = (node.meta.get("val") for node in module.graph.nodes)
     fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
     recorder = PureRecorder(fake_mode)
@@ -174,6 +174,6 @@ def functionalise_graph(
         functional = recorder.finish(run(*inputs))
     for node, part in replay.taken_parts.items():
         restore(node, part)
-    # A change makes views of the changed tensor anew; nobody reads some of them.
+    # A change recomputes views of the changed tensor; some of them have no reader.
     functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, replay.became

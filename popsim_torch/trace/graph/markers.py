@@ -1,7 +1,7 @@
-"""Operators that only exist while tracing and while lowering.
+"""Operators that exist only during the trace and lowering.
 
-``mark(x, key)`` is x; its node tells where the gradient that belongs to ``key`` is complete.
-``constant(size, dtype, index)`` stands for captured data. ``print_tensor(x, key)`` is x, printed.
+``mark(x, key)`` is x; its node says where the gradient of ``key`` is complete.
+``constant(size, dtype, index)`` is captured data. ``print_tensor(x, key)`` is x, printed.
 ``repeat_while(condition)`` ends a device loop after the iteration in which the condition is false.
 """
 
@@ -52,14 +52,14 @@ def _register() -> Any:
     for name, rule in rules.items():
         torch.library.register_fake(f"{NAMESPACE}::{name}", rule, lib=library)
     for name in ("mark", "print_tensor"):
-        # They are identities, also where a gradient is differentiated once more.
+        # They are identities, also if a gradient is differentiated again.
         torch.library.register_autograd(
             f"{NAMESPACE}::{name}", lambda _, gradient: (gradient, None), lib=library
         )
     return library
 
 
-_library = _register()  # the operators exist as long as it does
+_library = _register()  # the operators exist as long as this object
 
 MARK = torch.ops.popsim.mark.default
 CONSTANT = torch.ops.popsim.constant.default
@@ -69,10 +69,10 @@ torch.fx.node.has_side_effect(REPEAT_WHILE)
 
 
 def mark(gradient: torch.Tensor, key: int) -> torch.Tensor:
-    """Return ``gradient`` as the result of a node of its own, which is that of ``key``.
+    """Return ``gradient`` as the result of a new node, which is the mark of ``key``.
 
-    There is one per gradient. Where nothing is differentiated any more, the node is made by hand:
-    the way through the dispatcher takes several times as long.
+    There is one mark per gradient. If nothing is differentiated later, the node is made directly:
+    the dispatcher takes several times as long.
     """
     mode = get_proxy_mode()
     slot = None if mode is None else get_proxy_slot(gradient, mode.tracer, None)
@@ -86,18 +86,18 @@ def mark(gradient: torch.Tensor, key: int) -> torch.Tensor:
 
 
 class PrintedTensor(torch.autograd.Function):
-    """Identity that prints its input and, when asked to, the gradient that comes back."""
+    """Identity that prints its input and, if requested, the gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, key: int, gradient_key: int | None) -> torch.Tensor:
-        """Print ``x``; ``gradient_key`` None leaves the gradient alone."""
+        """Print ``x``; with ``gradient_key`` None, do not print the gradient."""
         ctx.gradient_key = gradient_key
         result: torch.Tensor = torch.ops.popsim.print_tensor(x, key)
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Print the gradient and hand it on."""
+        """Print the gradient and return it."""
         if ctx.gradient_key is not None:
             gradient = torch.ops.popsim.print_tensor(gradient, ctx.gradient_key)
         return gradient, None, None

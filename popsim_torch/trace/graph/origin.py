@@ -1,7 +1,7 @@
-"""Where a node comes from: the modules being called, the pipeline stage, the user's line of code.
+"""The origin of a node: the modules being called, the pipeline stage, the user's line of code.
 
-The current origin travels on torch.fx's own channel for node metadata, so that every node made
-while it is set carries it, and passes that rebuild nodes copy it along.
+The current origin uses torch.fx's own mechanism for node metadata. So every node that is made while
+it is set has it, and passes that rebuild nodes copy it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Let nodes made in this scope carry the current origin."""
+    """Give the current origin to nodes made in this scope."""
     with fx_traceback.preserve_node_meta():
         try:
             yield
@@ -38,12 +38,12 @@ def recording() -> Iterator[None]:
 
 
 def set_origin(origin: Origin) -> None:
-    """Make ``origin`` the one that new nodes get, until it is set again."""
+    """Make ``origin`` the origin of new nodes, until the next call."""
     fx_traceback.get_current_meta()[_CHANNEL] = {_KEY: origin}
 
 
 def current_origin() -> Origin:
-    """Return the origin that new nodes get now."""
+    """Return the present origin of new nodes."""
     origin: Origin = fx_traceback.get_current_meta().get(_CHANNEL, {}).get(_KEY, NOWHERE)
     return origin
 
@@ -55,7 +55,7 @@ def origin_of(node: torch.fx.Node) -> Origin:
 
 
 def copy_channel() -> dict[str, Any]:
-    """Return the metadata that new nodes get now: the current origin, and all on its channel."""
+    """Return the present metadata of new nodes: the origin, and torch.fx's other entries."""
     channel = fx_traceback.get_current_meta().get(_CHANNEL)
     return {} if channel is None else {_CHANNEL: dict(channel)}
 
@@ -68,44 +68,44 @@ def number_draw(node: torch.fx.Node, numbers: Iterator[int]) -> None:
 
 
 def draw_of(node: torch.fx.Node) -> object:
-    """Return what a node that draws random numbers has in common with its copies."""
+    """Return an id that a node that draws random numbers shares with its copies."""
     return node.meta.get(_CHANNEL, {}).get(_DRAW, node)
 
 
 def note_gradient(node: torch.fx.Node, key: int) -> None:
-    """Let a node of a body say which mark shows the gradient of its result."""
+    """Record in a node of a body which mark shows the gradient of its result."""
     node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _GRADIENT: key}
 
 
 def gradient_key_of(node: torch.fx.Node) -> int | None:
-    """Return the key of the mark that shows the gradient of a node of a body, if one does."""
+    """Return the key of the mark that shows the gradient of a body's node; None without one."""
     key: int | None = node.meta.get(_CHANNEL, {}).get(_GRADIENT)
     return key
 
 
 def note_hook(node: torch.fx.Node) -> None:
-    """Let a node say that a hook of a gradient has made it."""
+    """Record in a node that a gradient hook has made it."""
     node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _IN_HOOK: True}
 
 
 def note_kept(node: torch.fx.Node) -> None:
-    """Let a node stay in the program, also if nobody reads its result."""
+    """Keep a node in the program, even if nothing reads its result."""
     node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _KEPT: True}
 
 
 def is_kept(node: torch.fx.Node) -> bool:
-    """Whether a node is to stay in the program, also if nobody reads its result."""
+    """Return whether a node stays in the program even if nothing reads its result."""
     return _KEPT in node.meta.get(_CHANNEL, {})
 
 
 def is_of_hook(node: torch.fx.Node) -> bool:
-    """Whether a hook of a gradient has made a node."""
+    """Return whether a gradient hook has made a node."""
     return _IN_HOOK in node.meta.get(_CHANNEL, {})
 
 
 @contextmanager
 def origin_kept() -> Iterator[None]:
-    """Let new nodes have the origin again that they have now, after this scope."""
+    """Restore the present origin of new nodes after this scope."""
     meta = fx_traceback.get_current_meta()
     before = meta.get(_CHANNEL)
     try:
@@ -117,7 +117,7 @@ def origin_kept() -> Iterator[None]:
 
 
 def is_user_code(frame: FrameType) -> bool:
-    """Whether a frame is neither of PyTorch nor of this package nor of Python's start."""
+    """Return whether a frame is user code: not PyTorch, this package or Python's start-up."""
     path = frame.f_code.co_filename
     # torch.fx calls functions through a lambda that it evaluates from a string.
     is_evaluated = path == "<string>" and "__name__" not in frame.f_globals
@@ -128,11 +128,11 @@ def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:
     """Return ``file:line`` of the innermost frame outside of torch and of this package.
 
     Args:
-        before: Put in front of it.
-        excludes: Pieces of paths. A frame whose path contains one is returned only where all do.
+        before: Text before the result.
+        excludes: Parts of paths. A frame whose path contains one is returned only if all frames do.
 
     Returns:
-        An empty string when there is no such frame.
+        An empty string if there is no such frame.
     """
     excluded = ""
     frame: FrameType | None = sys._getframe(1)

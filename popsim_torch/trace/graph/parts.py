@@ -1,8 +1,8 @@
-"""Keeps the operators that cut a tensor into parts while mutation is taken out of a graph.
+"""Keeps the operators that cut a tensor into parts while mutation is removed from a graph.
 
-A view of a tensor that has changed is taken anew where it is read. Since 2.15, PyTorch takes a part
-of ``split`` or ``unbind`` by ``slice`` or ``select`` then; before, by the operator that was called.
-The results of a program are named by that operator, under every version of PyTorch.
+A view of a changed tensor is recomputed where it is read. Since 2.15, PyTorch recomputes a part of
+``split`` or ``unbind`` with ``slice`` or ``select``; earlier versions use the original operator.
+The results of a program are named after the original operator, under every version of PyTorch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TAKEN_BY = (aten.slice_copy.Tensor, aten.select_copy.int)
 
 
 def is_view(node: torch.fx.Node) -> bool:
-    """Whether a node looks at the memory of another one."""
+    """Return whether a node is a view of another node's memory."""
     if _is_part(node):
         return True
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 class Views:
-    """Which views lead to the nodes of a graph; each node is looked at once."""
+    """Finds the views that lead to the nodes of a graph; visits each node once."""
 
     def __init__(self) -> None:
         self._last: dict[torch.fx.Node, torch.fx.Node | None] = {}
@@ -50,7 +50,7 @@ class Views:
         return views[::-1]
 
     def has_part(self, node: torch.fx.Node) -> bool:
-        """Whether one of the views that lead to a node is a part of a tensor that was cut."""
+        """Return whether one of the views of a node is a part of a tensor that was cut."""
         views: list[torch.fx.Node] = []
         view = self._last_view(node)
         while view is not None and view not in self._has_part:
@@ -62,7 +62,7 @@ class Views:
         return found
 
     def _last_view(self, node: torch.fx.Node) -> torch.fx.Node | None:
-        """Return the node, or the view that it changes in place; None if that is no view."""
+        """Return the node, or the view that it changes in place; None if there is no view."""
         changes: list[torch.fx.Node] = []
         while node not in self._last and not is_view(node) and is_in_place(node):
             changes.append(node)
@@ -74,7 +74,7 @@ class Views:
 
 
 def _source(node: torch.fx.Node) -> torch.fx.Node:
-    """Return what a view looks at, or an operator changes in place."""
+    """Return the input of a view, or of an operator that changes it in place."""
     source: Any = node.args[0]
     return source.args[0] if _is_part(node) else source  # type: ignore[no-any-return]
 
@@ -82,11 +82,11 @@ def _source(node: torch.fx.Node) -> torch.fx.Node:
 def taken_parts(
     views: Sequence[torch.fx.Node], created: Sequence[torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Return the part that each new node stands for, of those that took one by a slice.
+    """Return the original part for each new node that recomputes a part with a slice.
 
     Args:
-        views: The views that lead to the one that was taken anew.
-        created: The new graph's nodes that were made for it; changes of its memory come first.
+        views: The views that lead to the recomputed one.
+        created: The new nodes for it; changes of its memory come first.
     """
     made = [node for node in created if node.target is not operator.getitem][-len(views) :]
     if len(made) != len(views):
@@ -101,7 +101,7 @@ def taken_parts(
 
 
 def restore(node: torch.fx.Node, part: torch.fx.Node) -> None:
-    """Let a node of the new graph take its part by the operator that was called."""
+    """Make a node of the new graph use the original operator for its part."""
     cut, index = part.args
     source: Any = node.args[0]
     assert isinstance(cut, torch.fx.Node)
@@ -122,7 +122,7 @@ def _is_part(node: torch.fx.Node) -> bool:
 
 
 def is_in_place(node: torch.fx.Node) -> bool:
-    """Whether a node changes its first argument and is that tensor."""
+    """Return whether a node changes its first argument and returns that tensor."""
     if not isinstance(node.target, OpOverload):
         return False
     schema = schema_of(node.target)

@@ -1,7 +1,7 @@
-"""Records operators that change nothing as a graph, as ``make_fx`` does, at a part of its cost.
+"""Records operators without mutation as a graph, like ``make_fx``, but much faster.
 
-What flows are tensors of the device ``meta``, which compute shapes in C++. Fake tensors, several
-times as slow, compute what needs more: a device, or rules that PyTorch has for them alone.
+The operators run on tensors of the device ``meta``, whose shapes are computed in C++. Fake tensors,
+several times slower, are used for the rest: a device, or shape rules that exist only for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from popsim_torch.trace.graph.origin import copy_channel
 __all__ = ["PureRecorder"]
 
 aten = torch.ops.aten
-# Operators whose last arguments are positions, which the shape does not depend on.
+# Operators whose last arguments are positions; the shape does not depend on them.
 _COUNTING = {
     aten.select_copy.int: 2,
     aten.select_scatter.default: 2,
@@ -45,8 +45,8 @@ _COUNTING = {
 class PureRecorder(TorchDispatchMode):
     """The mode that records operators while it is active.
 
-    Nodes carry their value in ``meta["val"]``: those of one shape and layout share a fake tensor,
-    so nobody may ask for the memory of one.
+    Nodes have their value in ``meta["val"]``. Nodes with the same shape and layout share one fake
+    tensor, so code must not use its memory.
 
     Args:
         fake_mode: The mode of the values.
@@ -57,16 +57,16 @@ class PureRecorder(TorchDispatchMode):
         self.graph = torch.fx.Graph()
         self._fake_mode = fake_mode
         self._attributes: dict[str, torch.Tensor] = {}
-        # By layout, device and type; by operator and arguments.
+        # Keys: layout, device and dtype; or operator and arguments.
         self._values: dict[Any, FakeTensor] = {}
         self._results: dict[Any, Any] = {}
 
     def placeholder(self, name: str, value: FakeTensor) -> torch.Tensor:
-        """Add an input of a value; return what flows in its place."""
+        """Add an input with a value; return the tensor to pass to operators."""
         return self._tracked(self.graph.placeholder(name), self._value_of(value))
 
     def attribute(self, value: torch.Tensor) -> torch.Tensor:
-        """Add data of the host; return what flows in its place."""
+        """Add data of the host; return the tensor to pass to operators."""
         name = f"_tensor_constant{len(self._attributes)}"
         self._attributes[name] = value
         fake = self._value(value, _empty_like(value), value.device)
@@ -74,7 +74,7 @@ class PureRecorder(TorchDispatchMode):
         return self._tracked(self.graph.create_node("get_attr", name), fake)
 
     def finish(self, results: Any) -> torch.fx.GraphModule:
-        """Return the graph that computes some of what has flowed."""
+        """Return the graph that computes the given results."""
         output = self.graph.output(tree_map_only(torch.Tensor, node_of, results))
         output.meta |= copy_channel()
         return make_graph_module(self._attributes, self.graph)
@@ -86,18 +86,18 @@ class PureRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args)
-        if func.namespace == "profiler":  # marks of time, such as loaders make: nothing to compute
+        if func.namespace == "profiler":  # time markers, for example of loaders: nothing to compute
             return func(*args, **kwargs)
         how = _how(func)
         if how.is_composite:
             with self:
                 return func.decompose(*args, **kwargs)
         if func is aten.lift_fresh.default:
-            func = aten.lift_fresh_copy.default  # what follows may change its result in place
+            func = aten.lift_fresh_copy.default  # later nodes may change its result in place
         node_args, node_kwargs = tree_map_only(torch.Tensor, node_of, (args, kwargs))
         name = name_in_graph(self.graph, func)
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
-        if schema_of(func).is_mutable:  # an input's new value, after everything
+        if schema_of(func).is_mutable:  # the final new value of an input
             return self._tracked(node, node_args[0].meta["val"])
         key = (func, *map(_key, args[: how.num_counting]), *map(_key, kwargs.items()))
         if key not in self._results:
@@ -120,11 +120,11 @@ class PureRecorder(TorchDispatchMode):
         return tree_map_only(torch.Tensor, self._value_of, computed)
 
     def _value(self, like: Any, memory: torch.Tensor, device: torch.device) -> FakeTensor:
-        """Return the one fake tensor of a device that is like another tensor.
+        """Return the shared fake tensor of a device that is like another tensor.
 
         Args:
-            like: Has the shape, layout and type.
-            memory: Stands for its memory; of ``meta``.
+            like: Has the shape, layout and dtype.
+            memory: A ``meta`` tensor in place of its memory.
             device: The device.
         """
         key = (like.shape, like.stride(), like.storage_offset(), like.dtype, device)
@@ -136,7 +136,7 @@ class PureRecorder(TorchDispatchMode):
         return self._value(fake, _empty_like(fake), fake.fake_device)
 
     def _noted(self, node: torch.fx.Node, values: Any) -> Any:
-        """Give a node its value, each of several a node of its own; return what flows."""
+        """Record the value of a node, or a new node for each of several; return the tensors."""
         if isinstance(values, torch.Tensor):
             return self._tracked(node, values)
         node.meta |= copy_channel() | {"val": values}
@@ -146,7 +146,7 @@ class PureRecorder(TorchDispatchMode):
         return type(values)(map(self._noted, parts, values))
 
     def _tracked(self, node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor:
-        """Give a node its value; return what flows."""
+        """Record the value of a node; return the tensor to pass to operators."""
         node.meta |= copy_channel() | {"val": value}
         flowing: Any = _empty_like(value)
         flowing.popsim_node = node
@@ -158,16 +158,16 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
 
 
 def _key(argument: Any) -> Any:
-    """Return what all arguments have in common for which the results have one shape."""
+    """Return a key that is equal for all arguments with which the results have the same shape."""
     if isinstance(argument, torch.Tensor):
         return id(node_of(argument).meta["val"])
     if isinstance(argument, (list, tuple)):
         return tuple(map(_key, argument))
-    return type(argument), argument  # True is 1 is 1.0, in their types not
+    return type(argument), argument  # True, 1 and 1.0 are equal, but their types differ
 
 
 def node_of(flowing: Any) -> torch.fx.Node:
-    """Return the node that computes something that flows while it is recorded."""
+    """Return the node that computes a tensor during the recording."""
     node: torch.fx.Node | None = getattr(flowing, "popsim_node", None)
     if node is None:
         raise InternalError("functionalise: a value has no node in the new graph")
@@ -176,12 +176,12 @@ def node_of(flowing: Any) -> torch.fx.Node:
 
 @dataclass(frozen=True)
 class _How:
-    """How the results of an operator are found.
+    """The way in which the results of an operator are computed.
 
     Attributes:
-        is_composite: By the operators that it is made of.
-        is_short: A kernel in C++ tells their shape, and nothing but their shape is asked for.
-        num_counting: Which arguments their shape depends on: so many, the first ones.
+        is_composite: Run the operators that it consists of.
+        is_short: Ask a kernel in C++ for the shape only.
+        num_counting: Number of leading arguments on which their shape depends.
     """
 
     is_composite: bool

@@ -1,6 +1,6 @@
-"""Which tensors are traced, what node they are the result of, and how to compute without tracing.
+"""Knows which tensors are traced and the nodes that compute them; can compute without a trace.
 
-The transforms of ``torch.func`` wrap a tensor once for each level; what is recorded is the tensor
+The transforms of ``torch.func`` wrap a tensor once for each level; the recorded tensor is the one
 inside of all wrappers.
 """
 
@@ -45,26 +45,26 @@ __all__ = [
 ]
 
 outside_transforms = temporarily_clear_interpreter_stack
-"""A scope in which the transforms of ``torch.func`` around a call see nothing of it."""
+"""A scope that hides calls from the transforms of ``torch.func`` around it."""
 
 
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` is at work."""
+    """Return whether a transform of ``torch.func`` is active."""
     return peek_interpreter_stack() is not None
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is a tensor of the device."""
+    """Return whether a value is a tensor of the device."""
     return isinstance(value, torch.Tensor) and is_fake(value)
 
 
 def is_host_tensor(value: Any) -> bool:
-    """Whether a value is a tensor with data."""
+    """Return whether a value is a tensor with data."""
     return isinstance(value, torch.Tensor) and not is_fake(value)
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for one of several in ``torch.vmap``."""
+    """Return whether a tensor stands for one of several in ``torch.vmap``."""
     while is_functorch_wrapped_tensor(tensor):
         if is_batchedtensor(tensor):
             return True
@@ -80,7 +80,7 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of the host has elements in memory of its own or of a view's base."""
+    """Return whether a host tensor has elements in its own memory or in its base's."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -107,14 +107,14 @@ def current_graph() -> torch.fx.Graph | None:
 
 
 def find_node(tensor: torch.Tensor) -> torch.fx.Node | None:
-    """Return the node that a tensor is the result of, None for one that is not traced."""
+    """Return the node that computes a tensor; None for a tensor that is not traced."""
     mode = get_proxy_mode()
     slot = None if mode is None else get_proxy_slot(unwrapped(tensor), mode.tracer, None)
     return None if slot is None else slot.proxy.node
 
 
 def node_of(tensor: torch.Tensor) -> torch.fx.Node:
-    """Return the node that a traced tensor is the result of."""
+    """Return the node that computes a traced tensor."""
     node = find_node(tensor)
     if node is None:
         raise InternalError("trace: a tensor of the traced model has no node in the graph")
@@ -122,19 +122,19 @@ def node_of(tensor: torch.Tensor) -> torch.fx.Node:
 
 
 def of_another_trace(tensor: torch.Tensor) -> Error:
-    """Return the error for a tensor that forward has kept from a trace before this one."""
+    """Return the error for a tensor that forward has kept from an earlier trace."""
     return Error(
-        f"forward uses a tensor of shape {tuple(tensor.shape)} that was made while another "
-        "model, or this one before, was traced; it has no values. Make it in __init__, or "
-        "anew in each forward, instead of keeping it."
+        f"forward uses a tensor of shape {tuple(tensor.shape)} that was made during an earlier "
+        "trace of this or another model; it has no values. Make it in __init__, or "
+        "make a new one in each forward, instead of keeping it."
     )
 
 
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Computes shapes and types of a trace's tensors.
+    """Computes the shapes and dtypes of a trace's tensors.
 
     Attributes:
-        is_over: The trace has ended; who still has one of its tensors has kept it.
+        is_over: Whether the trace has ended; code that still has one of its tensors has kept it.
     """
 
     is_over = False
@@ -143,7 +143,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Compute one operator.
 
         Raises:
-            Error: The value of a tensor is read that was kept from the trace.
+            Error: Code reads the value of a tensor that it has kept from the trace.
         """
         try:
             return super().dispatch(func, *args, **kwargs)
@@ -151,15 +151,15 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if not self.is_over:
                 raise
             raise Error(
-                "The value of a tensor is read that was made in the body of a loop, or in forward, "
-                "and kept (in a list, or an attribute). That code ran once, to be traced, and the "
-                "tensor never had a value. Return it, or bring the values of every iteration out "
-                "by OutfeedQueue.enqueue."
+                "Code reads the value of a tensor that was made in the body of a loop, or in "
+                "forward, and kept (in a list, or an attribute). That code ran once, during the "
+                "trace, and the tensor never had a value. Return the tensor, or send the values of "
+                "every iteration to the host with OutfeedQueue.enqueue."
             ) from error
 
 
 @contextmanager
 def host_computation() -> Iterator[None]:
-    """Compute with tensors of the host as if nothing was traced or transformed."""
+    """Compute with host tensors in this scope, without trace and transforms."""
     with outside_transforms(), disable_current_modes():
         yield

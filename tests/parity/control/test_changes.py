@@ -167,5 +167,5 @@ def test_a_view_of_what_is_changed_is_refused():
 
         return for_loop(2, body, [x])
 
-    with pytest.raises(poptorch.Error, match="reads by another view"):
+    with pytest.raises(poptorch.Error, match="reads another view"):
         check_inference(function, sample())

@@ -161,4 +161,4 @@ def test_what_the_host_takes_of_an_iterator_is_taken_in_each_call(caplog):
     one = generated(0)
     assert [run(one).item(), run(one).item(), run(generated(5)).item()] == [3, 12, 18]
     assert run._recordings == []
-    assert len([one for one in caplog.messages if "each call compiles anew" in one]) == 1
+    assert len([one for one in caplog.messages if "each call compiles again" in one]) == 1

@@ -240,7 +240,7 @@ def test_anchors_of_all_iterations_of_a_while_loop_are_refused(mode):
 
 def test_an_anchor_of_a_while_loop_that_its_last_iteration_does_not_keep_is_refused():
     with pytest.raises(
-        poptorch.Error, match=r"while_loop makes, so this tensor's value of the last"
+        poptorch.Error, match=r"while_loop is not known in advance, so this tensor's value of"
     ):
         doubled("carried0", poptorch.OutputMode.Final)()
 

@@ -149,23 +149,23 @@ def test_another_thread_goes_on_with_iterators_of_its_own():
     [
         (generated, lambda it, x: x + next(it) + next(it), rf"{LINE}: an iteration takes one"),
         (generated, lambda it, x: x + next(it, 0), rf"{LINE}: in a loop it takes no default"),
-        (generated, lambda it, x: x + sum(it), "takes elements of a generator otherwise than by"),
+        (generated, lambda it, x: x + sum(it), "takes elements of a generator other than by"),
         (
             SOURCES["loader"],
             lambda it, x: x + it.__next__(),
-            rf"takes elements of a _SingleProcessDataLoaderIter {LINE} otherwise than by next",
+            rf"takes elements of a _SingleProcessDataLoaderIter {LINE} other than by next",
         ),
-        (SOURCES["list"], lambda it, x: x + sum(it), "elements of a list_iterator otherwise than"),
+        (SOURCES["list"], lambda it, x: x + sum(it), "elements of a list_iterator other than"),
         (lambda: iter([]), lambda it, x: x + next(it), rf"{LINE}: InfeedQueue: .* has no element"),
         (
             lambda: DataLoader(torch.arange(4.0)),
             lambda loader, x: x + next(iter(loader)),
-            rf"goes through a DataLoader {LINE}.*iterator = iter\(loader\)",
+            rf"iterates over a DataLoader {LINE}.*iterator = iter\(loader\)",
         ),
         (
             generated,
             lambda it, x: poptorch.for_loop(2, lambda y: y + next(it), [x])[0],
-            rf"{LINE}: an iteration of the device loop takes one element, in front of its inner",
+            rf"{LINE}: an iteration of the device loop takes one element, before its inner",
         ),
     ],
 )
@@ -237,9 +237,7 @@ def test_a_for_loop_over_any_iterator_is_refused(make):
         for _ in iterator:
             return x + 1
 
-    with pytest.raises(
-        Error, match=r"takes elements of a \w+.* otherwise than by next\(iterator\)"
-    ):
+    with pytest.raises(Error, match=r"takes elements of a \w+.* other than by next\(iterator\)"):
         looped(body, inputs=0.0)
 
 

@@ -250,6 +250,6 @@ def cond(x):
 @pytest.mark.parametrize("operator", [scan, cond])
 def test_operators_that_take_functions_are_refused_by_name(operator):
     run = poptorch.function(lambda x: poptorch.repeat(2, lambda y: y + 1, operator(x)))
-    text = rf"'{operator.__name__}' is called at .*\.py:\d+ outside of a loop, and takes functions"
+    text = rf"'{operator.__name__}' is called at .*\.py:\d+ outside of a loop, and takes Python"
     with pytest.raises(poptorch.Error, match=text):
         run(torch.ones(3))

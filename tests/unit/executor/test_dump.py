@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
     monkeypatch.setenv("POPSIM_DUMP", str(file / "inside"))
-    with pytest.raises(poptorch.Error, match=r"POPSIM_DUMP=.*no folder can be made"):
+    with pytest.raises(poptorch.Error, match=r"POPSIM_DUMP=.*no folder can be created"):
         compile_net()
     monkeypatch.delenv("POPSIM_DUMP")
     assert compile_net().isCompiled()

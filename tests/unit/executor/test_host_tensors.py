@@ -225,7 +225,7 @@ def test_an_optimizer_state_of_another_shape_is_refused_every_time():
         states.append(optimizer.state_dict())
     optimizer.load_state_dict({**states[1], "ipu_state": states[0]["ipu_state"], "ipu_param": {}})
     for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"weight' has the shape .*, the device's has"):
+        with pytest.raises(poptorch.Error, match=r"weight' has the shape .*; on the device it has"):
             model(X)
 
 

@@ -60,7 +60,7 @@ def test_a_path_where_nothing_can_be_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     model = infer(Net())
     model.compile(batch()[0])
-    with pytest.raises(poptorch.Error, match="cannot be made"):
+    with pytest.raises(poptorch.Error, match="cannot be created"):
         model.save(tmp_path / "file" / "below")
 
 
@@ -173,13 +173,13 @@ def test_a_program_that_is_longer_is_told_as_such(tmp_path):
     for count in (1, 2):
         shorter = longer.copy()
         del shorter.graph.ops[-count:]
-        with pytest.raises(poptorch.Error, match=r"file goes on with '.+' where the lines of this"):
+        with pytest.raises(poptorch.Error, match=r"file continues with '.+' where this"):
             saving.check_same_program(ExecutableFile(path), shorter)
     model.destroy()
     train(Net()).compileAndExport(path, *batch())
     file = ExecutableFile(path)
     longer.graph.ops.append(longer.graph.ops[-1])
-    with pytest.raises(poptorch.Error, match=r"of the file end where this model goes on with '.+'"):
+    with pytest.raises(poptorch.Error, match=r"The file ends where this model continues with '.+'"):
         saving.check_same_program(file, longer)
 
 

@@ -216,7 +216,7 @@ def test_a_size_is_no_argument():
 
 
 def test_without_arguments_it_says_what_is_missing():
-    with pytest.raises(Error, match=r"no arguments to compile it for\. Pass those of a call"):
+    with pytest.raises(Error, match=r"no arguments to compile it for\. Pass the arguments of"):
         poptorch.summary(Perceptron())
 
 

@@ -244,7 +244,7 @@ def test_a_models_own_operator_is_loaded_into_the_model_alone(name, tmp_path, ca
     model = poptorch.inferenceModel(net, make_options())
     model.compileAndExport(path, x)
     assert f"calls {name}" in caplog.text
-    assert "poptorch.load will refuse it" in caplog.text
+    assert "poptorch.load will refuse the file" in caplog.text
     with pytest.raises(Error, match=rf"file: Its program calls {name}, .*executor\.$"):
         poptorch.load(path)
     again = poptorch.inferenceModel(net, make_options())

@@ -212,5 +212,5 @@ def test_a_part_of_a_model_that_is_cut_out_in_the_trace_is_nothing_new():
 
 
 def test_a_layer_that_is_made_in_the_trace():
-    with pytest.raises(Error, match="uses a Linear that was made while it was traced"):
+    with pytest.raises(Error, match="uses a Linear that was made during the trace"):
         run([lambda x: nn.Linear(2, 2)(x), lambda x: x], outfeed_queue=OutfeedQueue())
