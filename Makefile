@@ -15,7 +15,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo tutorials bench bench-quick docs wheel clean help lint format types
+.PHONY: build demo tutorials notebooks bench bench-quick docs wheel clean help lint format types
 .PHONY: test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
 
 help: ## list the targets
@@ -185,6 +185,9 @@ types: $(STAMPS)/run.installed $(STAMPS)/dev.installed ## check the annotations
 
 docs: build $(STAMPS)/docs.installed ## build the pages in build/docs
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+
+notebooks: build $(STAMPS)/dev.installed ## write a notebook for each tutorial from its README
+	$(PY) docs/notebooks.py
 
 # --- Packages ----------------------------------------------------------------
 # The wheel is built from the source package, and leaves to others what they bring: torch its

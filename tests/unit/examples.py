@@ -41,6 +41,7 @@ def run(page):
     """
     torch.manual_seed(0)
     above = {}
+    sys.path.insert(0, str(page.parent))  # a tutorial's README imports from its scripts
     for example in examples(page):
         alone = not example.code.startswith(CONTINUES)
         names = {"__name__": "__main__"} if alone else dict(above)

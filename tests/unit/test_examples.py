@@ -1,4 +1,4 @@
-"""The Python examples of README and of the pages run as they are printed, and print what they say.
+"""The Python examples of READMEs and of the pages run as they are printed, and print what they say.
 
 Those of a page have a process of their own: operators that they register are seen nowhere else.
 """
@@ -17,7 +17,11 @@ from tests.unit import examples
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("**/*.md")),
+        *sorted((ROOT / "tutorials").glob("*/README.md")),
+    ]
     if examples.examples(page)
 }
 

@@ -1,0 +1,87 @@
+"""The notebooks of the tutorials: made from their READMEs, and run from the first cell to the last."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.tutorials.running import ROOT, TUTORIALS, draw_few_digits
+
+sys.path.insert(0, str(ROOT / "docs"))
+import notebooks
+
+# Smaller values than those of the READMEs, where these take long.
+PARAMETERS = {
+    "custom_op": {},
+    "infeed_outfeed": {"STEPS": 20, "STEPS_PER_EXECUTION": 10},
+    "inspecting_tensors": {"REPEAT_COUNT": 4, "MODEL_REPEAT_COUNT": 4},
+    "observing_tensors": {"STEPS": 3, "BATCH_SIZE": 100},
+    "pipelined_inspection": {"STEPS_PER_EPOCH": 8},
+    "training_loops": {"BATCHES": 8},
+}
+
+
+def in_folder(name: str, folder: Path) -> Path:
+    """Copy the tutorials beside a link to this environment; return where the notebook is."""
+    copied = folder / "tutorials"
+    shutil.copytree(TUTORIALS, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".venv").symlink_to(sys.prefix)
+    draw_few_digits(folder / "home" / ".torch" / "datasets", 320)
+    return copied / name / f"{name}.ipynb"
+
+
+def run(name: str, folder: Path, monkeypatch) -> list[str]:
+    """Run a notebook with its parameters; return what its cells print."""
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(TUTORIALS)]))
+    path = in_folder(name, folder)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if notebooks.PARAMETERS in cell.metadata.get("tags", ()):
+            values = [f"{key} = {value!r}" for key, value in PARAMETERS[name].items()]
+            cell.source = "\n".join([cell.source, *values])
+    client = NotebookClient(notebook, resources={"metadata": {"path": str(path.parent)}})
+    client.execute(timeout=250)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert all("image/png" in o.data for o in outputs if o.output_type == "display_data")
+    return [output.text for output in outputs if output.output_type == "stream"]
+
+
+def test_each_tutorial_has_a_notebook():
+    assert notebooks.names() == sorted(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_notebook_is_what_its_readme_says(name):
+    """``make notebooks`` writes them anew."""
+    assert notebooks.path(name).read_text(encoding="utf-8") == notebooks.text(name)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_parameters_of_a_notebook_stand_in_one_cell(name):
+    cells = nbformat.reads(notebooks.text(name), as_version=4).cells
+    tagged = [cell for cell in cells if notebooks.PARAMETERS in cell.metadata.get("tags", ())]
+    assert len(tagged) == (1 if PARAMETERS[name] else 0)
+    named = {}
+    for cell in tagged:
+        exec(cell.source, named)
+    assert PARAMETERS[name].keys() <= named.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "observing_tensors" else pytest.param(name, marks=pytest.mark.slow)
+        for name in PARAMETERS
+    ],
+)
+@pytest.mark.tutorial
+def test_a_notebook_runs_with_other_parameters(name, tmp_path, monkeypatch):
+    printed = "".join(run(name, tmp_path, monkeypatch))
+    if name == "observing_tensors":
+        assert "step 3: loss" in printed and "Loss: " in printed
+        assert "over 3 batches" in printed  # 320 digits in batches of 100
