@@ -416,7 +416,7 @@ def test_inference_takes_devices_and_schedule(programs):
     [(options, actions)] = programs
     assert actions.startswith("0F0 1F0 0F1")
     assert [stage.ipu_id for stage in options.execution_strategy.stages] == [1, 0]
-    message = r"predict: steps_per_execution = 5 does not go with .* needs a multiple of 2 .*=6"
+    message = r"predict: steps_per_execution = 5 does not fit the .* needs a multiple of 2 .*=6"
     with pytest.raises(UsageValueError, match=message):
         poptorch.predict(model, batches()[:5])
 
