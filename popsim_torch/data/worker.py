@@ -90,9 +90,7 @@ class RandomStates:
     """The states of the random number generators of the process that makes this object."""
 
     def __init__(self) -> None:
-        self._torch = (
-            torch.get_rng_state().numpy()
-        )  # (a tensor would be sent through shared memory)
+        self._torch = torch.get_rng_state().numpy()  # (tensors go through shared memory)
         self._python = random.getstate()
         self._numpy = numpy.random.get_state()
 
@@ -210,7 +208,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None  # (only children run this)
     parent_pid = os.getppid()
-    # Do not use parent_process(): forks of the consumer may keep the pipe open that it waits for.
+    # Check os.getppid() as well: forks of the consumer may keep the pipe of `parent` open.
     while parent.is_alive() and os.getppid() == parent_pid:
         parent.join(_PARENT_CHECK_SECONDS)
     for child in multiprocessing.active_children():
@@ -283,9 +281,7 @@ class _Producer:
 
     def _pickled(self, tensors: list[torch.Tensor], types: list[TensorType]) -> bytes:
         """Return the pickled tensors of an element that does not fit a slot, if that is allowed."""
-        is_rest = (
-            self._settings.rebatched_size is not None
-        )  # (only the last element may be incomplete)
+        is_rest = self._settings.rebatched_size is not None  # (others have the right size)
         if not is_rest and not self._settings.any_shape:
             raise UsageValueError(
                 f"AsynchronousDataAccessor: the tensors of an element are {_show(types)}, those of "

@@ -255,7 +255,7 @@ class _ValueReader:
     def _is_constant(self, name: str) -> bool:
         if isinstance(self._optimizer, optim.Optimizer):
             return name in _STRUCTURAL or self._optimizer.variable_attrs.isConstant(name)
-        # PyTorch's schedulers may change every value that the program reads from the device.
+        # All others are variable, because PyTorch's schedulers may change them.
         return name in _STRUCTURAL or (name == "momentum" and not _has_momentum(self._optimizer))
 
 
