@@ -26,7 +26,7 @@ def allclose(
         equal_nan: Whether NaN is close to NaN.
 
     Raises:
-        RuntimeError: Tensors cannot be compared: their shapes or element types differ.
+        RuntimeError: Tensors cannot be compared: their shapes or dtypes differ.
     """
     if isinstance(ref, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.allclose(ref, other, rtol=rtol, atol=atol, equal_nan=equal_nan)

@@ -375,7 +375,7 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.is_quantized or tensor.dtype not in INPUTS:
         names = ", ".join(map(dtype_name, INPUTS))
-        raise Error(f"Input {name} has dtype {tensor.dtype}. Supported dtypes: {names}.")
+        raise Error(f"Input {name} has dtype {tensor.dtype}. Supported are: {names}.")
     if tensor.device.type == "ipu":
         raise Error(
             f"Input {name} is a tensor of the program that is being traced: the model is called in "

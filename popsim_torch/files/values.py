@@ -177,7 +177,7 @@ class Encoder:
         if isinstance(value, range):
             if len(value) > MOST_NUMBERS:
                 raise Error(
-                    f"{where} has {value}, but a file can hold only ranges of at most "
+                    f"{where} holds {value}, but a file can hold only ranges of at most "
                     f"{MOST_NUMBERS} numbers."
                 )
             return {"range": [value.start, value.stop, value.step]}

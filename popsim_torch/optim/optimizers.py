@@ -82,12 +82,12 @@ class SGD(Optimizer, torch.optim.SGD):
         loss_scaling: Multiplies the loss before the backward pass.
         velocity_scaling: Multiplies stored velocities, only with ``use_combined_accum``.
         use_combined_accum: Use one tensor per parameter as gradient accumulator and velocity.
-        accum_type: Element type of gradient accumulators; ignored with ``use_combined_accum``.
-        velocity_accum_type: Element type of velocities; ignored with ``use_combined_accum``.
+        accum_type: Dtype of gradient accumulators; ignored with ``use_combined_accum``.
+        velocity_accum_type: Dtype of velocities; ignored with ``use_combined_accum``.
         max_grad_norm: The largest global norm of the gradients; None: no clipping.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: torch does not accept a value.
         Error: ``max_grad_norm`` is NaN or negative.
     """
@@ -140,9 +140,9 @@ class _MomentOptimizer(Optimizer):
     """An optimizer that keeps averages of the gradient and of its square.
 
     Attributes:
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
     """
 
     accum_type = AccumulationType("The type that gradients are accumulated in")
@@ -177,13 +177,13 @@ class Adam(_MomentOptimizer, torch.optim.Adam):
         differentiable: As in torch; ignored on the device.
         fused: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
         max_grad_norm: The largest global norm of the gradients; None: no clipping.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: ``amsgrad`` is True, or torch does not accept a value.
         Error: ``max_grad_norm`` is NaN or negative.
     """
@@ -242,13 +242,13 @@ class AdamW(_MomentOptimizer, torch.optim.AdamW):
         loss_scaling: Multiplies the loss before the backward pass.
         bias_correction: No effect, as in PopTorch: the averages are always divided by ``1 - beta **
             step``, on the device and in ``step()`` on the host.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
         max_grad_norm: The largest global norm of the gradients; None: no clipping.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: ``amsgrad`` is True, or torch does not accept a value.
         Error: ``max_grad_norm`` is NaN or negative.
     """
@@ -306,14 +306,14 @@ class RMSprop(_MomentOptimizer, torch.optim.RMSprop):
         maximize: As in torch; ignored on the device.
         differentiable: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages.
         second_order_momentum_accum_type: Ignored.
         use_tf_variant: Whether to compute as TensorFlow does: ``eps`` inside of the square root,
             and averages that start at 1.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: torch does not accept a value.
     """
 
@@ -360,12 +360,12 @@ class LAMB(_MomentOptimizer):
         loss_scaling: Multiplies the loss before the backward pass.
         max_weight_norm: The largest weight norm for the scaling; larger norms are replaced by it. 0
             means no scaling.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: A value is out of range.
     """
 
