@@ -34,7 +34,7 @@ def set_overlap_for_input(tensors: T, mode: OverlapMode) -> T:
         traced model, ``tensors`` unchanged.
 
     Raises:
-        UsageAssertionError: ``mode`` is no ``OverlapMode``.
+        UsageAssertionError: ``mode`` is not an ``OverlapMode``.
         Error: When the model is compiled: one of the rules is broken.
     """
     return _mark("set_overlap_for_input", tensors, mode, for_input=True)
@@ -54,7 +54,7 @@ def set_overlap_for_output(tensors: T, mode: OverlapMode) -> T:
     Returns: As for :func:`set_overlap_for_input`.
 
     Raises:
-        UsageAssertionError: ``mode`` is no ``OverlapMode``.
+        UsageAssertionError: ``mode`` is not an ``OverlapMode``.
         Error: When the model is compiled: one of the rules is broken.
     """
     return _mark("set_overlap_for_output", tensors, mode, for_input=False)

@@ -344,7 +344,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
         return self._set_back_end("convolutionOptions", {"partialsType": partials})
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """Only log a warning: mixed operands follow PyTorch's promotion (deprecated).
+        """Only log a warning; no effect: mixed operands follow PyTorch's promotion (deprecated).
 
         Args:
             half_float_casting: Ignored.
@@ -363,7 +363,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
         return self
 
     def runningStatisticsAlwaysFloat(self, enabled: bool) -> Self:
-        """Only log a warning: running statistics keep their own dtype (deprecated).
+        """Only log a warning; no effect: running statistics keep their own dtype (deprecated).
 
         Args:
             enabled: Ignored.
@@ -393,7 +393,7 @@ class _JitOptions(OptionsGroup):
     _path = "Options.Jit"
 
     def traceModel(self, trace_model: bool) -> Self:
-        """Only log a warning (deprecated).
+        """Only log a warning; no effect (deprecated).
 
         Args:
             trace_model: Must be False.

@@ -268,7 +268,7 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: ``profile_dir`` is no path.
+            UsageAssertionError: ``profile_dir`` is not a path.
         """
         self.checkIsFrozen()
         directory = "." if profile_dir is None else _as_path("enableProfiling", profile_dir)

@@ -13,7 +13,7 @@ MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 _LAUNCHERS = (
     MPI,
     ("RANK", "WORLD_SIZE"),  # torchrun
-    ("PMI_RANK", "PMI_SIZE"),  # MPICH and its relatives
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH and similar launchers
     # Only in a step (``srun``): a batch script is one process, even if SLURM_NTASKS is larger.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
