@@ -73,7 +73,7 @@ def _throwTestError(kind: TestErrorType) -> NoReturn:
         kind: The error to raise.
 
     Raises:
-        Error: Of the class, type and recovery action that belong to ``kind``.
+        Error: The error of ``kind``, with its class, type and recovery action.
     """
     error_type, message = _TEST_ERRORS[TestErrorType(kind)]
     where = f"{Path(__file__).name}:{sys._getframe().f_lineno}"

@@ -85,13 +85,13 @@ def set_pipelining_options(
             parameter: ``torch.float32`` or ``torch.float16``; None for the choice of the optimizer.
         accumulate_outfeed_dtype: Must be None: outputs are added up in their own dtype.
         offload_weight_update_variables: A hint about memory, as ``Options.TensorLocations``.
-        offload_activations: The same.
-        offload_gradient_accumulation_buffers: The same.
-        offload_weights: The same.
-        replicated_optimizer_state_sharding: The same.
-        replicated_weight_sharding: The same.
+        offload_activations: A hint about memory.
+        offload_gradient_accumulation_buffers: A hint about memory.
+        offload_weights: A hint about memory.
+        replicated_optimizer_state_sharding: A hint about memory.
+        replicated_weight_sharding: A hint about memory.
         forward_propagation_stages_poplar_options: Hints about compute, a dict for each stage.
-        backward_propagation_stages_poplar_options: The same.
+        backward_propagation_stages_poplar_options: Hints about compute, a dict for each stage.
         weight_update_poplar_options: A hint about compute, a dict.
         batch_serialization_iterations: Must be 1.
         continuous_weight_updates: Must be False.
@@ -127,9 +127,9 @@ def set_gradient_accumulation_options(
         gradient_accumulation_steps_per_replica: The number of micro-batches per weight update, 1 or
             more; None for the count of the options, or else 1.
         gradient_accumulation_reduction_method: As for ``set_pipelining_options``.
-        gradient_accumulation_dtype: The same.
-        offload_weight_update_variables: The same.
-        replicated_optimizer_state_sharding: The same.
+        gradient_accumulation_dtype: As for ``set_pipelining_options``.
+        offload_weight_update_variables: As for ``set_pipelining_options``.
+        replicated_optimizer_state_sharding: As for ``set_pipelining_options``.
 
     Returns:
         What was set.

@@ -233,7 +233,7 @@ class PipeliningOptions:
         values = self.values
         count = values["gradient_accumulation_steps_per_replica"]
         counted = (
-            "as the options say" if count is None else f"an update every {count} micro-batches"
+            "as set in the options" if count is None else f"an update every {count} micro-batches"
         )
         yield "gradient_accumulation_steps_per_replica", f"in effect: {counted}"
         kind = _REDUCTIONS[values["gradient_accumulation_reduction_method"]][0]
@@ -244,21 +244,29 @@ class PipeliningOptions:
             mapping = values["device_mapping"]
             placed = "stage i is on IPU i" if mapping is None else _placed(mapping)
             yield "device_mapping", f"in effect: {placed}"
-            summed = "one sum over a call" if values["accumulate_outfeed"] else "as the options say"
-            yield "accumulate_outfeed", f"in effect: outputs come back {summed}"
+            summed = (
+                "as one sum over a call"
+                if values["accumulate_outfeed"]
+                else "as set in the options"
+            )
+            yield "accumulate_outfeed", f"in effect: outputs are returned {summed}"
             is_auto = values["recomputation_mode"] == RecomputationMode.Auto
-            rebuilt = "what the options say" if is_auto else "all but the inputs of a stage"
+            rebuilt = (
+                "the values that the options choose" if is_auto else "all but the inputs of a stage"
+            )
             yield "recomputation_mode", f"in effect: the backward pass rebuilds {rebuilt}"
         for name in LOCATIONS:
             yield name, "hint about memory: kept in Options.TensorLocations, no effect on values"
         for name in COMPUTE_HINTS:
             yield name, "hint about compute: kept here, no effect"
         chosen = values["gradient_accumulation_dtype"] is not None
-        dtypes = "accumulators have this type" if chosen else "accumulators are as optimizers say"
+        dtypes = (
+            "accumulators have this type" if chosen else "accumulators are as set in optimizers"
+        )
         yield "gradient_accumulation_dtype", f"in effect: {dtypes}"
-        yield "accumulate_outfeed_dtype", "the type of the outputs"
-        yield "batch_serialization_iterations", "only 1 is taken"
-        yield "continuous_weight_updates", "only False is taken"
+        yield "accumulate_outfeed_dtype", "not supported: sums have the dtype of the outputs"
+        yield "batch_serialization_iterations", "must be 1"
+        yield "continuous_weight_updates", "must be False"
 
 
 def _in_flight(schedule: PipelineSchedule, values: Mapping[str, Any]) -> str:
