@@ -332,9 +332,7 @@ class HostCall:
         for tensor, wanted in zip(tensors, self.wanted, strict=True):
             if wanted:
                 inputs.append(tensor.requires_grad_())
-                tensor = (
-                    tensor.clone()
-                )  # a leaf that requires a gradient must not be changed in place
+                tensor = tensor.clone()  # a leaf with a gradient must not be changed in place
             given.append(tensor)
         return inputs, given
 

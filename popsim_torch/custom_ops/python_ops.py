@@ -126,9 +126,7 @@ def register_custom_op(
         raise UsageTypeError(f"register_custom_op: the version must be an int, got {version!r}")
 
     def register(kernel: Callable[..., Any]) -> PythonOp:
-        _native.look_for_custom_ops(
-            []
-        )  # find the operators of loaded libraries first: they are older
+        _native.look_for_custom_ops([])  # libraries that are loaded so far come first
         return PythonOp(kernel, domain, name, version)
 
     return register

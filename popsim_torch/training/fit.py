@@ -286,8 +286,8 @@ class _Ended(Exception):
 @contextlib.contextmanager
 def _may_end() -> Iterator[None]:
     """Turn a ``StopIteration`` of a callback into ``_Ended``."""
-    # Return it instead of using `except`: a StopIteration from a context manager has another
-    # meaning.
+    # A separate exception is needed: a StopIteration that leaves a context manager means something
+    # else.
     try:
         yield
     except StopIteration as error:
