@@ -15,10 +15,10 @@ usage: popsim run [--replace] [--] script.py [arguments ...]
 commands:
   run   run a program written for PopTorch: `import poptorch` is popsim_torch,
         in the program and in the processes that it starts
-  info  say what this installation computes with
+  info  print what this installation computes with
 
 options of run:
-  --replace  also where another poptorch is installed
+  --replace  replace another installed poptorch
 
 `python -m popsim_torch` is the same command.
 """
@@ -26,7 +26,7 @@ _USAGE_ERROR = 2
 
 
 def main() -> int:
-    """Carry out the command that ``sys.argv`` holds, and return the exit code."""
+    """Run the command in ``sys.argv``, and return the exit code."""
     command, *rest = sys.argv[1:] or [""]
     if command in ("-h", "--help", "help") or (
         command == "run" and rest[:1] in (["-h"], ["--help"])

@@ -1,4 +1,4 @@
-"""The one doorway to the C++ library."""
+"""The interface to the C++ library: all Python code uses the library through this module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch  # (the extension needs torch's libraries to be loaded)
+import torch  # (must come first: the extension needs torch's libraries)
 
 from popsim_torch.errors import BACKEND_ERROR_TYPE, Error, InternalError
 
@@ -17,10 +17,10 @@ _FOLDER = Path(__file__).parent
 
 
 def _check_torch() -> None:
-    """Make sure that the library was built for this PyTorch; another one's symbols may differ.
+    """Check that the library was built for this PyTorch release, as symbols of others may differ.
 
     Raises:
-        ImportError: It was built for another release, or it was not built.
+        ImportError: The library was built for another release, or it was not built.
     """
     built_for = _FOLDER / "built_for.txt"  # written by setup.py
     if not built_for.exists():
@@ -95,7 +95,7 @@ except ImportError as error:  # pragma: no cover - depends on the installation
     raise ImportError(
         f"popsim_torch: the C++ library ({found}) cannot be loaded by Python "
         f"{platform.python_version()}: {error}. It must have been built by this Python and for "
-        "this PyTorch: run `make build` in a checkout, or install the package anew."
+        "this PyTorch: run `make build` in a checkout, or install the package again."
     ) from error
 
 __all__ = [
@@ -151,7 +151,7 @@ __all__ = [
 
 
 ERRORS = (_NativeUserError, _NativeInternalError)
-"""What the C++ library raises."""
+"""The exceptions that the C++ library raises."""
 
 
 def translated(error: BaseException) -> Error:
@@ -170,7 +170,7 @@ def translated_errors() -> Iterator[None]:
 
 
 _LIBRARIES = {
-    # ATen, Intel's MKL, oneDNN (torch's own and ours), from the lowest target to the highest.
+    # The names of each target in ATen, Intel's MKL and oneDNN (torch's own and ours), lowest first.
     "sse4": ("default", "SSE4_2", "SSE41"),
     "avx2": ("avx2", "AVX2", "AVX2"),
     "avx512": ("avx512", "AVX512", "AVX512_CORE"),
@@ -180,11 +180,11 @@ _LIBRARIES = {
 def _obey_environment() -> None:
     """Use the target that the environment variable ``POPSIM_CPU`` names, if it is set.
 
-    The libraries that compute beside our kernels are held to it as well, by their own variables,
-    where those are not set.
+    The other libraries that compute are limited to this target by their own variables, unless those
+    are already set.
 
     Raises:
-        Error: There is no such target, or this processor or build does not have it.
+        Error: The target does not exist, or this processor or build does not have it.
     """
     wanted = os.environ.get("POPSIM_CPU", "")
     if not wanted:
@@ -208,7 +208,7 @@ def _obey_environment() -> None:
     in_use = torch.backends.cpu.get_cpu_capability()
     if in_use != held:
         warnings.warn(
-            f"POPSIM_CPU={wanted}: PyTorch computes with {in_use}, as it was used before "
+            f"POPSIM_CPU={wanted}: PyTorch computes with {in_use}, because it was used before "
             f"popsim_torch was imported. Set ATEN_CPU_CAPABILITY={aten} as well.",
             stacklevel=2,
         )

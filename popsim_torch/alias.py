@@ -1,4 +1,4 @@
-"""``install``: after it ``import poptorch``, and every module inside of it, is this package."""
+"""``install``: makes ``import poptorch``, and the modules of ``poptorch``, mean this package."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from popsim_torch.errors import Error
 __all__ = ["STANDIN_FOLDER", "install", "uninstall"]
 
 STANDIN_FOLDER = str(Path(__file__).resolve().parent / "standin")
-"""On the search path, it has the effect of ``install`` in a process that imports ``poptorch``."""
+"""If this folder is on the search path, importing ``poptorch`` has the effect of ``install``."""
 
 _PACKAGE = "popsim_torch"
 _ALIAS = "poptorch"
 
 
 class _Alias(InspectLoader):
-    """Loads a module of this package, as it is, under the other name."""
+    """Loads a module of this package, unchanged, under its PopTorch name."""
 
     def __init__(self, real_name: str, before: Callable[[], None] | None) -> None:
         self._real_name = real_name
@@ -40,18 +40,18 @@ class _Alias(InspectLoader):
             if error.name != self._real_name:
                 raise
             raise ModuleNotFoundError(
-                f"No module named {spec.name!r}: popsim_torch, which stands for PopTorch here, "
-                "has none of that name.",
+                f"No module named {spec.name!r}: popsim_torch, which replaces PopTorch here, has "
+                "no module of that name.",
                 name=spec.name,
             ) from None
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has marked it as the other module; it has run already.
+        # The module has already run. The import system replaced its spec: put the own one back.
         module.__spec__ = self._spec
 
-    # What `python -m` asks for.
+    # `python -m` calls the following methods.
 
     def get_code(self, fullname: str) -> CodeType | None:
         return self._real_loader().get_code(self._real_name)
@@ -65,12 +65,14 @@ class _Alias(InspectLoader):
     def _real_loader(self) -> InspectLoader:
         spec = importlib.util.find_spec(self._real_name)
         if spec is None or not isinstance(spec.loader, InspectLoader):
-            raise ImportError(f"there is no code of {self._real_name}", name=self._real_name)
+            raise ImportError(
+                f"the module {self._real_name} has no Python code", name=self._real_name
+            )
         return spec.loader
 
 
 class _Finder(MetaPathFinder):
-    """Finds ``poptorch`` and what is inside of it.
+    """Finds ``poptorch`` and its modules.
 
     Args:
         before: Called before ``poptorch`` is imported.
@@ -90,25 +92,25 @@ class _Finder(MetaPathFinder):
 
 
 def install(replace: bool = False, *, before: Callable[[], None] | None = None) -> None:
-    """Let ``import poptorch`` mean this package in this process.
+    """Make ``import poptorch`` import this package in this process.
 
-    Processes that it starts have to do the same, as those of :mod:`multiprocessing` do when the
-    call stands at the top of the script; ``python -m popsim_torch run script.py`` sees to it in any
-    case. A second call changes nothing.
+    Processes that this process starts have to call ``install`` as well. Those of
+    :mod:`multiprocessing` do this if the call is at the top of the script. With ``python -m
+    popsim_torch run script.py`` no call is needed in any process. A second call changes nothing.
 
     Args:
-        replace: Also where another ``poptorch`` is installed.
+        replace: Whether to replace another ``poptorch`` that is installed.
         before: Called once, before ``poptorch`` is imported for the first time.
 
     Raises:
-        Error: Another ``poptorch`` is imported already, or could be, and ``replace`` is False.
+        Error: Another ``poptorch`` is imported or installed, and ``replace`` is False.
     """
     other = _other_poptorch()
     if other is not None and not replace:
         raise Error(
             f"popsim_torch.install: there is another {_ALIAS} at {other}. Remove it from the "
-            "environment, or say that popsim_torch is to take its place: "
-            "popsim_torch.install(replace=True), popsim run --replace script.py."
+            "environment, or let popsim_torch replace it: popsim_torch.install(replace=True), or "
+            "popsim run --replace script.py."
         )
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -118,9 +120,9 @@ def install(replace: bool = False, *, before: Callable[[], None] | None = None) 
 
 
 def uninstall() -> None:
-    """Undo ``install``: what is imported from now on is the ``poptorch`` of the environment.
+    """Undo ``install``: later imports get the ``poptorch`` of the environment.
 
-    Names that a program has imported keep their meaning.
+    Names that the program has already imported do not change.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -134,7 +136,7 @@ def _imported() -> list[str]:
 
 
 def _other_poptorch() -> str | None:
-    """Return where a ``poptorch`` that is not this package comes from, if there is one."""
+    """Return where another ``poptorch`` comes from, or None if there is no other."""
     module = sys.modules.get(_ALIAS)
     if module is not None:
         is_ours = module is sys.modules[_PACKAGE] or _is_standin(module.__spec__)
@@ -146,7 +148,7 @@ def _other_poptorch() -> str | None:
 
 
 def _found() -> Iterator[ModuleSpec]:
-    """Yield what the other finders find; folders without ``__init__.py`` are no package."""
+    """Yield the specs that other finders find, without folders that have no ``__init__.py``."""
     path = [folder for folder in sys.path if folder != STANDIN_FOLDER]
     for finder in sys.meta_path:
         if isinstance(finder, _Finder):

@@ -1,6 +1,6 @@
-"""Anchors: requests to return an internal tensor of the graph, and how much of it comes back.
+"""Anchors: requests to return an internal tensor of the graph, and which values are returned.
 
-What a mode returns is so of model outputs, too.
+The output modes return the same micro-batches of a model's outputs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AnchorRequest:
-    """One call of ``Options.anchorTensor``, with a mode of its own.
+    """One call of ``Options.anchorTensor``, with its output mode.
 
     Attributes:
-        short_name: The name the program will fetch the tensor by.
+        short_name: The name that the user's program passes to ``getAnchoredTensor``.
         long_name: The name of the tensor in the graph.
         output_mode: Which micro-batches are returned; not ``Default``.
         period: The return period of ``EveryN`` (device iterations); 1 in the other modes.
@@ -50,18 +50,19 @@ class AnchorRequest:
     def of(
         cls, short_name: str, entry: Any, model_mode: OutputMode, model_period: int
     ) -> AnchorRequest:
-        """Return the request that an entry of ``Options.anchored_tensors`` is.
+        """Return the request of an entry of ``Options.anchored_tensors``.
 
         Args:
-            short_name: Its key.
-            entry: The long name, whether mode and period are the model's, the mode and the period.
+            short_name: The key of the entry.
+            entry: A list: the long name, whether to use the model's mode and period, the mode, the
+                period.
             model_mode: The output mode of the model, not ``Default``.
             model_period: The output return period of the model (device iterations).
 
         Raises:
-            Error: The entry is something else.
-            InternalError: ``model_mode`` is ``Default``: the model has to choose before its anchors
-                can.
+            Error: The entry is not such a list.
+            InternalError: ``model_mode`` is ``Default``: the mode of the model must be chosen
+                before.
         """
         try:
             long_name, uses_default, mode, period = entry
@@ -76,7 +77,8 @@ class AnchorRequest:
             return cls(short_name, long_name, mode, period)
         if model_mode == OutputMode.Default:
             raise InternalError(
-                f"AnchorRequest: anchor '{short_name}' takes the mode of a model that has none"
+                f"AnchorRequest: anchor '{short_name}' uses the output mode of the model, which is "
+                "not chosen yet"
             )
         period = model_period if model_mode == OutputMode.EveryN else 1
         return cls(short_name, long_name, model_mode, period)
@@ -86,9 +88,9 @@ def unknown_anchor(short_name: str, anchors: Iterable[str], where: str) -> Usage
     """Return the error for a short name that no anchor has.
 
     Args:
-        short_name: The name.
-        anchors: Those that there are.
-        where: Where to register another one, as the end of a sentence.
+        short_name: The unknown name.
+        anchors: The short names of the registered anchors.
+        where: Where to register an anchor, as the end of a sentence.
     """
     known = list(anchors)
     close = closest_names(short_name, known)
@@ -111,15 +113,15 @@ _MODES = {
 def anchor_requests(
     entries: Mapping[str, Any], model_mode: OutputMode, model_period: int
 ) -> tuple[AnchorRequest, ...]:
-    """Return what ``Options.anchored_tensors`` asks for; the log of the back end shows it.
+    """Return the requests of ``Options.anchored_tensors``, and write them to the back end's log.
 
     Args:
         entries: The entries, by short name.
         model_mode: As in :meth:`AnchorRequest.of`.
-        model_period: The same.
+        model_period: As in :meth:`AnchorRequest.of`.
 
     Raises:
-        Error: One is no entry.
+        Error: An entry is malformed.
     """
     requests = tuple(
         AnchorRequest.of(short_name, entry, model_mode, model_period)
@@ -140,15 +142,15 @@ def check_return_mode(
     any_period: bool = False,
     where: str = "Options.outputMode",
 ) -> None:
-    """Check that a mode can return something in a run; only ``EveryN`` may be refused.
+    """Check that an output mode fits the model; only ``EveryN`` may be refused.
 
     Args:
         mode: The mode asked for.
-        period: The return period (device iterations); looked at for ``EveryN`` only.
+        period: The return period (device iterations); ignored in other modes than ``EveryN``.
         device_iterations: How often the device repeats the step per call (count).
         pipelined: Whether the model runs as a pipeline of more than one stage.
-        any_period: Let periods pass that do not divide ``device_iterations``.
-        where: The setter at fault, for the message.
+        any_period: Whether to accept periods that do not divide ``device_iterations``.
+        where: The setter to name in the message.
 
     Raises:
         Error: ``mode`` is ``EveryN`` and the model is pipelined, or the period is not a divisor of
@@ -178,15 +180,16 @@ def kept_micro_batches(
     gradient_accumulation: int,
     iterations_before: int = 0,
 ) -> tuple[range, range]:
-    """Return the micro-batches of a call whose values come back.
+    """Return the micro-batches of a call whose values are returned.
 
-    The device has the same rule in ``csrc/ops/host/anchor.cpp``; ``tests/ops/test_anchor.py`` holds
-    the two together.
+    The device has the same rule in ``csrc/ops/host/anchor.cpp``; ``tests/ops/test_anchor.py`` tests
+    that both agree.
 
     Args:
-        mode: Which, not ``Default``. ``Sum`` comes back with the last one.
-        period: The return period of ``EveryN`` (device iterations). One longer than a call goes on
-            from call to call: then one iteration of some calls comes back, and none of the others.
+        mode: Which micro-batches are returned, not ``Default``. ``Sum`` is returned with the last
+            one.
+        period: The return period of ``EveryN`` (device iterations). A period longer than a call is
+            counted across calls: some calls then return one iteration, and the others none.
         device_iterations: How often the device repeats the step per call (count).
         gradient_accumulation: Micro-batches per weight update (count); 1 for inference.
         iterations_before: Device iterations of earlier calls (count).
@@ -202,7 +205,7 @@ def kept_micro_batches(
         return range(last[0], last[0] + 1), range(last[1], last[1] + 1)
     if mode not in (OutputMode.All, OutputMode.EveryN):
         raise InternalError(
-            f"anchors.kept_micro_batches: {mode!r} says nothing about what to return"
+            f"anchors.kept_micro_batches: {mode!r} does not say which micro-batches to return"
         )
     every = period if mode == OutputMode.EveryN else 1
     before = iterations_before % every if every > device_iterations else 0
@@ -220,9 +223,9 @@ def num_returned(
     any_period: bool = False,
     where: str = "Options.outputMode",
 ) -> int:
-    """Return how many micro-batch values of a tensor one call gives back.
+    """Return how many micro-batch values of a tensor one call returns.
 
-    A call that has no iteration of a longer period gives back the value of an earlier one.
+    If the period is longer than a call, a call without a due iteration returns an earlier value.
 
     Args:
         mode: Which micro-batches are returned, not ``Default``.
@@ -243,11 +246,11 @@ def num_returned(
 
 
 def shape_of_entries(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return the shape that several values of a tensor come back in.
+    """Return the shape of the tensor that returns several values of a tensor.
 
     Args:
-        shape: Of one; ``[d0, ...]`` gives ``[d0 * count, ...]``.
-        count: How many: one scalar comes back as a scalar, several as ``[count]``.
+        shape: The shape of one value; ``[d0, ...]`` gives ``[d0 * count, ...]``.
+        count: The number of values: one scalar is returned as a scalar, several as ``[count]``.
     """
     if not shape:
         return () if count == 1 else (count,)

@@ -1,4 +1,4 @@
-"""``Attribute``: marks for the back end on the ops of a part of ``forward``."""
+"""``Attribute``: marks the ops of a part of ``forward`` for the back end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _active: ContextVar[Marks] = ContextVar("popsim_torch_attributes", default=Mappi
 
 
 class Attribute:
-    """Mark the ops inside a ``with`` statement for the back end; it has no effect.
+    """Mark the ops inside a ``with`` statement for the back end; the marks have no effect.
 
-    The marks of statements inside each other add up; after a statement those around it hold.
+    Nested statements add their marks. When a statement ends, only its own marks end.
 
     Args:
-        **attributes: The marks of each attribute, as a dict from str.
+        **attributes: The marks of each attribute, as a dict whose keys are strings.
 
     Raises:
-        UsageTypeError: An attribute is no dict, or has a key that is no string.
+        UsageTypeError: An attribute is not a dict, or has a key that is not a string.
 
     Example:
         ::
@@ -58,9 +58,10 @@ class Attribute:
 
 
 def accessAttributes(name: str) -> dict[str, Any]:
-    """Return the marks that ops made now would get, as a new dictionary.
+    """Return the marks that an op would get at this point, as a new dictionary.
 
     Args:
-        name: The attribute, a keyword of :class:`Attribute`; without marks the result is empty.
+        name: The attribute, a keyword of :class:`Attribute`. If it has no marks, the result is
+            empty.
     """
     return dict(_active.get().get(name, {}))

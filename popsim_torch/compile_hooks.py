@@ -1,4 +1,4 @@
-"""Functions of the program that run before and after every compilation."""
+"""Functions of the user that run before and after every compilation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registerPreCompileHook(hook: _Hook) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: _Hook) -> RemovableHandle:
-    """Call a function after every model was compiled or loaded, also where that failed.
+    """Call a function after every model is compiled or loaded, also after a failure.
 
     Args:
         hook: Takes no arguments. ``isRunningOnIpu()`` is True in it.
@@ -61,7 +61,7 @@ def _register(hooks: OrderedDict[int, _Hook], hook: _Hook, function: str) -> Rem
 
 @contextmanager
 def around_compilation() -> Iterator[None]:
-    """Call the hooks before and after what runs inside."""
+    """Call the hooks before and after the code of the ``with`` statement."""
     _call(_before)
     try:
         yield

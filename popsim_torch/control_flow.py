@@ -1,8 +1,8 @@
 """Loops and branches that stay loops and branches in the program.
 
-Python's own ``for`` and ``if`` are followed once, while the model is traced: a loop is unrolled, of
-a branch one side is recorded. What is called here is recorded once, and repeated or chosen at run
-time.
+Python's own ``for`` and ``if`` run once, while the model is traced: a loop is unrolled, and only
+one side of a branch is recorded. The functions below record the body of a loop or both sides of a
+branch, and the program repeats or chooses them at run time.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ __all__ = ["cond", "for_loop"]
 def for_loop(
     count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Repeat a function of tensors: its results are its next arguments.
+    """Repeat a function of tensors: the results of an iteration are the arguments of the next.
 
     Python code in ``body`` runs once, when the model is compiled. The body may read parameters,
-    buffers and other tensors of the model, call modules, print tensors, draw random numbers (others
-    in each iteration) and contain loops and branches of its own. It gets copies of ``inputs``:
-    changes of its arguments in place do not reach the caller's tensors. Changes of buffers and
-    parameters last, those of other tensors from outside end with the iteration. In training the
-    loop is differentiated: the values at the start of each iteration are kept, others are computed
-    once more.
+    buffers and other tensors of the model, call modules, print tensors, draw random numbers (new
+    ones in each iteration) and contain other loops and branches. It gets copies of ``inputs``: if
+    it changes its arguments in place, the caller's tensors stay the same. Changes of buffers and
+    parameters are permanent. Changes of other tensors from outside last until the iteration ends.
+    In training the loop is differentiated: the values at the start of each iteration are kept, and
+    the backward pass computes the others again.
 
     Outside of a model that is being compiled the body is called once, whatever ``count`` is.
 
     Args:
-        count: How often; 0 or more, and less than 2**63.
-        body: Takes as many tensors as there are ``inputs``. Returns as many, of the same shapes and
-            element types, as a list or tuple; one may be returned by itself.
+        count: The number of iterations; 0 or more, and less than 2**63.
+        body: Takes as many tensors as there are ``inputs``. Returns a list or tuple of as many
+            tensors, with the same shapes and dtypes; a single tensor may be returned without a
+            list.
         inputs: The arguments of the first iteration: a list or tuple of tensors.
 
     Returns:
-        What the last iteration returned, always as a list.
+        The results of the last iteration, always as a list.
 
     Raises:
         UsageValueError: ``inputs`` is not a list of tensors, or ``count`` is not a number of
             iterations.
-        Error: The body returns something else than it is given.
+        Error: The results of the body do not have the number, shapes and dtypes of its arguments.
     """
     _require_list("poptorch.for_loop", "inputs", inputs)
     for position, value in enumerate(inputs):
@@ -72,24 +73,25 @@ def cond(
     else_body: Callable[..., Any],
     else_inps: Sequence[Any],
 ) -> list[torch.Tensor]:
-    """Call one of two functions, as a value says that is known when the program runs.
+    """Call one of two functions, chosen by a tensor when the program runs.
 
-    Both functions are traced, each with its own arguments; the program runs one of them. What holds
-    for the body of :func:`for_loop` holds for them. In training the branch is differentiated.
+    Both functions are traced, each with its own arguments; the program runs one of them. The rules
+    for the body of :func:`for_loop` apply to both. In training the branch is differentiated.
 
     Args:
-        condition: A bool tensor with one element; may be computed.
-        then_body: Called where it is true. Returns tensors: one, or a list or tuple.
+        condition: A boolean tensor of one value; the model may compute it.
+        then_body: Called if the condition is true. Returns a tensor, or a list or tuple of tensors.
         then_inps: A list with the arguments of ``then_body``; may be empty.
-        else_body: Called otherwise. Returns as many tensors of the same shapes and element types.
+        else_body: Called otherwise. Returns as many tensors, of the same shapes and dtypes.
         else_inps: A list with the arguments of ``else_body``.
 
     Returns:
-        What the function that was called returned, always as a list.
+        The results of the function that was called, always as a list.
 
     Raises:
         UsageValueError: Arguments are not given as lists.
-        Error: ``condition`` is not one boolean, or the functions return different things.
+        Error: ``condition`` is not one boolean, or the results of the two functions differ in
+            number, shape or dtype.
     """
     _require_list("poptorch.cond", "then_inps", then_inps)
     _require_list("poptorch.cond", "else_inps", else_inps)
@@ -109,7 +111,7 @@ def _require_list(function: str, name: str, value: object) -> None:
 
 
 def _as_list(function: str, value: Any) -> list[torch.Tensor]:
-    """Return what a body returned as a list."""
+    """Return the results of a body as a list."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):

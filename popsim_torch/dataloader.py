@@ -1,4 +1,4 @@
-"""``DataLoader``: batches for a model, assembled in this process or in another one."""
+"""``DataLoader``: assembles batches for a model, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -23,51 +23,52 @@ T_co = TypeVar("T_co", covariant=True)
 class DataLoader(BatchLoader[T_co]):
     """A loader whose batches hold the samples of one whole call of a model.
 
-    An item has ``combinedBatchSize`` samples in dimension 0, in the order of the dataset; that is
-    the layout a model made with the same options splits. The options are frozen.
+    Each batch has ``combinedBatchSize`` samples in dimension 0, in the order of the dataset. A
+    model with the same options splits a batch of this layout. The options are frozen.
 
-    In the asynchronous modes a process loads batches ahead; see ``AsynchronousDataAccessor`` for
-    what that asks of the dataset and of scripts. Batches are then a tensor, or a list or dict of
-    tensors, whatever container the collate function returns.
+    In the asynchronous modes another process loads batches in advance; see
+    ``AsynchronousDataAccessor`` for the requirements on the dataset and on scripts. A batch is then
+    a tensor, or a list or dict of tensors, whatever container the collate function returns.
 
     Args:
         options: The options of the model. For inference use options with a gradient accumulation of
             1.
         dataset: A map-style or an iterable dataset.
-        batch_size: The samples of one micro-batch (count); None for no batching, which needs
+        batch_size: The number of samples of one micro-batch; None for no batching, which needs
             ``drop_last=False``.
-        shuffle: Whether to visit the samples in random order.
-        num_workers: Processes that load data (count); 0 loads in the calling process.
+        shuffle: Whether to load the samples in random order.
+        num_workers: The number of processes that load data; 0 loads in the calling process.
         drop_last: Whether to leave out a last batch that is incomplete. Such a batch does not fit
             the compiled model, so this is True by default, unlike PyTorch's.
-        persistent_workers: Whether the worker processes outlive an iteration; if None, they do.
+        persistent_workers: Whether the worker processes stay alive after a pass through the data;
+            None means True.
         auto_distributed_partitioning: Whether to divide a map-style dataset among the processes of
             ``options.Distributed``, if there are several. Each gets a contiguous block; with
             ``drop_last`` all get the same number of batches. With ``shuffle`` these are blocks of
             one permutation that is the same in all processes and new in each pass.
-        mode: ``Sync`` loads as PyTorch does. ``Async`` has a process iterate the loader ahead of
-            the caller. ``AsyncRebatched`` has that process cut and join what the workers load, so
-            that several workers together lose at most one incomplete batch of an iterable dataset;
-            samples of different workers then mix.
-        async_options: Arguments for ``AsynchronousDataAccessor``; no effect in ``Sync`` mode.
-        rebatched_worker_size: Samples a worker of the rebatched mode loads at a time (count), from
-            1 to the combined batch size, the default. No effect on the batches that are delivered,
-            and none in other modes.
-        batch_sampler: Gives the indices of one micro-batch at a time, instead of ``batch_size`` and
-            ``shuffle``. Each is collated, then as many as one call takes are joined in dimension 0;
-            ``len(loader)`` is the length of the sampler all the same.
+        mode: ``Sync`` loads as PyTorch does. ``Async`` loads in another process, in advance of the
+            caller. In ``AsyncRebatched`` that process also cuts and joins the batches of the
+            workers: all workers together lose at most one incomplete batch of an iterable dataset,
+            and a batch may have samples of several workers.
+        async_options: Arguments for ``AsynchronousDataAccessor``; ignored in ``Sync`` mode.
+        rebatched_worker_size: How many samples a worker of the rebatched mode loads at a time, from
+            1 to the combined batch size, which is the default. It does not change the batches that
+            the loader returns. Other modes ignore it.
+        batch_sampler: Yields the indices of one micro-batch at a time, instead of ``batch_size``
+            and ``shuffle``. Each micro-batch is collated, then the micro-batches of one call are
+            joined in dimension 0. ``len(loader)`` is still the length of the sampler.
         **kwargs: Passed on to ``torch.utils.data.DataLoader``.
 
     Raises:
         UsageAssertionError: ``options``, ``mode`` or ``async_options`` is of the wrong type, or
             ``async_options`` sets ``rebatched_size``; ``rebatched_worker_size`` is not from 1 to
             the combined batch size; ``AsyncRebatched`` with a combined batch size of 1 or none; or
-            the data is to be divided among processes and is iterable, not batched, or shuffled
+            data that should be divided among processes is iterable, not batched, or shuffled
             without a ``randomSeed``.
         UsageValueError: The options make the combined batch size less than 1.
-        Error: ``batch_sampler`` is given together with ``batch_size`` or ``shuffle``; it or a
-            ``sampler`` is given, and the data is to be divided among processes; or the process of
-            an asynchronous mode could not load the first batch.
+        Error: ``batch_sampler`` is given together with ``batch_size`` or ``shuffle``;
+            ``batch_sampler`` or ``sampler`` is given for data that should be divided among
+            processes; or the process of an asynchronous mode could not load the first batch.
         ValueError: PyTorch refuses an argument or a combination of them.
     """
 
@@ -90,8 +91,8 @@ class DataLoader(BatchLoader[T_co]):
         _check_types(options, mode, async_options)
         if batch_sampler is not None and (batch_size != 1 or shuffle):
             raise Error(
-                "DataLoader: batch_sampler decides size and order of the batches, and excludes "
-                f"batch_size={batch_size!r} and shuffle={shuffle!r}. Leave these out."
+                "DataLoader: batch_sampler decides size and order of the batches, and cannot be "
+                f"combined with batch_size={batch_size!r} and shuffle={shuffle!r}. Leave these out."
             )
         combined = combined_batch_size(options, batch_size, batch_sampler)
         _check_rebatched_size(rebatched_worker_size, combined)
@@ -126,9 +127,10 @@ class DataLoader(BatchLoader[T_co]):
         return self._accessor is not None
 
     def terminate(self) -> None:
-        """End the process of an asynchronous mode; the loader cannot be iterated any more.
+        """End the process of an asynchronous mode; after that the loader cannot be iterated.
 
-        Nothing happens in ``Sync`` mode. Deleting the loader and leaving the program do the same.
+        This does nothing in ``Sync`` mode. The process also ends when the loader is deleted or the
+        program ends.
         """
         with profiling.Channel("poptorch.DataLoader").tracepoint("terminate"):
             if self._accessor is not None:
@@ -140,7 +142,7 @@ class DataLoader(BatchLoader[T_co]):
             return super().__iter__() if self._accessor is None else iter(self._accessor)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs to load the batches itself."""
+        """Return the attributes that a copy or another process needs to load the batches itself."""
         return {**super().__getstate__(), "_accessor": None}
 
 
@@ -182,16 +184,16 @@ def _check_rebatched_size(size: int | None, combined_batch_size: int | None) -> 
 def _is_rebatched(
     mode: DataLoaderMode, combined: int | None, drop_last: bool, batch_sampler: object
 ) -> bool:
-    """Return whether another process cuts the batches to size."""
+    """Return whether another process cuts the batches to the combined batch size."""
     if combined is not None and combined < 1:
-        return False  # which PyTorch refuses, whatever the mode
+        return False  # PyTorch refuses this in every mode
     has_parts = combined is not None and combined > 1
     if mode == DataLoaderMode.AsyncRebatched and not has_parts:
         raise UsageAssertionError(
             f"DataLoader(mode=DataLoaderMode.AsyncRebatched): the rebatched size must exceed 1, "
             f"but the combined batch size is {combined}. Use DataLoaderMode.Async."
         )
-    if batch_sampler is not None:  # It decides on the batches, which are joined, never cut.
+    if batch_sampler is not None:  # The loader joins its batches and never cuts them.
         return False
     if mode == DataLoaderMode.AsyncRebatched:
         return True

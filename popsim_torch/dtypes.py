@@ -1,10 +1,10 @@
-"""Element types: what the device holds and gives back, whose numbers have 32 bits at most.
+"""Dtypes: which ones the device holds and returns; its numbers have at most 32 bits.
 
-The host's 64-bit numbers, and bfloat16, become 32-bit ones in two places. On their way in, float64
-and bfloat16 become float32; int64 stays what it is, since PyTorch's kernels index with it, and
-comes back as int32, and forward sees it as that. What the program computes in between keeps the
-integers that PyTorch gives it: indices and counts may have 64 bits. Forward itself makes float32
-where it asks for float64 or bfloat16 (``trace/graph/device_types.py``).
+The host's 64-bit numbers and bfloat16 are converted in two places. When they enter the program,
+float64 and bfloat16 become float32. int64 stays int64, because PyTorch's kernels use it for
+indices; ``forward`` sees int32, and outputs are returned as int32. Values that the program computes
+keep PyTorch's integer dtypes: indices and counts may have 64 bits. Where ``forward`` asks for
+float64 or bfloat16, it gets float32 (``trace/graph/device_types.py``).
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ INPUTS = (
     torch.float64,
     torch.bfloat16,
 )
-"""What an input may be."""
+"""The dtypes that an input may have."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of an element type in programs and messages, such as ``float32``."""
+    """Return the name of a dtype in programs and messages, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def held_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which the device holds an input, a weight or a floating-point buffer.
+    """Return the dtype in which the device holds an input, a weight or a floating-point buffer.
 
     Args:
-        dtype: The host's.
+        dtype: The dtype on the host.
     """
     return _HELD.get(dtype, dtype)
 
 
 def returned_dtype(dtype: torch.dtype, mode: OutputMode = OutputMode.All) -> torch.dtype:
-    """Return the type in which a tensor comes back to the host.
+    """Return the dtype in which a tensor is returned to the host.
 
     Args:
-        dtype: The type that the program gives it.
-        mode: ``Sum`` counts: booleans and small integers come back as int32.
+        dtype: The dtype of the tensor in the program.
+        mode: The output mode: with ``Sum``, booleans and small integers are returned as int32.
     """
     if mode == OutputMode.Sum and not dtype.is_floating_point:
         return torch.int32

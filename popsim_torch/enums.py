@@ -1,7 +1,8 @@
 """The enumerations of the mirrored API, with the values PopTorch programs rely on.
 
-Nothing here has behaviour but how it prints. Options keep enum values as plain integers
-(``options.output_mode``), which compare equal to the members of the integer enums below.
+The enumerations have no behaviour of their own except how they print. Options keep enum values as
+plain integers (``options.output_mode``), which compare equal to the members of the integer enums
+below.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ __all__ = [
 def explain_members(module: str) -> None:
     """Give the members of a module's enums docstrings, which ``help`` shows.
 
-    The texts are those that stand below the members in the source; without it nothing is added.
+    The docstrings are the strings below the members in the source. Without the source nothing is
+    added.
 
     Args:
-        module: Its name.
+        module: The name of the module.
     """
     try:
         body = ast.parse(inspect.getsource(sys.modules[module])).body
@@ -54,7 +56,7 @@ def explain_members(module: str) -> None:
 
 
 def _member_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Yield each member of an enum that has a text below it, and the text in one line."""
+    """Yield each member of an enum with the string below it, on one line, if there is one."""
     for one, below in pairwise(node.body):
         if not isinstance(one, ast.Assign) or not isinstance(one.targets[0], ast.Name):
             continue
@@ -63,7 +65,7 @@ def _member_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 class NamedIntEnum(IntEnum):
-    """Integers that print as the names they go by: ``OutputMode.Final`` in any Python."""
+    """Integers that print as their names, such as ``OutputMode.Final``, in every Python version."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__}.{self.name}"
@@ -82,16 +84,16 @@ class OutputMode(NamedIntEnum):
     All = 2
     """Every micro-batch."""
     Sum = 3
-    """The element-wise sum over all micro-batches; of integers and booleans in int32."""
+    """The element-wise sum over all micro-batches; int32 for integers and booleans."""
     Default = 4
     """Not chosen: training models use ``Final``, inference models ``All``."""
 
 
 class PipelineSchedule(NamedIntEnum):
-    """When the stages of a pipeline run; no value depends on it.
+    """When the stages of a pipeline run; it changes no values.
 
-    A micro-batch takes a slot for each stage forward and one for each backward, ``2 n`` slots for
-    ``n`` stages. The schedules differ in when the next micro-batch begins.
+    A micro-batch takes one slot for the forward pass of each stage and one for the backward pass,
+    ``2 n`` slots for ``n`` stages. The schedules differ in when the next micro-batch begins.
     """
 
     Grouped = 0
@@ -99,10 +101,10 @@ class PipelineSchedule(NamedIntEnum):
     Interleaved = 1
     """Two slots later: a stage has one slot at a time; ``n`` micro-batches are in flight."""
     Sequential = 2
-    """When the one before is done: one is in flight, as with ``ShardedExecution``."""
+    """When the previous one is done: one is in flight, as with ``ShardedExecution``."""
     Default = 3
     """Not chosen: PopTorch's pipeline. One slot later, and the last stage runs forward and backward
-    in one; ``2 n - 1`` are in flight."""
+    in one slot; ``2 n - 1`` are in flight."""
 
 
 class DataLoaderMode(NamedIntEnum):
@@ -113,7 +115,7 @@ class DataLoaderMode(NamedIntEnum):
     Async = 1
     """In a worker process that fills a ring buffer."""
     AsyncRebatched = 2
-    """As ``Async``; the workers' batches are cut anew to exact combined batches."""
+    """As ``Async``; the batches of the workers are cut and joined to exact combined batches."""
 
 
 class SharingStrategy(NamedIntEnum):
@@ -137,14 +139,14 @@ class ReductionType(NamedIntEnum):
     Mean = 1
     """Averaged."""
     NoReduction = 2
-    """Left alone."""
+    """Not combined."""
 
 
 class MeanReductionStrategy(NamedIntEnum):
     """When a mean over accumulated gradients is divided by their number."""
 
     Running = 0
-    """The accumulator always holds the mean of what it has seen."""
+    """The accumulator always holds the mean of the gradients so far."""
     Post = 1
     """Once, after the last micro-batch."""
     PostAndLoss = 2
@@ -155,9 +157,9 @@ class ConnectionType(NamedIntEnum):
     """When a model attaches to its device."""
 
     Always = 0
-    """When it is compiled."""
+    """When the model is compiled."""
     OnDemand = 1
-    """After compilation, when it has to run."""
+    """After compilation, when the model first runs."""
     Never = 2
     """Not at all: the model can only be compiled."""
 
@@ -185,7 +187,7 @@ class HalfFloatCastingBehavior(NamedIntEnum):
 
 
 class AutoStage(NamedIntEnum):
-    """How blocks that no explicit ``Stage`` names are given a stage."""
+    """How blocks get a stage if no explicit ``Stage`` names them."""
 
     SameAsIpu = 0
     """The stage is the block's ``ipu_id``."""
@@ -194,7 +196,7 @@ class AutoStage(NamedIntEnum):
 
 
 class Liveness(NamedIntEnum):
-    """How long the tensors of a phase stay on the chip in a phased execution; no effect here."""
+    """How long the tensors of a phase stay on the chip in phased execution; no effect here."""
 
     AlwaysLive = 0
     """For the whole program."""
@@ -218,7 +220,7 @@ class OverlapMode(Enum):
 
 
 class MatMulSerializationMode(Enum):
-    """Which dimension of a matrix product is computed piece by piece."""
+    """Which dimension of a matrix product is split: its parts are computed one after another."""
 
     InputChannels = "input_channels"
     """The rows of the left operand."""
@@ -227,7 +229,7 @@ class MatMulSerializationMode(Enum):
     OutputChannels = "output_channels"
     """The columns of the right operand."""
     Disabled = "none"
-    """None: the product is computed at once."""
+    """None: the product is computed as a whole."""
 
 
 class MultiConvPlanType(NamedIntEnum):
@@ -264,13 +266,13 @@ class VariableRetrievalMode(NamedIntEnum):
 class OutfeedOptimizerMode(Enum):
     """Which gradients an ``OutfeedOptimizer`` enqueues, and when.
 
-    Both at once take two wrappers, one around the other, with a queue each.
+    To enqueue both, use two wrappers, one around the other, each with its own queue.
     """
 
     AFTER_COMPUTE = "after_compute"
-    """Those of one micro-batch, as soon as they are computed: an element for each micro-batch."""
+    """The gradients of one micro-batch, when they are computed: one element per micro-batch."""
     BEFORE_APPLY = "before_apply"
-    """Those accumulated over all micro-batches of an update, right before it: one for each."""
+    """The gradients accumulated for an update, right before it: one element per update."""
 
 
 explain_members(__name__)

@@ -1,7 +1,7 @@
-"""The environment variables of PopTorch programs: which there are, and what they may hold.
+"""The environment variables of PopTorch programs, and the values that they may have.
 
-All of them are read when the package is imported, so that a mistake is not met an hour later. Their
-values are read again where they count: a program may change them.
+All of them are checked when the package is imported, so a mistake is reported at once. Their values
+are read again where they are used, because a program may change them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def flag(variable: str) -> bool:
 
 
 def json_object(variable: str) -> dict[str, Any]:
-    """Return the settings that a variable holds, none if it is empty.
+    """Return the settings in a variable, or an empty dict if it is empty.
 
     Raises:
         UsageValueError: It is not a JSON object.
@@ -54,7 +54,7 @@ def ipu_model_version() -> int:
     """Return which IPU is simulated: 1, 2 or 21, as ``POPTORCH_IPU_MODEL_VERSION`` says.
 
     Raises:
-        UsageValueError: There is no such IPU.
+        UsageValueError: The variable has another value.
     """
     variable = "POPTORCH_IPU_MODEL_VERSION"
     value = os.environ.get(variable) or "ipu2"
@@ -81,8 +81,8 @@ def _wrong(variable: str, value: str, allowed: str) -> UsageValueError:
     )
 
 
-# POPTORCH_EXPORT_PROTO_AS_BINARY, POPTORCH_MAX_GRAPH_LEN and POPART_LOG_LEVEL are checked, and have
-# no effect: graphs are written as text, and neither they nor lines of PopART stand in the log.
+# POPTORCH_EXPORT_PROTO_AS_BINARY, POPTORCH_MAX_GRAPH_LEN and POPART_LOG_LEVEL are checked but have
+# no effect: graphs are written as text, and the log contains neither graphs nor PopART's lines.
 _CHECKS: dict[str, Callable[[str], object]] = {
     "POPTORCH_IPU_MODEL": flag,
     "POPTORCH_SMALL_IPU_MODEL": flag,
@@ -99,10 +99,10 @@ _CHECKS: dict[str, Callable[[str], object]] = {
 
 
 def check() -> None:
-    """Check all variables but those of the log (``logs``) and of new options (``Options``).
+    """Check all variables except those that ``logs`` and ``Options`` check themselves.
 
     Raises:
-        UsageValueError: One of them holds what it may not; the message says what it may.
+        UsageValueError: A variable has a wrong value; the message lists the allowed values.
     """
     for variable, read in _CHECKS.items():
         read(variable)

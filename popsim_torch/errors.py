@@ -1,4 +1,4 @@
-"""The exception classes of popsim_torch, and the few helpers that keep their wording alike.
+"""The exception classes of popsim_torch, and helpers for consistent messages.
 
 A program that catches ``Error`` catches every mistake this package reports. Where PopTorch raises
 one of Python's own exceptions instead, the class is a subclass of both (``UsageValueError`` is an
@@ -42,10 +42,10 @@ _MAX_LINES = 80
 
 
 class Error(Exception):
-    """The base class of everything popsim_torch raises on purpose.
+    """The base class of all errors that popsim_torch raises on purpose.
 
-    A message of more than 80 lines goes to ``poptorch_error.log`` in the working directory, and
-    the error names that file instead.
+    A message of more than 80 lines is written to ``poptorch_error.log`` in the working directory,
+    and the error names that file instead.
 
     Args:
         message: What happened, without context.
@@ -54,11 +54,11 @@ class Error(Exception):
         source: File and line of the code that found it, ``file:line``, or an empty string.
 
     Attributes:
-        args: The text that ``str`` returns, alone.
+        args: A tuple of one string, which ``str`` returns.
     """
 
     message: str
-    """As given, unless it was too long."""
+    """The message as given, or a shorter one that names the file of a long message."""
     type: str
     """The ``error_type`` given."""
     location: str
@@ -100,7 +100,7 @@ PopsimError = Error
 
 
 def _written_if_long(message: str) -> str:
-    """Return a message, or if it has too many lines where it was written to."""
+    """Return a message; write one with too many lines to a file, and return where it is."""
     num_lines = message.count("\n") + 1
     if num_lines <= _MAX_LINES:
         return message
@@ -115,7 +115,7 @@ def _written_if_long(message: str) -> str:
 
 
 class RecoverableError(Error):
-    """The (simulated) machine failed in a way that a reset cures.
+    """The (simulated) machine failed, and a reset makes it usable again.
 
     Args:
         message: What happened, without context.
@@ -147,16 +147,16 @@ class RecoverableError(Error):
 
 
 class UnrecoverableError(Error):
-    """The (simulated) machine failed in a way that no reset cures."""
+    """The (simulated) machine failed, and no reset makes it usable again."""
 
 
 class InternalError(Error):
-    """A bug of popsim_torch itself, never a mistake of the program that met it."""
+    """A bug of popsim_torch itself, never a mistake of the user's program."""
 
     def __str__(self) -> str:
         return (
             f"{super().__str__()}\nThis is a bug in popsim_torch, not in your program. "
-            "Please report it, with this text and the smallest program that shows it."
+            "Please report it, with this message and the smallest program that shows it."
         )
 
 
@@ -165,7 +165,7 @@ class ConfigFileError(Exception):
 
 
 class UsageError(Error):
-    """The base of the errors that are also one of Python's own; prints the message alone."""
+    """The base of the errors that are also a built-in exception; prints only the message."""
 
     def __str__(self) -> str:
         return self._with_context(self.message)
@@ -188,7 +188,7 @@ class UsageRuntimeError(UsageError, RuntimeError):
 
 
 class UsageTimeoutError(UsageError, TimeoutError):
-    """What was waited for has not come in time."""
+    """Something that the program waited for did not come in time."""
 
 
 class UsageTypeError(UsageError, TypeError):
@@ -209,12 +209,12 @@ def createPoptorchError(msg: str) -> Error:
 
 
 def closest_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[str]:
-    """Return the names that look most like a misspelt one, best first.
+    """Return the names that are most similar to a misspelt one, best first.
 
     Args:
         name: The name that was not found.
         candidates: The names that exist.
-        limit: The most names to return; at least 1.
+        limit: The largest number of names to return; at least 1.
 
     Raises:
         ValueError: ``limit`` is below 1.
@@ -223,16 +223,16 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[
 
 
 def example_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[str]:
-    """Return names to give an idea of what there is where none looks like a misspelt one.
+    """Return some of the existing names as examples, if none is similar to a misspelt one.
 
     Args:
         name: The name that was not found.
         candidates: The names that exist.
-        limit: The most names to return.
+        limit: The largest number of names to return.
 
     Returns:
-        Those that have most words in common with ``name``; if none has any, some from all over
-        the list.
+        The names that have most words in common with ``name``; if no name has any, names from all
+        parts of the list.
     """
 
     def words(text: str) -> set[str]:
@@ -245,11 +245,11 @@ def example_names(name: str, candidates: Iterable[str], limit: int = 5) -> list[
 
 
 def listed_names(names: Iterable[str], limit: int = 10) -> str:
-    """Return names as a part of a sentence: ``'a', 'b' and 'c'``, or the first and how many more.
+    """Return names as part of a sentence: ``'a', 'b' and 'c'``, or some and how many more.
 
     Args:
-        names: What there is.
-        limit: The most names to list.
+        names: All names.
+        limit: The largest number of names to list.
     """
     shown = [f"'{name}'" for name in names]
     if len(shown) > limit:
@@ -258,10 +258,10 @@ def listed_names(names: Iterable[str], limit: int = 10) -> str:
 
 
 def not_supported_yet(call: str, feature: str, advice: str, note: str = "") -> Error:
-    """Return the error for a part of PopTorch's API that this version does not carry out yet.
+    """Return the error for a part of PopTorch's API that this version does not support yet.
 
     Args:
-        call: The call as the user wrote it, for example ``Options.replicationFactor(2)``.
+        call: The user's call, for example ``Options.replicationFactor(2)``.
         feature: What was asked for, as a singular noun.
         advice: What to do instead, as a sentence.
         note: What this version does, as a clause for brackets, or an empty string.

@@ -1,4 +1,4 @@
-"""Questions of a program to the machine that it runs on."""
+"""Functions that tell a program about the IPUs of this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Return whether a model of this size finds IPUs: the simulated ones stand for real ones.
+    """Return whether there are IPUs for a model of this size: simulated ones count as real ones.
 
-    False while ``POPTORCH_IPU_MODEL`` or ``POPTORCH_SMALL_IPU_MODEL`` is 1: programs then take
-    what they have for machines without hardware.
+    The result is False while ``POPTORCH_IPU_MODEL`` or ``POPTORCH_SMALL_IPU_MODEL`` is 1: programs
+    then do what they do on machines without IPUs.
 
     Args:
-        num_ipus: How many are needed (count); there are 64.
+        num_ipus: The number of IPUs that the model needs; there are 64.
 
     Raises:
         UsageTypeError: ``num_ipus`` is not an int.
@@ -29,17 +29,17 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
             f"ipuHardwareIsAvailable({num_ipus!r}): the number of IPUs must be an int, got "
             f"{type(num_ipus).__name__}."
         )
-    # Every variable is read, so that a wrong one is reported whatever the others say.
+    # All variables are read, to report a wrong value even if another variable decides the result.
     is_model = any([environment.flag(variable) for variable in _MODEL_VARIABLES])
     return not is_model and num_ipus <= _MAX_IPUS
 
 
 def ipuHardwareVersion() -> int:
-    """Return the version of the simulated IPUs: 2, or as ``POPTORCH_IPU_MODEL_VERSION`` says.
+    """Return the version of the simulated IPUs: 2, or that of ``POPTORCH_IPU_MODEL_VERSION``.
 
     Raises:
         UsageAssertionError: There is no hardware, see :func:`ipuHardwareIsAvailable`.
-        UsageValueError: One of the variables holds what it may not.
+        UsageValueError: One of the variables has a wrong value.
     """
     if not ipuHardwareIsAvailable():
         raise UsageAssertionError(

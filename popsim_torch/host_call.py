@@ -1,4 +1,4 @@
-"""Calls of the host in the middle of a program: ``CPU``, and what a program keeps of each call."""
+"""Host calls in the middle of a program: ``CPU``, and the record of each call in a program."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from popsim_torch.stages import block_listener
 __all__ = ["CPU", "CallArguments", "HostCall", "HostListener", "TensorType"]
 
 _running: ContextVar[str] = ContextVar("popsim_torch_running_cpu_op", default="")
-"""ID of the CPU op whose code is running, empty outside of any."""
+"""The ID of the CPU op whose code is running; empty outside of CPU ops."""
 
 
 class HostListener(Protocol):
-    """What the tracer does with calls of the host."""
+    """The methods of the tracer that handle host calls."""
 
     def on_host(self) -> AbstractContextManager[None]:
-        """Run code as outside of the trace: on the host's tensors, with nothing recorded."""
+        """Run code on the host's tensors, without recording it."""
 
     def host_call(self, cpu: CPU, arguments: CallArguments) -> torch.Tensor | list[torch.Tensor]:
-        """Return the traced results of a call of the host."""
+        """Return the traced results of a host call."""
 
 
 class CPU:
     """Calls a module or function on the host, in the middle of the program.
 
-    While a model is compiled, the callable is called once with zeros: shapes and element types
-    of its results must be the same ever after. Then each run calls it for every micro-batch, on the
-    thread that called the model, with ordinary tensors of its own that it may keep and change.
-    Outside of a model that is being compiled, calling this object calls the callable.
+    While a model is compiled, the callable is called once with zeros: its results must always have
+    the shapes and dtypes that it returns then. Later each run calls it for every micro-batch, on
+    the thread that called the model. Its arguments are ordinary tensors, which it may keep and
+    change. Outside of a model that is being compiled, calling this object calls the callable.
 
-    Parameters of a module are not trained: their ``requires_grad`` is set to False. What they
-    hold is read from the host when the module is called. In training the call has a gradient: the
-    callable is called once more in the backward pass, and differentiated by autograd.
+    Parameters of a module are not trained: their ``requires_grad`` is set to False. Their values
+    are read from the host when the module is called. In training the call has a gradient: the
+    backward pass calls the callable again, and autograd differentiates it.
 
-    A call whose results nobody uses is left out of the program, with a warning.
+    If the model does not use the results of a call, the call is left out of the program, with a
+    warning.
 
     Args:
-        layer_to_call: A module, or anything else that can be called. It takes tensors, alone or in
-            lists, tuples and dicts, and values of Python, which are those of the call in
-            ``forward``. It returns a tensor, or a list or tuple of tensors; the call then
-            gives a tensor or a list. Tensors that it returns are copied.
-        ID: The name of the operation; no other object in the model has the same.
+        layer_to_call: A module or another callable. It takes tensors, alone or in lists, tuples and
+            dicts, and Python values, which are always those of the call in ``forward``. It returns
+            a tensor, or a list or tuple of tensors; the call then gives a tensor or a list. The
+            returned tensors are copied.
+        ID: The name of the operation, unique in the model.
 
     Raises:
         Error: ``layer_to_call`` cannot be called, or ``ID`` is not a string.
@@ -80,21 +81,21 @@ class CPU:
         """Call the callable; while a model is compiled, put the call into the program.
 
         Args:
-            *args: As the callable takes them.
-            **kwargs: The same.
+            *args: Positional arguments for the callable.
+            **kwargs: Keyword arguments for the callable.
 
         Returns:
-            What the callable returns. In a program: a tensor, or a list of them.
+            The results of the callable. In a program: a tensor, or a list of tensors.
 
         Raises:
-            Error: It is called inside of another one's code, or again with other shapes, or does
-                not return tensors.
+            Error: The call is inside the code of another CPU operation, or has other shapes than
+                before, or the callable does not return tensors.
         """
         if _running.get():
             raise Error(
                 f"poptorch.CPU '{self._ID}' is called inside of the CPU operation "
-                f"'{_running.get()}'. No CPU operation may call another one: call the function "
-                "itself there."
+                f"'{_running.get()}'. No CPU operation may call another one: call the Python "
+                "function directly there."
             )
         listener: Any = op_listener.get()
         if listener is None:
@@ -112,11 +113,11 @@ def _freeze(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The arguments of a call: its tensors, and the places in the rest where they belong.
+    """The arguments of a call: its tensors, and where they are among the other arguments.
 
     Attributes:
-        tensors: In the order of the arguments, nested ones included.
-        leaves: All that the arguments consist of; None in the place of each tensor.
+        tensors: The tensors in the order of the arguments, including nested ones.
+        leaves: The flat list of all values in the arguments, with None in the place of each tensor.
         spec: The structure of positional and keyword arguments.
     """
 
@@ -126,35 +127,35 @@ class CallArguments:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-        """Return those of a call."""
+        """Return the arguments of a call."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         rest = tuple(None if isinstance(leaf, torch.Tensor) else _Value(leaf) for leaf in leaves)
         return cls(tensors, rest, spec)
 
     def is_plain(self) -> bool:
-        """Whether the arguments are tensors one after the other, and nothing else."""
+        """Whether all arguments are positional tensors."""
         return self.spec == tree_flatten((self.leaves, {}))[1] and not any(self.leaves)
 
     def without_tensors(self) -> CallArguments:
-        """Return the rest alone, which keeps no tensor alive."""
+        """Return a copy without the tensors, which keeps no tensor alive."""
         return replace(self, tensors=())
 
     def rebuilt(self, tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return positional and keyword arguments with other tensors in the place of these."""
+        """Return the positional and keyword arguments, with other tensors in place of these."""
         following = iter(tensors)
         leaves = [next(following) if value is None else value.it for value in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.spec)
         return args, kwargs
 
     def has_same_rest(self, other: CallArguments) -> bool:
-        """Whether all but the tensors is the same in another call."""
+        """Whether another call has the same arguments apart from the tensors."""
         return self.spec == other.spec and self.leaves == other.leaves
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A value of Python among arguments: two are the same if they are one object."""
+    """A Python value among arguments: two are equal if they are the same object."""
 
     it: Any
 
@@ -167,14 +168,14 @@ class _Value:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and element type of a tensor."""
+    """The shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorType:
-        """Return that of a tensor."""
+        """Return the type of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def __str__(self) -> str:
@@ -183,7 +184,7 @@ class TensorType:
 
 @contextmanager
 def _random_numbers_from(state: torch.Tensor) -> Iterator[None]:
-    """Let the host draw the random numbers that follow a state, and then go on as it was."""
+    """Set the state of the host's random numbers, and put the earlier state back at the end."""
     before = torch.get_rng_state()
     torch.set_rng_state(state)
     try:
@@ -197,14 +198,14 @@ class HostCall:
     """One place in ``forward`` where the host is called.
 
     Attributes:
-        ID: That of the ``CPU`` object.
-        function: What is called.
-        arguments: Those of the call in ``forward``; its tensors are forgotten.
-        source: Line of the call, ``file:line``, maybe empty.
-        wanted: For each tensor that is given, whether its gradient is asked for.
-        results: What the callable returned when it was given zeros.
-        differentiable: For each of these, whether gradients go through it.
-        is_list: Whether it returned a list or tuple.
+        ID: The ID of the ``CPU`` object.
+        function: The callable.
+        arguments: The arguments of the call in ``forward``, without the tensors.
+        source: The line of the call, ``file:line``; may be empty.
+        wanted: For each tensor argument, whether its gradient is needed.
+        results: The types of the tensors that the callable returned for zeros.
+        differentiable: For each result, whether it has a gradient.
+        is_list: Whether the callable returned a list or tuple.
     """
 
     ID: str
@@ -222,17 +223,17 @@ class HostCall:
 
     @property
     def shown(self) -> str:
-        """What messages call it."""
+        """The name of the call in messages."""
         return f"poptorch.CPU '{self.ID}'" + (f", called at {self.source}," if self.source else "")
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a backward pass may differentiate it."""
+        """Whether a backward pass may differentiate the call."""
         return any(self.wanted) and any(self.differentiable)
 
     @property
     def all_results(self) -> list[TensorType]:
-        """The results, and with gradients to come the state that random numbers were in before."""
+        """The results, and if the call has a gradient the random state from before the call."""
         if not self.has_gradient:
             return list(self.results)
         return [*self.results, TensorType.of(torch.get_rng_state())]
@@ -242,10 +243,10 @@ class HostCall:
         return replace(self, source=source)
 
     def try_with_zeros(self, types: Sequence[TensorType]) -> None:
-        """Call the callable with zeros, and note what it returns.
+        """Call the callable with zeros, and store the types of its results.
 
         Raises:
-            Error: It does not return tensors that the device can hold.
+            Error: The callable does not return tensors that the device can hold.
         """
         zeros = [torch.zeros(each.shape, dtype=each.dtype, device="cpu") for each in types]
         with torch.enable_grad():
@@ -256,8 +257,8 @@ class HostCall:
             if not is_dense or tensor.dtype not in INPUTS:
                 raise Error(
                     f"{self.shown} returns a tensor of {tensor.dtype} and {tensor.layout} on "
-                    f"{tensor.device} as result {position}. It must return dense tensors of the "
-                    f"host, of one of the types {', '.join(map(dtype_name, INPUTS))}."
+                    f"{tensor.device} as result {position}. It must return dense tensors on the "
+                    f"host, with one of the dtypes {', '.join(map(dtype_name, INPUTS))}."
                 )
         self.results = tuple(map(TensorType.of, found))
         self.differentiable = tuple(tensor.requires_grad for tensor in found)
@@ -267,14 +268,14 @@ class HostCall:
         """Call the callable for a micro-batch.
 
         Args:
-            tensors: What it is given, with memory of their own.
+            tensors: The arguments of the callable, which own their memory.
 
         Returns:
-            What ``all_results`` describes.
+            The tensors that ``all_results`` describes.
 
         Raises:
-            Error: It returns something else than it did when it was given zeros.
-            BaseException: What it raises.
+            Error: The results differ from those for zeros in number, shape or dtype.
+            BaseException: The exception of the callable.
         """
         state = torch.get_rng_state() if self.has_gradient else None
         results = self._checked(self._call(tensors))
@@ -284,15 +285,15 @@ class HostCall:
         """Call the callable under autograd.
 
         Args:
-            tensors: The gradients of the differentiable results, then what it is given, then the
-                state of random numbers that it found in the forward pass.
+            tensors: The gradients of the differentiable results, then the arguments, then the
+                random state from before the call in the forward pass.
 
         Returns:
-            The gradients of the tensors that want one; zeros for those that have none.
+            The gradients of the arguments that need one; zeros for arguments without one.
 
         Raises:
-            Error: It returns something else than it did when it was given zeros.
-            BaseException: What it raises.
+            Error: The results differ from those for zeros in number, shape or dtype.
+            BaseException: The exception of the callable.
         """
         num_gradients = sum(self.differentiable)
         gradients = iter(tensors[:num_gradients])
@@ -326,12 +327,12 @@ class HostCall:
     def _differentiated(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return what gradients are asked for, and what to give to the callable."""
+        """Return the tensors to differentiate by, and the arguments for the callable."""
         inputs, given = [], []
         for tensor, wanted in zip(tensors, self.wanted, strict=True):
             if wanted:
                 inputs.append(tensor.requires_grad_())
-                tensor = tensor.clone()  # what asks for a gradient must not be changed in place
+                tensor = tensor.clone()  # a leaf with a gradient must not be changed in place
             given.append(tensor)
         return inputs, given
 
@@ -353,7 +354,7 @@ class HostCall:
             _running.reset(running)
 
     def _note(self, error: BaseException, when: str = "") -> None:
-        """Let an exception of the user's code say where that was called."""
+        """Add to an exception of the user's code where that code was called."""
         add_note = getattr(error, "add_note", None)  # from Python 3.11 on
         if add_note is not None:
             add_note(f"This was raised in {self.shown.rstrip(',')}{when}.")
@@ -380,13 +381,13 @@ class HostCall:
         if len(found) != len(self.results):
             raise Error(
                 f"{self.shown} returns {len(found)} tensors where it returned {len(self.results)} "
-                "when the model was compiled. It must always return as many as for zeros."
+                "when the model was compiled. The number of results must always be the same."
             )
         for position, (tensor, expected) in enumerate(zip(found, self.results, strict=True)):
             if tensor.dtype != expected.dtype or tensor.shape != expected.shape:
                 raise Error(
                     f"{self.shown} returns {TensorType.of(tensor)} as result {position} where it "
-                    f"returned {expected} when the model was compiled. Shapes and element types "
-                    "of its results must always be those for zeros."
+                    f"returned {expected} when the model was compiled. The shapes and dtypes of "
+                    "its results must always be the same."
                 )
         return found

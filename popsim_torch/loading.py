@@ -1,4 +1,4 @@
-"""``poptorch.load``: an executor out of a file."""
+"""``poptorch.load``: makes an executor from a file."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ __all__ = ["load"]
 def load(
     filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None
 ) -> PoplarExecutor:
-    """Return the compiled executor that a file was written from, to go on where it was.
+    """Return a compiled executor from a file, in the state in which it was saved.
 
-    Weights, optimizer with its state, and random numbers are those of the executor that was saved,
-    so training goes on as if it had not been interrupted; the program is fitted to this machine.
+    Weights, optimizer with its state, and random numbers are those of the saved executor, so
+    training continues as if it had not been interrupted. The program is fitted to this machine. No
+    code from the file is run, so the class of the model is not restored: the ``model`` of the
+    executor has the sub-modules, parameters and buffers under their names, but no ``forward``. It
+    can be trained, evaluated, saved and read (``state_dict()``), but not compiled again. To use
+    your own class, wrap a model of the class and call ``loadExecutable(filename)``, or load the
+    weights into it: ``model.load_state_dict(poptorch.load(filename).state_dict())``.
 
-    Nothing of a file is run, so the class of the model does not come back: the ``model`` of the
-    executor has its sub-modules, parameters and buffers under their names, and no ``forward``. It
-    can be trained, evaluated, saved and read (``state_dict()``), but not compiled again. For your
-    own class, wrap it and call ``loadExecutable(filename)``, or give it the weights:
-    ``model.load_state_dict(poptorch.load(filename).state_dict())``.
-
-    Two models that are loaded have nothing to do with each other. To validate what is trained,
-    wrap the one in the other: ``inference = poptorch.inferenceModel(training)``, then
-    ``inference.loadExecutable(filename)``.
+    Two loaded models share nothing. To validate a loaded training model, wrap it for inference:
+    ``inference = poptorch.inferenceModel(training)``, then ``inference.loadExecutable(filename)``.
 
     Args:
-        filename: What ``save`` or ``compileAndExport`` wrote.
-        edit_opts_fn: Is given the options, which it may change, before they are used. Only those
-            count that are not part of the program, such as ``showCompilationProgressBar`` or
-            ``connectionType``; one that was ``Never`` has become ``Always`` by then, and a machine
-            to compile for has been taken out. Which process of how many this one is says the
-            environment: ``lambda options: options.Distributed.disable()`` lets each work by itself.
+        filename: A file that ``save`` or ``compileAndExport`` wrote.
+        edit_opts_fn: Called with the options before they are used, and may change them. Only
+            changes of options that are not part of the program take effect, such as
+            ``showCompilationProgressBar`` or ``connectionType``. Before the call, a
+            ``connectionType`` of ``Never`` is set to ``Always``, and a machine to compile for is
+            removed. The environment sets the number of processes and the ID of this one: ``lambda
+            options: options.Distributed.disable()`` lets each process work by itself.
 
     Raises:
         UsageAssertionError: Another version of the package wrote the file, or it was written with
             ``export_model=False``.
-        Error: A launcher has started several processes. It is damaged, or no such file; calls take
-            or return what a file cannot hold; or its program calls an operator that no file may
-            call by itself, such as one of your own.
+        Error: A launcher has started several processes; the file is damaged, or of another kind;
+            calls take or return values that a file cannot hold; or the program calls an operator
+            that a file may not call, such as one of your own.
     """
     file = ExecutableFile(filename)
     model = file.model()

@@ -1,11 +1,10 @@
-"""What the package logs, and where: levels, the two loggers, and who hears of uncaught exceptions.
+"""The log of the package: levels, the two loggers, and the logging of uncaught exceptions.
 
-There are two logs, as a program on real hardware has them: what the Python side says goes to the
-logger ``poptorch::python`` and to stderr; what the back end says, which here is the simulator, goes
-to the logger ``poptorch:cpp`` and to where ``POPTORCH_LOG_DEST`` says. One level holds for both.
-
-Modules of the package say ``logs.python.warning(...)`` and ``logs.backend.info(...)``, with the
-levels of :mod:`logging`, or ``logs.trace(...)`` for the back end's most detailed lines.
+There are two logs, as on real hardware. The Python side writes to the logger ``poptorch::python``
+and to stderr. The back end, which here is the simulator, writes to the logger ``poptorch:cpp`` and
+to the destination in ``POPTORCH_LOG_DEST``. Both have the same level. Modules of the package call
+``logs.python.warning(...)`` and ``logs.backend.info(...)``, with the levels of :mod:`logging`, or
+``logs.trace(...)`` for the back end's most detailed lines.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TRACE_ALL = 3
 TRACE = 5
 """Every step of a call."""
 DEBUG_IR = 8
-"""What ``DEBUG`` says, and the text of each program that is compiled."""
+"""All lines of ``DEBUG``, and the text of each program that is compiled."""
 DEBUG = logging.DEBUG
 INFO = logging.INFO
 WARN = logging.WARNING
@@ -53,7 +52,8 @@ OFF = logging.CRITICAL + 10
 _LEVELS = {"TRACE": TRACE, "DEBUG": DEBUG, "INFO": INFO, "WARN": WARN, "ERR": ERR, "OFF": OFF}
 _MORE_LEVELS = {"TRACE_ALL": TRACE_ALL, "DEBUG_IR": DEBUG_IR}
 _NUMBERS = {0: TRACE, 1: DEBUG, 2: INFO, 3: WARN, 4: ERR, 6: OFF}
-# The name of a line's level, and how a terminal shows it; each holds from its level upwards.
+# The name of each level in a line, and its color on a terminal. Levels in between use the one
+# below.
 _SHOWN = (
     (logging.CRITICAL, "critical", "\033[1;41m"),
     (logging.ERROR, "error", "\033[1;31m"),
@@ -68,7 +68,7 @@ _DESTINATION_VARIABLE = "POPTORCH_LOG_DEST"
 _HANDLER = "popsim_torch"
 _PRINTED = "is_printed_by_python"  # on stderr: an attribute of records
 _DEFAULT_REPEATS = 4
-_MAX_COUNTED = 1000  # texts; a program that runs for weeks may warn with a number in each
+_MAX_COUNTED = 1000  # different messages; more are not counted, to limit memory
 
 python = logging.getLogger("poptorch::python")
 """The logger of the Python side."""
@@ -80,7 +80,7 @@ _warned: set[str] = set()
 
 
 def warn_once(text: str, *args: Any) -> None:
-    """Warn on the Python side, unless this process has said the very same before."""
+    """Warn on the Python side, once per process for each message."""
     line = text % args
     if line not in _warned:
         _warned.add(line)
@@ -88,20 +88,20 @@ def warn_once(text: str, *args: Any) -> None:
 
 
 def trace(text: str, *args: Any) -> None:
-    """Write a line of the back end at level ``TRACE``; arguments as those of ``Logger.info``."""
+    """Write a line of the back end at level ``TRACE``; takes the arguments of ``Logger.info``."""
     backend.log(TRACE, text, *args)
 
 
 def setLogLevel(level: str | int) -> None:
-    """Choose what is logged: lines of this level and of those after it.
+    """Set the lowest level that is logged.
 
     Args:
         level: ``"TRACE"``, ``"DEBUG"``, ``"INFO"``, ``"WARN"`` (the default), ``"ERR"`` or
             ``"OFF"``, or as a number 0, 1, 2, 3, 4 or 6. Also ``"TRACE_ALL"`` and ``"DEBUG_IR"``.
 
     Raises:
-        UsageValueError: There is no such level.
-        UsageTypeError: It is neither a string nor an int.
+        UsageValueError: The level does not exist.
+        UsageTypeError: ``level`` is neither a string nor an int.
     """
     number = _level(level)
     python.setLevel(number)
@@ -134,10 +134,9 @@ def _level(level: object) -> int:
 
 
 class _Repeats:
-    """Counts equal warnings, so that a line in a loop does not bury the others.
+    """Counts equal warnings, to limit those of a warning in a loop.
 
-    What is less than a warning is only shown to those who asked for every event, and is not
-    limited.
+    Lines below the level of a warning are not limited, because they are shown only on request.
     """
 
     def __init__(self) -> None:
@@ -149,7 +148,7 @@ class _Repeats:
         self._seen.clear()
 
     def allow(self, level: int, text: str) -> tuple[bool, bool]:
-        """Return whether to write a line, and whether it is the first of those not written."""
+        """Return whether to write a line, and whether it is the first that is not written."""
         if level < WARN or level >= logging.CRITICAL:
             return True, False
         if len(self._seen) > _MAX_COUNTED:
@@ -160,10 +159,10 @@ class _Repeats:
 
 
 def limit_repeats(max_repeats: int) -> None:
-    """Write equal warnings this often from now on, counted anew, and then say that no more come.
+    """Start to count equal warnings again, and write each at most this often, then a notice.
 
     Args:
-        max_repeats: ``Options.maxRepeatLogs`` (count); less than 1 is taken for 1.
+        max_repeats: ``Options.maxRepeatLogs`` (count); values less than 1 mean 1.
     """
     for logger in (python, backend):
         for handler in logger.handlers:
@@ -172,7 +171,7 @@ def limit_repeats(max_repeats: int) -> None:
 
 
 class _Handler(logging.Handler):
-    """Writes ``[time] [logger] [level] text``, to a file or to a stream as ``sys`` has it then.
+    """Writes ``[time] [logger] [level] text`` to a file, or to the current stream of ``sys``.
 
     Args:
         stream: ``stdout``, ``stderr``, or an open file.
@@ -186,11 +185,11 @@ class _Handler(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record's line, or the notice that it is one too many."""
+        """Write the line of a record, or the notice that it is not repeated any more."""
         if self._stream == "stderr" and getattr(record, _PRINTED, False):
             return
         stream = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
-        if stream is None:  # as under pythonw
+        if stream is None:  # pythonw has no streams
             return
         try:
             text = self.format(record)
@@ -226,9 +225,9 @@ def _line(record: logging.LogRecord, text: str, *, on_terminal: bool) -> str:
 
 
 class _ReportUncaught:
-    """A ``sys.excepthook`` that logs an exception and then does what the one before it did.
+    """A ``sys.excepthook`` that logs an exception and then calls the previous hook.
 
-    That one prints it on stderr, where the log does not repeat it.
+    The previous hook prints the exception on stderr, so the log does not print it there again.
     """
 
     def __init__(self, previous: Any) -> None:
@@ -239,7 +238,7 @@ class _ReportUncaught:
     ) -> None:
         if issubclass(kind, Exception):
             lines = traceback.format_exception_only(kind, value)
-            # The lines of a program that is no Python stand in front of what is wrong.
+            # For a syntax error, the lines of code come before the problem: log the last line.
             text = lines[-1] if isinstance(value, SyntaxError) else "".join(lines)
             python.critical("%s", text.rstrip(), extra={_PRINTED: True})
         self._previous(kind, value, trace)
@@ -254,15 +253,15 @@ def _destination() -> str | TextIO:
     except OSError as error:
         raise UsageValueError(
             f"{_DESTINATION_VARIABLE}={wanted}: this file cannot be written ({error.strerror}). "
-            "Set it to stderr, stdout, or a file that can be."
+            "Set it to stderr, stdout, or a writable file."
         ) from error
 
 
 def obey_environment() -> None:
-    """Set the loggers up as ``POPTORCH_LOG_LEVEL`` and ``POPTORCH_LOG_DEST`` say.
+    """Set up the loggers from ``POPTORCH_LOG_LEVEL`` and ``POPTORCH_LOG_DEST``.
 
     Raises:
-        UsageValueError: There is no such level, or the file cannot be written.
+        UsageValueError: The level does not exist, or the file cannot be written.
     """
     wanted = os.environ.get(_LEVEL_VARIABLE) or "WARN"
     try:
@@ -270,7 +269,7 @@ def obey_environment() -> None:
     except UsageError as error:
         raise UsageValueError(f"{_LEVEL_VARIABLE}={wanted}: {error.message}") from None
     for logger, stream in ((python, "stderr"), (backend, _destination())):
-        # By name: where the module is loaded anew, those before are of another class.
+        # Compare class names: if the module is loaded again, earlier handlers have another class.
         for handler in [item for item in logger.handlers if item.get_name() == _HANDLER]:
             logger.removeHandler(handler)
             handler.close()

@@ -1,4 +1,4 @@
-"""``trainingModel`` and ``inferenceModel``: what a PopTorch program wraps its model with."""
+"""``trainingModel`` and ``inferenceModel``: the functions that wrap a user's model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ R = TypeVar("R")
 
 _DEFAULT_LEARNING_RATE = 0.01
 _WRAPPED = (
-    "a model was wrapped with these options before, and would not notice. Register anchors before "
-    "trainingModel or inferenceModel is called. For a model that is wrapped and not compiled yet, "
-    "use model.options.anchorTensor; for another model, a copy made with options.clone()."
+    "a model was wrapped with these options before, and would not see the change. Register "
+    "anchors before trainingModel or inferenceModel is called. For a model that is wrapped and "
+    "not compiled yet, use model.options.anchorTensor; for another model, a copy made with "
+    "options.clone()."
 )
 
 
@@ -37,8 +38,8 @@ def _checked_model(model: object, function: str) -> nn.Module:
         model = model.model
     if not isinstance(model, nn.Module):
         raise Error(
-            f"{function}: the model must be a torch.nn.Module or what trainingModel or "
-            f"inferenceModel returned, got {type(model).__name__}."
+            f"{function}: the model must be a torch.nn.Module or the result of trainingModel or "
+            f"inferenceModel, got {type(model).__name__}."
         )
     return model
 
@@ -87,14 +88,14 @@ def trainingModel(
     before the first call or ``compile``.
 
     Args:
-        model: The module, or an executor whose module is taken. Its forward has to compute a loss.
+        model: The module, or an executor whose module is used. Its forward must compute a loss.
         options: Frozen by this call; None for the defaults.
         optimizer: From ``poptorch.optim`` or ``torch.optim``; None for SGD with a learning rate of
             0.01 over all parameters.
 
     Raises:
         Error: Wrong types, or a buffer that is not exactly a ``torch.Tensor``.
-        UsageRuntimeError: The model is wrapped for training already.
+        UsageRuntimeError: The model is already wrapped for training.
     """
     module = _checked_model(model, "trainingModel")
     if host_weights.is_wrapped(module):
@@ -127,8 +128,8 @@ def inferenceModel(model: Any, options: Options | None = None) -> Any:
     """Wrap a model for inference on the device.
 
     Args:
-        model: The module, or an executor whose module is taken. Weights that a training executor
-            changes arrive here before each call.
+        model: The module, or an executor whose module is used. Before each call, the new executor
+            gets the weights that a training executor of the module has changed.
         options: Frozen by this call; None for the defaults. Gradient accumulation must be 1.
 
     Raises:
@@ -145,7 +146,7 @@ def inferenceModel(model: Any, options: Options | None = None) -> Any:
         )
         raise Error(
             "inferenceModel: poptorch.Options().Training.gradientAccumulation must be 1, got "
-            f"{accumulation}. Use options of their own for inference{advice}."
+            f"{accumulation}. Use separate options for inference{advice}."
         )
     return PoplarExecutor(module, own, None)
 
@@ -159,26 +160,26 @@ def summary(
     width: int | None = None,
     options: Options | None = None,
 ) -> ModelSummary:
-    """Describe the modules of a model: shapes, parameters, bytes, stages, names to anchor.
+    """Describe the modules of a model: shapes, parameters, bytes, stages, names for anchors.
 
-    Nothing runs, and nothing changes. A module is described as it is compiled for inference, in
-    the mode, of training or evaluation, that it is in.
+    Nothing runs, and nothing changes. A module is described as it would be compiled for inference,
+    in its current mode (training or evaluation).
 
     Args:
         model: A module, or an executor.
-        args: What a call is given: a tuple of arguments, or one argument that is no tuple. None are
-            needed for an executor that is compiled.
-        kwargs: Its keyword arguments.
-        depth: How deep the printed tree goes; None for all of it.
-        width: Of the printed table (characters); None for that of the terminal.
-        options: For a module alone: those that it is compiled with.
+        args: The arguments of a call: a tuple, or one argument that is not a tuple. A compiled
+            executor needs no arguments.
+        kwargs: The keyword arguments of the call.
+        depth: The number of levels of the printed tree; None for all levels.
+        width: The width of the printed table (characters); None for the width of the terminal.
+        options: The options to compile a module with; not allowed for an executor.
 
     Returns:
-        A row for each module; it prints as a table.
+        A summary with a row for each module; it prints as a table.
 
     Raises:
-        Error: The model is something else or cannot be compiled.
-        UsageTypeError: ``args`` is a size.
+        Error: The model is neither a module nor an executor, or cannot be compiled.
+        UsageTypeError: ``args`` is a size, not tensors.
         UsageValueError: ``options`` are given for an executor, or a number is too small.
     """
     if isinstance(model, PoplarExecutor):

@@ -34,7 +34,7 @@ _REDUCTIONS = ("sum", "mean", "none")
 
 @dataclass(frozen=True)
 class PrintFormat:
-    """How ``ipu_print_tensor`` shows a tensor; the fields are its arguments of the same names."""
+    """The format of ``ipu_print_tensor``; the fields are its arguments of the same names."""
 
     summarise_threshold: int = 1000
     """Tensors of more elements show only their edges (count); 0: none do."""
@@ -55,7 +55,7 @@ class PrintFormat:
 
 
 class OpListener(Protocol):
-    """What the tracer does when user code calls one of these operations."""
+    """The methods of the tracer that user code calls through these operations."""
 
     def print_tensor(
         self, tensor: torch.Tensor, title: str, print_gradient: bool, text_format: PrintFormat
@@ -63,7 +63,7 @@ class OpListener(Protocol):
         """Return ``tensor``, printed at run time."""
 
     def enqueue(self, queue: Any, structure: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Put an element into a queue each time the program comes here.
+        """Put an element into a queue each time the program runs this operation.
 
         Args:
             queue: An ``OutfeedQueue``.
@@ -72,10 +72,10 @@ class OpListener(Protocol):
         """
 
     def identity_loss(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-        """Return the reduced tensor, marked as a loss."""
+        """Reduce a tensor, mark the result as a loss, and return it."""
 
     def checkpoint(self, tensor: torch.Tensor) -> None:
-        """Keep the value of ``tensor`` for the backward pass where others are rebuilt."""
+        """Keep the value of ``tensor`` for the backward pass; other values are rebuilt."""
 
     def for_loop(
         self, count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
@@ -91,25 +91,25 @@ class OpListener(Protocol):
         """Record a branch between two functions, each with its arguments; return its results."""
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
-        """Return a number that no other tensor of this trace has; an error for host tensors."""
+        """Return the unique number of a tensor in this trace; raise an error for host tensors."""
 
     def custom_op(self, inputs: Sequence[torch.Tensor], call: Any) -> list[torch.Tensor]:
         """Return the results of a custom operator."""
 
     def multi_conv(self, check: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
-        """Group the convolutions in the scope; ``check`` is told how many there were."""
+        """Group the convolutions in the scope, and call ``check`` with their number."""
 
     def rebuilt_region(self) -> contextlib.AbstractContextManager[None]:
-        """Let the backward pass rebuild what is computed in the scope."""
+        """Let the backward pass rebuild the values that the scope computes."""
 
     def overlap(self, tensor: torch.Tensor, mode: OverlapMode, *, for_input: bool) -> torch.Tensor:
-        """Return ``tensor``, marked as an input or output that is to overlap with computation."""
+        """Return ``tensor``, marked as an input or output whose transfer overlaps computation."""
 
     def at_end(self, ending: Callable[[], None]) -> None:
         """Call ``ending`` when all of forward has been traced."""
 
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Put ``name`` in front of the names of the operations in the scope."""
+        """Put ``name`` before the names of the operations in the scope."""
 
 
 op_listener: ContextVar[OpListener | None] = ContextVar("op_listener", default=None)
@@ -117,7 +117,7 @@ op_listener: ContextVar[OpListener | None] = ContextVar("op_listener", default=N
 
 
 in_compile_hook: ContextVar[bool] = ContextVar("in_compile_hook", default=False)
-"""Set while a hook around a compilation runs, which is before or after a trace."""
+"""Set while a compile hook runs, which is before or after the model is traced."""
 
 
 def isRunningOnIpu() -> bool:
@@ -126,20 +126,20 @@ def isRunningOnIpu() -> bool:
 
 
 def getIpuTensorId(tensor: torch.Tensor) -> int:
-    """Return the number of a tensor of the device, which no other one of the model has.
+    """Return the number of a tensor on the device, which is unique in the model.
 
     Args:
         tensor: A tensor inside of ``forward``, while the model is compiled.
 
     Raises:
-        Error: It is no tensor, or not one of the device.
+        Error: ``tensor`` is not a tensor, or not on the device.
     """
     _require_tensor(tensor, "getIpuTensorId")
     listener = op_listener.get()
     if listener is None:
         raise Error(
-            "getIpuTensorId: tensors have a number inside of the forward of a model that is being "
-            f"compiled only; got a tensor on {tensor.device} outside of it."
+            "getIpuTensorId: tensors have a number only inside of the forward of a model that is "
+            f"being compiled; got a tensor on {tensor.device} outside of it."
         )
     return listener.tensor_id(tensor)
 
@@ -164,15 +164,15 @@ def ipu_print_tensor(
 ) -> torch.Tensor:
     """Print a tensor on the process's stderr each time the device computes it.
 
-    The returned tensor has to be used in the rest of the model: otherwise the print is removed
-    with everything else that nobody uses. Does nothing outside of a traced model.
+    The rest of the model has to use the returned tensor: otherwise the print is removed, as all
+    unused operations are. Outside of a traced model the function does nothing.
 
     Args:
-        tensor: What to print; any shape, any element type of the device.
-        title: Text in front of the values; empty for the tensor's name in the graph.
-        print_gradient: Also print the gradient that arrives here in each backward pass, under
-            ``<title>_gradient`` (``Gradient___<name>`` without a title). It is multiplied by the
-            optimizer's ``loss_scaling``.
+        tensor: The tensor to print; any shape, and any dtype that the device supports.
+        title: The string before the values; if empty, the tensor's name in the graph.
+        print_gradient: Whether to print the gradient of the tensor in each backward pass as well,
+            under ``<title>_gradient`` (``Gradient___<name>`` without a title). It is multiplied by
+            the optimizer's ``loss_scaling``.
         summarise_threshold: With more elements than this, show only the edges; 0: show all.
         edge_items: Elements kept at both ends of a dimension when summarising.
         max_line_width: Characters before a row is broken; 0: never.
@@ -238,7 +238,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 class NameScope:
-    """Context manager that puts a name in front of the names of operations and tensors.
+    """Context manager that puts a name before the names of operations and tensors.
 
     Args:
         name: The scope's name; may contain slashes.
@@ -277,10 +277,10 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 def recomputationCheckpoint(
     *tensors: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...],
 ) -> torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]:
-    """Keep these tensors for the backward pass, where recomputation rebuilds others from them.
+    """Keep these tensors for the backward pass; recomputation rebuilds others from them.
 
-    Recomputation is on in a pipeline, and where
-    ``Options._Popart.set("autoRecomputation", mode)`` asks for it. It changes no value.
+    Recomputation is on in a pipeline, and with ``Options._Popart.set("autoRecomputation", mode)``.
+    It does not change values.
 
     Args:
         *tensors: Tensors, or one list or tuple of tensors.

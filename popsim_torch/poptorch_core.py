@@ -22,23 +22,23 @@ class TestErrorType(NamedIntEnum):
     Popart = 1
     """A failure of the compiler."""
     PopartInternal = 2
-    """A failure of the compiler's own."""
+    """An internal failure of the compiler."""
     Poplibs = 3
     """A failure of the codelets."""
     PoplarUnrecoverable = 4
-    """A failure of the device that no reset cures."""
+    """A failure of the device that a reset does not fix."""
     PoplarUnknown = 5
     """A failure of the device of unknown kind."""
     PoplarRecoverableFullReset = 6
-    """A failure of the device that a reset cures."""
+    """A failure of the device that a reset fixes."""
     PoplarLinkError = 7
     """A failure of the linker."""
 
 
-TestErrorType.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
+TestErrorType.__test__ = False  # type: ignore[attr-defined]  # pytest must not collect it
 
 _CONTEXT = "  [0] throwTestError"
-# The type of each error, and what went wrong.
+# The type and the message of each error.
 _TEST_ERRORS = {
     TestErrorType.Poptorch: (BACKEND_ERROR_TYPE, "Simulated failure of the framework"),
     TestErrorType.Popart: ("popart_exception", "Simulated failure of the compiler"),
@@ -67,13 +67,13 @@ _TEST_ERRORS = {
 
 
 def _throwTestError(kind: TestErrorType) -> NoReturn:
-    """Raise an error as a failing machine would, to try how a program deals with it.
+    """Raise the error of a failing machine, to test how a program handles the error.
 
     Args:
-        kind: Which one.
+        kind: The error to raise.
 
     Raises:
-        Error: Of the class, type and recovery action that belong to ``kind``.
+        Error: The error of ``kind``, with its class, type and recovery action.
     """
     error_type, message = _TEST_ERRORS[TestErrorType(kind)]
     where = f"{Path(__file__).name}:{sys._getframe().f_lineno}"
@@ -88,12 +88,12 @@ def _throwTestError(kind: TestErrorType) -> NoReturn:
 
 
 def _validateOptions(settings: Mapping[str, Any]) -> None:
-    """Check settings as they are checked when a model is compiled, and write them to the log.
+    """Check settings as the compilation of a model does, and write them to the log.
 
     Args:
-        settings: As ``Options.toDict`` returns them.
+        settings: The settings, as ``Options.toDict`` returns them.
 
     Raises:
-        Error: A setting is unknown, or is of a type that it cannot have.
+        Error: A setting is unknown, or has a wrong type.
     """
     validate_options(settings)

@@ -16,16 +16,17 @@ class BuildInfo:
     """What :func:`build_info` returns; ``print`` shows it in one line.
 
     Attributes:
-        version: Of popsim_torch.
+        version: The version of popsim_torch.
         target: The instructions in use: ``sse4``, ``avx2``, ``avx512`` or ``amx``; ``baseline`` on
-            other processors than x86-64. The environment variable ``POPSIM_CPU`` chooses a lower
-            one than the highest.
-        usable_targets: Those that this processor and build have, from the lowest to the highest.
-        onednn: Version of oneDNN, empty without it: convolutions are ATen's then.
+            processors other than x86-64. The environment variable ``POPSIM_CPU`` chooses a lower
+            target than the highest.
+        usable_targets: The targets that this processor and build have, from the lowest to the
+            highest.
+        onednn: Version of oneDNN; empty without oneDNN, when ATen computes convolutions.
         torch: Version of PyTorch.
         torch_capability: The instructions that PyTorch uses.
         python: Version of Python.
-        num_threads: How many threads a run may use (``torch.set_num_threads``).
+        num_threads: The number of threads that a run may use (``torch.set_num_threads``).
     """
 
     version: str

@@ -1,7 +1,8 @@
-"""``Channel``: names what a program is doing for the trace that PopVision shows.
+"""``Channel``: marks parts of a program by name in the trace that PopVision shows.
 
 A trace is written if the environment variable ``PVTI_OPTIONS`` is set and the trace library,
-``libpvti`` of Graphcore's SDK, is installed. Otherwise nothing happens, at next to no cost.
+``libpvti`` of Graphcore's SDK, is installed. Otherwise the marks do nothing, and cost almost no
+time.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Channel:
     """A row of the trace.
 
     Args:
-        name: What it is called.
+        name: The name of the row.
 
     Attributes:
-        is_shown: Whether there is a trace to show in.
+        is_shown: Whether a trace is being written.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,10 +38,10 @@ class Channel:
         self._channel = None if self._library is None else self._library.createTraceChannel(name)
 
     def tracepoint(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context manager that shows as ``<channel>.<name>`` for as long as it is entered.
+        """Return a context manager whose time the trace shows as ``<channel>.<name>``.
 
         Args:
-            name: What is being done.
+            name: The name of the work that is done inside.
         """
         if self._library is None:
             return _NOTHING
@@ -50,13 +51,13 @@ class Channel:
         return point
 
     def instrument(self, obj: T, *method_names: str) -> T:
-        """Show the calls of some methods of an object.
+        """Show the calls of some methods of an object in the trace.
 
         Args:
             obj: The object, which is changed: its methods are wrapped, or its class is replaced by
                 one derived from it where Python looks methods up in the class.
-            *method_names: The names of the methods. Those that it does not have, or that show in
-                this channel already, are left alone.
+            *method_names: The names of the methods. Names that the object does not have, and
+                methods that this channel already shows, are ignored.
 
         Returns:
             The object.
@@ -75,7 +76,7 @@ class Channel:
                 setattr(obj, name, self._traced(name, method))
         if in_class:
             in_class["__reduce_ex__"] = _reduce_as_base
-            with suppress(TypeError):  # (objects of built-in types cannot change)
+            with suppress(TypeError):  # (objects of built-in types cannot be changed)
                 obj.__class__ = type(kind.__name__, (kind,), in_class)
         return obj
 
@@ -90,11 +91,11 @@ class Channel:
 
 
 def _reduce_as_base(self: Any, protocol: Any) -> Any:
-    """Let copies and pickles be of the class that the object had before."""
+    """Make copies and pickles have the class that the object had before."""
     derived = type(self)
     base: Any = derived.__bases__[0]
     reduced: Any = base.__reduce_ex__(self, protocol)
-    # (pickle insists on the object's own class with the usual function)
+    # (with the usual function, pickle requires the object's own class)
     make = _new if reduced[0] is copyreg.__newobj__ else reduced[0]  # type: ignore[attr-defined]
     return make, tuple(base if item is derived else item for item in reduced[1]), *reduced[2:]
 

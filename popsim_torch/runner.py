@@ -20,7 +20,7 @@ __all__ = ["CannotStart", "run_module", "run_script"]
 
 
 class CannotStart(Exception):
-    """A program was not run; the text says why."""
+    """A program could not be started; the message says why."""
 
 
 _PATH_VARIABLE = "PYTHONPATH"
@@ -31,12 +31,12 @@ def run_script(path: str, arguments: list[str], *, replace: bool = False) -> Non
 
     Args:
         path: A file with Python code, or a folder or archive with a ``__main__.py``.
-        arguments: The script's.
-        replace: Also where another ``poptorch`` is installed.
+        arguments: The arguments of the script.
+        replace: Whether to replace another ``poptorch`` that is installed.
 
     Raises:
         CannotStart: The script cannot be read, or another ``poptorch`` is installed.
-        BaseException: What the script raises; ``SystemExit`` carries its exit code.
+        BaseException: The exception of the script; ``SystemExit`` carries its exit code.
     """
     sys.argv[:] = [path, *arguments]
     if pkgutil.get_importer(path) is not None:
@@ -66,13 +66,13 @@ def run_module(name: str, arguments: list[str], *, replace: bool = False) -> Non
     """Run a module as ``python -m module ...`` does.
 
     Args:
-        name: The module's.
-        arguments: Those that it finds in ``sys.argv``.
-        replace: Also where another ``poptorch`` is installed.
+        name: The name of the module.
+        arguments: The arguments that the module finds in ``sys.argv``.
+        replace: Whether to replace another ``poptorch`` that is installed.
 
     Raises:
         CannotStart: Another ``poptorch`` is installed.
-        BaseException: What the module raises; ``SystemExit`` carries its exit code.
+        BaseException: The exception of the module; ``SystemExit`` carries its exit code.
     """
     sys.argv[:] = ["-m", *arguments]
     _prepare(None if _has_safe_path() else os.getcwd(), replace)
@@ -80,33 +80,32 @@ def run_module(name: str, arguments: list[str], *, replace: bool = False) -> Non
 
 
 def _has_safe_path() -> bool:
-    """Whether Python was told to put no folder in front of the search path (``-P``)."""
+    """Whether Python was started with ``-P``, which adds no folder to the search path."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
 def _run_as_main(name: str) -> None:
     _new_main()
-    # What `python -m` calls, which is nowhere else to be had.
+    # The private function that `python -m` calls; no public function does the same.
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
     run(name, alter_argv=name != "__main__")
 
 
 def _prepare(folder: str | None, replace: bool) -> None:
-    """Let this process, and those that it starts, find this package as ``poptorch``.
+    """Make this process, and the processes that it starts, find this package as ``poptorch``.
 
     Args:
-        folder: What comes first on the search path instead of the folder of the runner, if
-            anything.
-        replace: Also where another ``poptorch`` is installed.
+        folder: The folder to put first on the search path in place of the runner's, if any.
+        replace: Whether to replace another ``poptorch`` that is installed.
     """
     if folder is not None:
         sys.path[: 0 if _has_safe_path() else 1] = [folder]
     try:
-        # The script may set variables before it imports poptorch.
+        # Read the variables later: the script may set them before it imports poptorch.
         install(replace, before=_read_environment)
     except Error as error:
         raise CannotStart(error.message) from None
-    # Children of multiprocessing get the path of this process, others the variable.
+    # Processes of multiprocessing get the search path of this process, others the variable.
     inherited = os.environ.get(_PATH_VARIABLE)
     if STANDIN_FOLDER not in sys.path:
         sys.path.insert(1, STANDIN_FOLDER)
@@ -121,7 +120,7 @@ def _read_environment() -> None:
 
 
 def _new_main() -> ModuleType:
-    """Return a module ``__main__`` for the script, in the place of the runner's."""
+    """Return a module ``__main__`` for the script, in place of the runner's."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main

@@ -1,4 +1,4 @@
-"""Changes of the whole process, which several threads may ask for at the same time."""
+"""Scopes that change the whole process, and that several threads may enter at the same time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["SharedScope"]
 
 
 class SharedScope:
-    """A scope in which something of the process is otherwise, for as long as anybody is in it.
+    """A scope that changes the process for as long as at least one thread is in it.
 
-    Scopes that each put back what they found end in another order than they began where threads
-    overlap, and one thread then puts back what was another's. This one is begun by the first thread
-    that comes, and ended by the last one that leaves.
+    If each thread saved and restored the earlier state by itself, scopes of several threads could
+    end in another order than they began, and a thread could restore the change of another. So the
+    first thread that enters begins the scope, and the last thread that leaves ends it.
 
     Args:
-        make: Returns the scope. Whoever needs to be told apart from other threads is told so by
-            what it puts in place.
+        make: Returns the scope as a context manager. If threads must be told apart, the change that
+            this scope makes has to do so.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
@@ -27,7 +27,7 @@ class SharedScope:
         self._count = 0
         self._scope: AbstractContextManager[object] | None = None
         self._renew_lock()
-        # A thread of the parent is in no scope of the child, but may hold the lock.
+        # Threads of the parent do not exist in a forked child, but one of them may hold the lock.
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:

@@ -12,9 +12,9 @@ _CUT = "..."
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal (characters); None if standard output is none.
+    """Return the width of the terminal (characters), or None if stdout is not a terminal.
 
-    A file or another program gets whole lines.
+    Lines for a file or another program are not limited.
     """
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
@@ -27,15 +27,15 @@ def table(
     fixed: int = 1,
     width: int | None = None,
 ) -> str:
-    """Return a table whose lines are never wider than asked; what does not fit goes below.
+    """Return a table with lines of at most some width; columns that do not fit go below.
 
     Args:
         header: A word for each column.
         rows: The cells of each line.
-        widths: Of the columns (characters); cells are padded to it, a space keeps columns apart.
-        fixed: How many columns in front come back in each part, where the columns do not fit side
-            by side. The last of them is a name: its beginning is cut where there is no room.
-        width: Of the lines at most (characters); None for no limit.
+        widths: The widths of the columns (characters); cells are padded, with a space in between.
+        fixed: How many of the first columns each part repeats if the columns do not fit side by
+            side. The last of them is a name: its beginning is cut if there is no room.
+        width: The largest width of the lines (characters); None for no limit.
     """
     lines = [header, *rows]
     sizes = list(widths)
@@ -54,7 +54,7 @@ def table(
 
 
 def _columns_that_fit(sizes: Sequence[int], fixed: int, width: int) -> list[list[int]]:
-    """Return the columns after the fixed ones in parts, each as many as fit beside those."""
+    """Return the other columns in parts, each with as many as fit beside the fixed ones."""
     used = front = sum(sizes[:fixed]) + fixed - 1
     parts: list[list[int]] = [[]]
     for column in range(fixed, len(sizes)):
@@ -73,15 +73,15 @@ def _line(cells: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def cut_front(text: str, width: int) -> str:
-    """Return a text, or its end where it is longer than so many characters."""
+    """Return a string, or its end if it is longer than some number of characters."""
     return text if len(text) <= width else _CUT + text[len(text) - width + len(_CUT) :]
 
 
 class Described:
-    """Shows itself in a notebook as a small table of the figures that matter."""
+    """Is shown in a notebook as a small table of its most important figures."""
 
     def _figures(self) -> dict[str, object]:
-        """Return what matters, by name."""
+        """Return the most important figures, by name."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""Comparing what models return."""
+"""Functions that compare the results of models."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def allclose(
     atol: float = 1e-08,
     equal_nan: bool = False,
 ) -> bool:
-    """Return whether two results are close: tensors, or lists and tuples of such, nested at will.
+    """Return whether two results are close: tensors, or nested lists and tuples of tensors.
 
     Args:
-        ref: What is expected.
-        other: What there is; of the same structure, types and lengths, or the result is False.
+        ref: The expected result.
+        other: The actual result. If its structure, types or lengths differ, they are not close.
         rtol: Relative tolerance of ``torch.allclose``.
         atol: Absolute tolerance of ``torch.allclose``.
         equal_nan: Whether NaN is close to NaN.
 
     Raises:
-        RuntimeError: Tensors cannot be compared: their shapes or element types differ.
+        RuntimeError: Tensors cannot be compared: their shapes or dtypes differ.
     """
     if isinstance(ref, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.allclose(ref, other, rtol=rtol, atol=atol, equal_nan=equal_nan)

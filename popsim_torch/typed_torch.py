@@ -1,4 +1,4 @@
-"""Public functions of PyTorch that have no annotations, with the types that they have."""
+"""Adds type annotations to public functions of PyTorch that have none."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ broadcast_shapes: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Return the results of a function that has a gradient of its own."""
+    """Return the results of an autograd function, which has its own gradient."""
     untyped: Any = function
     return untyped.apply(*arguments)

@@ -1,7 +1,7 @@
 """The version of this package."""
 
 RELEASE = "0.1.0"
-"""As packages are numbered; ``pyproject.toml`` has it, too."""
+"""The version of the package; ``pyproject.toml`` has the same."""
 
 __version__ = f"{RELEASE}-1"
-"""In PopTorch's form, ``x.y.z-suffix``; tools that compare versions can read it."""
+"""The version in PopTorch's form, ``x.y.z-suffix``, for tools that compare versions."""

@@ -1,6 +1,6 @@
 """Tensor subclasses that consist of other tensors, such as ``MaskedTensor``.
 
-There is nothing at their address that a device could read.
+Their own address has no memory that a device could read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["is_wrapper"]
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements, and no memory of its own that holds them."""
+    """Whether a tensor has values, but no memory of its own that holds them."""
     if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_fake(tensor):
         return False
     return tensor.numel() > 0 and tensor.data_ptr() == 0

@@ -1,4 +1,4 @@
-"""What user code says about parts of ``forward``: slices, products in slices, groups, overlap."""
+"""Annotations of parts of ``forward``: slices, products in slices, groups, overlap."""
 
 from popsim_torch.annotations.multi_conv import MultiConv
 from popsim_torch.annotations.overlap import set_overlap_for_input, set_overlap_for_output

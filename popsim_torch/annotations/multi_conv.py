@@ -1,4 +1,4 @@
-"""``MultiConv``: convolutions that do not depend on each other, as a group."""
+"""``MultiConv``: groups convolutions that do not depend on each other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ __all__ = ["MultiConv"]
 class MultiConv:
     """Group the convolutions inside of a ``with`` statement; it has no effect on values.
 
-    Other operations may stand in the scope as well, and an object may be entered repeatedly. The
-    settings are kept for the back end. A single value counts for all convolutions of the group, a
-    list has one for each. Outside of a traced model nothing is checked but the settings' types.
+    The scope may contain other operations as well, and an object may be entered several times. The
+    settings are stored for the back end. A single value applies to all convolutions of the group; a
+    list has one value for each. Outside of a traced model only the types of the settings are
+    checked.
 
     Raises:
-        Error: While a model is compiled: a group inside of a group, one without a convolution, or a
-            setting with another number of entries than the group has convolutions.
+        Error: While a model is compiled: a group is inside of another group, a group has no
+            convolution, or the number of entries in a setting differs from the number of
+            convolutions.
 
     Example:
         ::
@@ -48,16 +50,16 @@ class MultiConv:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is no number, or no list of numbers.
+            UsageAssertionError: The value is neither a number nor a list of numbers.
         """
         return self._set("availableMemoryProportions", value, _is_proportion, _bad_proportion)
 
     def partialsTypes(
         self, value: torch.dtype | list[torch.dtype] | tuple[torch.dtype, ...]
     ) -> Self:
-        """Set the type of partial sums on the real machine; no effect on values.
+        """Set the dtype of partial sums on the real machine; no effect on values.
 
-        Sums of float16 products are float16 if ``Options.Precision.setPartialsType`` says so.
+        Use ``Options.Precision.setPartialsType`` to make sums of float16 products float16.
 
         Args:
             value: ``torch.float`` or ``torch.half``; or one of them for each convolution.
@@ -66,7 +68,7 @@ class MultiConv:
             The object itself.
 
         Raises:
-            UsageValueError: It is another type.
+            UsageValueError: The value is something else.
         """
         return self._set("partialsTypes", value, _is_partials_type, _bad_partials_type)
 
@@ -80,7 +82,7 @@ class MultiConv:
             The object itself.
 
         Raises:
-            UsageValueError: It is something else.
+            UsageValueError: The value is something else.
         """
         return self._set("enableConvDithering", value, _is_bool, _bad_dithering)
 
@@ -88,7 +90,7 @@ class MultiConv:
         """Choose how the convolutions share the chip; no effect on values.
 
         Raises:
-            UsageAssertionError: It is no ``MultiConvPlanType``.
+            UsageAssertionError: The value is not a ``MultiConvPlanType``.
         """
         if not isinstance(value, MultiConvPlanType):
             raise UsageAssertionError(
@@ -99,10 +101,10 @@ class MultiConv:
         return self
 
     def perConvReservedTiles(self, value: int) -> Self:
-        """Set how many tiles each convolution has at least (count); no effect on values.
+        """Set the smallest number of tiles for each convolution; no effect on values.
 
         Raises:
-            UsageAssertionError: It is no int.
+            UsageAssertionError: The value is not an int.
         """
         if not isinstance(value, int) or isinstance(value, bool):
             raise UsageAssertionError(
@@ -112,10 +114,10 @@ class MultiConv:
         return self
 
     def cycleBackOff(self, value: float) -> Self:
-        """Set how much slower than the best plan one may be (a share of it); no effect on values.
+        """Set how much slower than the best plan a plan may be, as a share; no effect on values.
 
         Raises:
-            UsageAssertionError: It is no float.
+            UsageAssertionError: The value is not a float.
         """
         if not isinstance(value, float):
             raise UsageAssertionError(
@@ -147,7 +149,7 @@ class MultiConv:
         return self
 
     def _check_counts(self, num_convolutions: int) -> None:
-        """Check the settings of a group of so many convolutions."""
+        """Check the settings of a group with some number of convolutions."""
         for name, value in self._settings.items():
             if isinstance(value, list) and len(value) != num_convolutions:
                 raise Error(

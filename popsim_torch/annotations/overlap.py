@@ -1,4 +1,4 @@
-"""Marks of inputs and outputs whose transfer is to overlap with computation."""
+"""Marks inputs and outputs whose transfer should overlap with computation."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ T = TypeVar("T")
 
 
 def set_overlap_for_input(tensors: T, mode: OverlapMode) -> T:
-    """Say that the transfer of inputs is to overlap with computation; no effect on values.
+    """Mark inputs whose transfer should overlap with computation; no effect on values.
 
-    A real machine hides the transfer on tiles of its own. What it needs is checked when the model
-    is compiled: each marked tensor is an input as forward was given it, and nothing else reads that
-    input; and for modes other than ``NoOverlap`` a ``ShardedExecution`` strategy, tiles for input
-    and output (``Options.TensorLocations.numIOTiles``) and the output mode ``All`` or ``Sum``.
+    A real machine hides the transfer on reserved tiles. Its requirements are checked when the model
+    is compiled: each marked tensor is an input of forward, unchanged, and nothing else reads that
+    input. Modes other than ``NoOverlap`` need a ``ShardedExecution`` strategy, tiles for input and
+    output (``Options.TensorLocations.numIOTiles``) and the output mode ``All`` or ``Sum``.
 
     Args:
-        tensors: A tensor, or tensors in tuples, lists and dicts inside each other; anything else in
-            there is left as it is.
+        tensors: A tensor, or tensors in nested tuples, lists and dicts; other values in these do
+            not change.
         mode: Which loop hides the transfer.
 
     Returns:
-        The same structure with the tensors to use from there on. Outside of a traced model,
-        ``tensors`` as they are.
+        The same structure with the marked tensors, which forward has to use instead. Outside of a
+        traced model, ``tensors`` unchanged.
 
     Raises:
-        UsageAssertionError: ``mode`` is no ``OverlapMode``.
+        UsageAssertionError: ``mode`` is not an ``OverlapMode``.
         Error: When the model is compiled: one of the rules is broken.
     """
     return _mark("set_overlap_for_input", tensors, mode, for_input=True)
 
 
 def set_overlap_for_output(tensors: T, mode: OverlapMode) -> T:
-    """Say that the transfer of outputs is to overlap with computation; no effect on values.
+    """Mark outputs whose transfer should overlap with computation; no effect on values.
 
-    The rules are those of :func:`set_overlap_for_input`, but that each marked tensor is an output
-    of the model, returned once. Other operations may read it.
+    The rules of :func:`set_overlap_for_input` apply, except for the marked tensors: each must be an
+    output of the model that is returned once, and other operations may read it.
 
     Args:
-        tensors: As there; what is returned here is what forward has to return.
-        mode: As there.
+        tensors: As for :func:`set_overlap_for_input`; forward has to return the result of this
+            call.
+        mode: As for :func:`set_overlap_for_input`.
 
-    Returns:
-        As there.
+    Returns: As for :func:`set_overlap_for_input`.
 
     Raises:
-        UsageAssertionError: ``mode`` is no ``OverlapMode``.
+        UsageAssertionError: ``mode`` is not an ``OverlapMode``.
         Error: When the model is compiled: one of the rules is broken.
     """
     return _mark("set_overlap_for_output", tensors, mode, for_input=False)
@@ -74,7 +74,7 @@ def _mark(function: str, tensors: T, mode: OverlapMode, *, for_input: bool) -> T
 
 
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return a structure with a function applied to its tensors, and the rest as it is."""
+    """Return a structure with a function applied to its tensors, and other values unchanged."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -89,7 +89,7 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
 
 
 def _same_kind(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a copy of a dict of a class of its own with other values."""
+    """Return a copy of an object of a dict subclass, with other values."""
     twin = value.copy()
     twin.update(items)
     return twin

@@ -28,33 +28,34 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """Return ``lhs @ rhs``, computed in slices one after another, which takes less memory.
+    """Return ``lhs @ rhs``, computed in slices one after another to save memory.
 
-    What a product needs besides its operands is as large as a slice: operands converted to the
-    type of the sums, and the result before it is rounded. Its gradients are computed in slices,
-    too. Values are those of ``torch.matmul`` but for the rounding of sums.
+    The additional memory of a product is that of one slice: for operands converted to the dtype of
+    the sums, and for the result before rounding. The gradients are computed in slices, too. The
+    values are those of ``torch.matmul``, except for the rounding of sums.
 
     Args:
         lhs: As for ``torch.matmul``: a vector, a matrix, or matrices with leading batch dimensions;
             floating point.
-        rhs: The same. If one operand is a parameter, it is read in the type of the other one; of
-            two other operands of different type the result is float32.
-        mode: What is cut: ``InputChannels`` the rows of ``lhs``, ``ReducingDim`` the dimension that
-            both share, ``OutputChannels`` the columns of ``rhs``; ``Disabled`` nothing.
-        factor: How many slices (count): divides the dimension that is cut. Not looked at with
+        rhs: As ``lhs``. If one operand is a parameter, it is converted to the dtype of the other
+            one; otherwise, if the dtypes differ, the result is float32.
+        mode: The dimension to slice: ``InputChannels`` the rows of ``lhs``, ``ReducingDim`` the
+            dimension that both share, ``OutputChannels`` the columns of ``rhs``; ``Disabled`` none.
+        factor: The number of slices, which must divide the sliced dimension. Ignored with
             ``Disabled``.
-        keep_precision: Add up the slices of float16 operands in float32, and round once, instead of
-            rounding the sum of each slice. Matters where slices are added up: for ``ReducingDim``
-            in the product itself, for the others in a gradient. ``setPartialsType`` has no effect
-            then.
+        keep_precision: Whether to add up the slices of float16 operands in float32, and round once,
+            instead of rounding the sum of each slice. This changes values where slices are added
+            up: for ``ReducingDim`` in the product itself, for the other modes in a gradient. If
+            True, ``setPartialsType`` has no effect.
 
     Returns:
-        As ``torch.matmul``. Outside of a traced model it is ``torch.matmul``.
+        The product, as ``torch.matmul`` returns it. Outside of a traced model this function calls
+        ``torch.matmul``.
 
     Raises:
-        UsageAssertionError: An argument is of another type.
+        UsageAssertionError: An argument has a wrong type.
         Error: While a model is compiled: the factor does not divide the dimension, or the operands
-            are no floating point numbers.
+            are not floating-point tensors.
     """
     for name, value, kind in (
         ("lhs", lhs, torch.Tensor),
@@ -70,7 +71,7 @@ def serializedMatMul(
     if op_listener.get() is None or mode is MatMulSerializationMode.Disabled:
         return torch.matmul(lhs, rhs)
     if not _can_multiply(lhs, rhs):
-        return torch.matmul(lhs, rhs)  # raises what PyTorch raises
+        return torch.matmul(lhs, rhs)  # raises PyTorch's error
     a = lhs.unsqueeze(0) if lhs.dim() == 1 else lhs
     b = rhs.unsqueeze(1) if rhs.dim() == 1 else rhs
     _check_factor(mode, factor, {"rows": a.shape[-2], "depth": a.shape[-1], "columns": b.shape[-1]})
@@ -106,7 +107,7 @@ def _check_factor(mode: MatMulSerializationMode, factor: int, sizes: dict[str, i
 
 
 def _result_dtype(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.dtype:
-    """Return the type of the result: that of the operands which are no parameters."""
+    """Return the dtype of the result: that of the operands which are not parameters."""
     types = [returned_dtype(tensor.dtype) for tensor in (lhs, rhs)]
     for name, dtype in zip(("lhs", "rhs"), types, strict=True):
         if dtype not in _FLOATING:
@@ -125,10 +126,10 @@ def _batch(a: torch.Tensor, b: torch.Tensor) -> torch.Size:
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the operands with one batch dimension, or none.
+    """Return the operands with one batch dimension, or without any.
 
-    A batch of matrices times one matrix is one tall matrix times that matrix: slices of its rows
-    are as many rows as the slices of all matrices together.
+    A batch of matrices times one matrix is computed as one tall matrix times that matrix: a slice
+    of its rows has as many rows as the slices of all matrices together.
     """
     if b.dim() == 2:
         return a if a.dim() == 2 else a.reshape(-1, a.shape[-1]), b

@@ -1,4 +1,4 @@
-"""Slices that begin where a run says: their start is a tensor."""
+"""Slices whose start is a tensor, which may change from run to run."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _INDICES = (torch.int32, torch.int64)
 def dynamic_slice(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
 ) -> torch.Tensor:
-    """Return a slice of a tensor along a dimension, which begins where ``start`` says in each run.
+    """Return a slice of a tensor along a dimension, which begins at the value of ``start``.
 
-    Positions wrap around: after the end the slice goes on at the beginning, and a negative start
-    counts from the end. It has a gradient. Outside of a traced model it is a slice of PyTorch,
-    which ends at the end.
+    Each run uses the current value. Positions wrap around: after the end the slice continues at the
+    beginning, and a negative start counts from the end. The slice has a gradient. Outside of a
+    traced model it is an ordinary PyTorch slice, which stops at the end of the dimension.
 
     Args:
-        tensor: Any shape and element type.
+        tensor: Any shape and dtype.
         dim: The dimension; negative ones count from the last.
-        start: First position: one integer of any width, of a run or known.
-        size: Positions that the slice reaches over (count); divides the dimension's length.
-        step: Every ``step``-th position is kept, from the first on.
+        start: The first position: one integer of any width, computed in the run or constant.
+        size: The number of positions in the range of the slice; must divide the length of the
+            dimension.
+        step: Every ``step``-th position in the range is kept, starting with the first.
 
     Returns:
-        As ``tensor``, with ``ceil(size / step)`` elements along ``dim``.
+        A tensor like ``tensor``, with ``ceil(size / step)`` positions along ``dim``.
 
     Raises:
-        Error: An argument is of another type; or, while a model is compiled, there is no such
-            slice.
+        Error: An argument has a wrong type; or, while a model is compiled, the slice does not
+            exist.
     """
     what = "dynamic_slice"
     _check_arguments(what, tensor, start, dim=dim, size=size, step=step)
@@ -57,19 +58,19 @@ def dynamic_slice(
 def slice_of_run(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int, *, wraps: bool = True
 ) -> torch.Tensor:
-    """Return what :func:`dynamic_slice` returns in a traced model, for any size up to the length.
+    """Return the result of :func:`dynamic_slice` in a traced model, for any size up to the length.
 
     Args:
-        tensor: As there.
-        dim: As there.
-        start: As there.
+        tensor: As for :func:`dynamic_slice`.
+        dim: As for :func:`dynamic_slice`.
+        start: As for :func:`dynamic_slice`.
         size: From 1 to the length of the dimension.
-        step: As there.
-        wraps: Whether positions wrap around. If not, the size is 1, and a run fails where ``start``
-            is no position of the dimension.
+        step: As for :func:`dynamic_slice`.
+        wraps: Whether positions wrap around. If not, the size is 1, and a run fails if ``start`` is
+            not a position of the dimension.
 
     Raises:
-        Error: There is no such slice.
+        Error: The slice does not exist.
     """
     length = _check_size("A slice that begins where a tensor says", tensor, dim, size)
     if size > length or step < 1:
@@ -86,24 +87,25 @@ def slice_of_run(
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Return a copy of a tensor with a slice replaced, which begins where ``start`` says in a run.
+    """Return a copy of a tensor in which a slice is replaced, from the position ``start`` on.
 
-    Positions wrap around as in :func:`dynamic_slice`. It has gradients. Outside of a traced model
-    it is ``torch.slice_scatter``.
+    Positions wrap around as in :func:`dynamic_slice`. The function has gradients. Outside of a
+    traced model it is ``torch.slice_scatter``.
 
     Args:
-        input: Any shape and element type.
-        src: What the slice becomes: the shape of ``input`` but for ``dim``, its element type.
+        input: Any shape and dtype.
+        src: The new values of the slice: with the shape of ``input`` except along ``dim``, and its
+            dtype.
         dim: The dimension; negative ones count from the last.
-        start: First position: one integer of any width, of a run or known.
-        size: Positions that are replaced (count): the length of ``src`` along ``dim``.
+        start: The first position: one integer of any width, computed in the run or constant.
+        size: The number of positions to replace: the length of ``src`` along ``dim``.
 
     Returns:
-        As ``input``.
+        A tensor like ``input``.
 
     Raises:
-        Error: An argument is of another type, or the two tensors differ in rank or element type;
-            or, while a model is compiled, there is no such slice.
+        Error: An argument has a wrong type, or the two tensors differ in rank or dtype; or, while a
+            model is compiled, the slice does not exist.
     """
     what = "dynamic_update"
     _check_arguments(what, input, start, dim=dim, size=size)
@@ -144,7 +146,7 @@ def _check_tensor(what: str, name: str, value: object) -> None:
 
 
 def _check_arguments(what: str, tensor: object, start: object, **numbers: object) -> None:
-    """Check the types of arguments: these are errors of the call."""
+    """Check the types of the arguments."""
     _check_tensor(what, "the tensor", tensor)
     _check_tensor(what, "start", start)
     for name, number in numbers.items():
@@ -163,7 +165,7 @@ def _check_arguments(what: str, tensor: object, start: object, **numbers: object
 
 
 def _check_size(what: str, tensor: torch.Tensor, dim: int, size: int) -> int:
-    """Return the length of a dimension; a slice of it has elements."""
+    """Return the length of a dimension, and check that the slice is not empty."""
     if size == 0:
         raise Error(f"{what}: size is 0: the start and end of a slice must be different.")
     if size < 0:
@@ -172,14 +174,14 @@ def _check_size(what: str, tensor: torch.Tensor, dim: int, size: int) -> int:
 
 
 def as_index(start: torch.Tensor) -> torch.Tensor:
-    """Return a number in a type that the device's ops take as a position."""
+    """Return a number in a dtype that the device's ops accept as a position."""
     return start if start.dtype in _INDICES else start.to(torch.int32)
 
 
 def _index(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
 ) -> tuple[Any, ...]:
-    """Return the index of a slice for PyTorch, which ends at the end of the dimension."""
+    """Return the index of a slice for PyTorch, which stops at the end of the dimension."""
     first = int(start)
     axis = dim % tensor.dim()
     if first < 0:

@@ -1,4 +1,4 @@
-"""The user's arguments and results as flat lists of tensors, and back."""
+"""Converts the user's arguments and results to flat lists of tensors, and back."""
 
 from popsim_torch.arguments.arguments import (
     ArgumentSpec,

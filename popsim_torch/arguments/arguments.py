@@ -1,9 +1,9 @@
-"""The user's arguments and results as flat lists of tensors, and back.
+"""Converts the user's arguments and results to flat lists of tensors, and back.
 
-An ``ArgumentSpec`` is made from the call that compiles a model. It remembers the whole structure of
-the arguments, turns later calls into the same list of tensors, and refuses a call that differs,
-since a compiled program cannot change. An ``OutputSpec`` does the same for results. Whatever is not
-a tensor or a container of one is a constant, fixed when the model is compiled.
+An ``ArgumentSpec`` is made from the call that compiles a model. It stores the whole structure of
+the arguments, converts later calls to the same list of tensors, and refuses a call that differs,
+because a compiled program cannot change. An ``OutputSpec`` does the same for results. Any value
+that is not a tensor or a container of tensors is a constant, fixed when the model is compiled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def micro_batch_shape(
     """Return the shape that ``forward`` sees of one input tensor.
 
     Args:
-        shape: Shape of the whole tensor as passed by the user; ``()`` counts as one sample.
+        shape: Shape of the whole tensor that the user passes; ``()`` counts as one sample.
         factor: ``F = D * GA * (R // g)``, micro-batches per call.
         argument: The argument's name, for the error.
         D: Device iterations.
@@ -75,28 +75,28 @@ def micro_batch_shape(
 
 
 class ArgumentSpec:
-    """The arguments of the call that compiled a model, and what later calls must look like.
+    """The arguments of the call that compiled a model; later calls must have the same structure.
 
-    Tensors are flattened depth first, in the order of the signature, dicts in the order their keys
-    have here. Tensors that are defaults of the signature count as inputs.
+    Tensors are flattened depth first, in the order of the signature; dicts in the order of their
+    keys in this call. Tensors that are default values in the signature count as inputs.
 
     Args:
         signature: Signature of ``forward``, without ``self``.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
-        warned: The warnings already given, to be shared by all specs of one executor, so that each
-            is given once.
+        warned: The warnings that were already given. All specs of an executor share it, so each
+            warning is given once.
 
     Attributes:
         names: Name of each tensor, such as ``x[0][a]``.
-        dtypes: Type of each tensor as passed by the user.
+        dtypes: Dtype of each tensor that the user passed.
         shapes: Shape of each whole tensor; see :func:`micro_batch_shape`.
         kinds: Class of each tensor.
         signature: As given.
 
     Raises:
         UsageAssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
-        Error: A required argument is missing, or a tensor is of a kind no device takes.
+        Error: A required argument is missing, or the device does not support the kind of a tensor.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ArgumentSpec:
         self.dtypes = tuple(leaf.dtype for leaf in leaves)
         self.shapes = tuple(tuple(leaf.shape) for leaf in leaves)
         self.kinds = tuple(leaf.kind for leaf in leaves)
-        # Most models take nothing but tensors, most calls pass them in order.
+        # The common case: a model takes only tensors, and a call passes them by position.
         self._plain: _native.PlainArguments | None = None
         if (
             leaves == self._nodes
@@ -135,8 +135,8 @@ class ArgumentSpec:
     ) -> list[torch.Tensor]:
         """Return the tensors of a call, ready for the device.
 
-        They are detached, contiguous, and of the caller's dtype. One that was contiguous shares its
-        memory with the caller's tensor; others are copies.
+        They are detached and contiguous, and have the caller's dtypes. A contiguous tensor shares
+        its memory with the caller's tensor; others are copied.
 
         Args:
             args: Positional arguments of the call.
@@ -144,7 +144,7 @@ class ArgumentSpec:
 
         Raises:
             UsageAssertionError: As for the class.
-            Error: The call is not just like the one that compiled the model.
+            Error: The call has another structure than the one that compiled the model.
         """
         plain = self._plain
         if plain is not None and not kwargs and plain.fit(tuple(args)):
@@ -152,14 +152,14 @@ class ArgumentSpec:
         return self._flatten_any(args, kwargs)
 
     def unflatten(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments for ``forward`` like those of the first call, around other tensors.
+        """Return arguments for ``forward`` like those of the first call, with other tensors.
 
         Args:
-            tensors: As many tensors as ``names``, in that order, of any shape and type.
+            tensors: As many tensors as ``names``, in that order, of any shape and dtype.
 
         Returns:
-            The positional and the keyword arguments. Only parameters that can be given by keyword
-            alone, and extra keywords, are among the latter.
+            The positional and the keyword arguments. The keyword arguments are only keyword-only
+            parameters and extra keywords.
         """
         source = iter(tensors)
         args: list[Any] = []
@@ -188,7 +188,7 @@ class ArgumentSpec:
         return tensors
 
     def _check_number(self, values: Sequence[Any]) -> None:
-        """Refuse a call with another number of positional arguments; only ``*args`` allows one."""
+        """Refuse a call with another number of positional arguments, unless there is ``*args``."""
         for parameter, node, value in zip(self._parameters, self._nodes, values, strict=True):
             if parameter.kind is parameter.VAR_POSITIONAL and len(value) != len(node.children):
                 named = sum(
@@ -221,7 +221,7 @@ class ArgumentSpec:
 
     def _warn_of_dicts(self) -> None:
         for parameter, root in zip(self._parameters, self._nodes, strict=True):
-            # Extra keywords come as a dict of our own making.
+            # Skip the dict of extra keywords, which this class makes.
             roots = root.children if parameter.kind is parameter.VAR_KEYWORD else [root]
             for node in walk(roots):
                 if isinstance(node, MappingNode):
@@ -282,15 +282,15 @@ class ArgumentSpec:
 
 
 class OutputSpec:
-    """What ``forward`` returned when the model was compiled.
+    """The result of ``forward`` when the model was compiled.
 
     Args:
         value: The result, of any structure.
-        on_device: Tells for each tensor in it whether the device computes it. Others are returned
-            as they are here, like everything that is not a tensor.
+        on_device: Returns whether the device computes a tensor. Other tensors, and all other
+            values, are returned unchanged.
 
     Attributes:
-        names: Name of each tensor of the device, such as ``output[0]``.
+        names: Name of each tensor that the device computes, such as ``output[0]``.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class OutputSpec:
             return ConstantNode(name, value, snapshot=False)
 
         self._node = describe("output", value, leaf)
-        # How most results are put together, without a walk through the structure.
+        # The common kinds of results are built without a walk through the structure.
         self._simple: Callable[[Sequence[torch.Tensor]], Any] | None = None
         if isinstance(self._node, TensorNode):
             self._simple = operator.itemgetter(0)
@@ -319,17 +319,17 @@ class OutputSpec:
         self.names = tuple(n.name for n in walk([self._node]) if isinstance(n, TensorNode))
 
     def flatten(self, value: Any) -> list[torch.Tensor]:
-        """Return the tensors of the device in a result, which is usually the one given first.
+        """Return the tensors in a result that the device computes.
 
         Args:
-            value: A result of the same structure.
+            value: A result of the same structure, usually the first one.
         """
         tensors: list[torch.Tensor] = []
         self._node.collect(value, tensors)
         return tensors
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return a result around other tensors.
+        """Return a result with other tensors.
 
         Args:
             tensors: As many tensors as ``names``, in that order, of any shape.
@@ -338,7 +338,7 @@ class OutputSpec:
 
 
 def _label(parameter: inspect.Parameter) -> str:
-    """Return a parameter's name as the signature has it."""
+    """Return a parameter's name as in the signature."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return f"*{parameter.name}"
     return f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
@@ -352,7 +352,7 @@ def _input_leaf(name: str, value: Any) -> Node:
 
 
 def _is_ready(tensor: torch.Tensor) -> bool:
-    """Return whether the device can read a plain tensor of a fitting dtype as it is."""
+    """Return whether the device can read a tensor without conversion or copy."""
     return (
         tensor.layout is torch.strided
         and tensor.is_cpu
@@ -364,14 +364,14 @@ def _is_ready(tensor: torch.Tensor) -> bool:
 
 
 def _check_input(name: str, tensor: torch.Tensor) -> None:
-    """Raise an error for a tensor that no device takes."""
+    """Raise an error for a tensor that the device does not support."""
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested" if tensor.is_nested else f"a sparse ({tensor.layout})"
         raise Error(f"Input {name} is {kind} tensor. Only dense tensors are supported.")
     if is_wrapper(tensor):
         raise Error(
             f"Input {name} is a {type(tensor).__name__}, which consists of other tensors. Pass "
-            "these."
+            "those tensors instead."
         )
     if tensor.is_quantized or tensor.dtype not in INPUTS:
         names = ", ".join(map(dtype_name, INPUTS))
@@ -379,13 +379,13 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
     if tensor.device.type == "ipu":
         raise Error(
             f"Input {name} is a tensor of the program that is being traced: the model is called in "
-            "the body of a loop, or in the forward of another model. Call the module itself there, "
-            "not what trainingModel or inferenceModel made of it."
+            "the body of a loop, or in the forward of another model. Call the module itself "
+            "there, not the result of trainingModel or inferenceModel."
         )
     if not tensor.is_cpu:
         raise Error(f"Input {name} is on device {tensor.device}. Pass it on the CPU: input.cpu().")
     if 0 in tensor.shape:
         raise Error(
             f"Zero-sized tensors are unsupported: input {name}. Got shape {list(tensor.shape)}. "
-            "Leave such a call out."
+            "Skip the call if there is no data."
         )

@@ -1,8 +1,9 @@
-"""Nested containers of tensors, remembered so that others like them can be read and rebuilt.
+"""Descriptions of nested containers of tensors, to read and rebuild containers like them.
 
-``describe`` makes a tree of nodes from a value: one node per container, tensor and constant. Each
-node can ``collect`` the tensors of a value that must be just like the first one, and ``build`` a
-value like the first one around other tensors. Tensors come depth first.
+``describe`` makes a tree of nodes from a value: one node for each container, tensor and constant.
+Each node can ``collect`` the tensors of a value, which must have the same structure as the first
+one, and ``build`` a value like the first one with other tensors. The order of tensors is depth
+first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 
 
 class ICustomArgParser(ABC):
-    """How to find the tensors in objects of one type, and how to build such objects again."""
+    """Finds the tensors in objects of one type, and builds such objects with other tensors."""
 
     @abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
@@ -46,11 +47,11 @@ class ICustomArgParser(ABC):
 
     @abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Return a new object like the original around other tensors.
+        """Return a new object like the original with other tensors.
 
         Args:
-            original_structure: The object passed when the model was compiled.
-            tensor_iterator: Gives the new tensors in the order of ``yieldTensors``.
+            original_structure: The object that was passed when the model was compiled.
+            tensor_iterator: Yields the new tensors in the order of ``yieldTensors``.
         """
 
 
@@ -60,16 +61,16 @@ _parsers: dict[type[Any], ICustomArgParser] = {}
 
 
 def registerCustomArgParser(custom_type: type[Any], parser: ICustomArgParser | None) -> None:
-    """Let models take and return objects of a type of the user's own.
+    """Let models take and return objects of a user-defined type.
 
-    Also serves types derived from it, unless they have a parser themselves.
+    The parser is also used for derived types, unless they have their own parser.
 
     Args:
-        custom_type: The type; a parser it had before is replaced.
-        parser: What to do with its objects; ``None`` to forget the type.
+        custom_type: The type; an earlier parser of it is replaced.
+        parser: The parser for its objects; ``None`` removes the parser of the type.
 
     Raises:
-        Error: ``custom_type`` is no type, or ``parser`` no :class:`ICustomArgParser`.
+        Error: ``custom_type`` is not a type, or ``parser`` is not an :class:`ICustomArgParser`.
     """
     if not isinstance(custom_type, type):
         raise Error(f"registerCustomArgParser: {custom_type!r} is not a type.")
@@ -85,7 +86,7 @@ def registerCustomArgParser(custom_type: type[Any], parser: ICustomArgParser | N
 
 
 def registered_parsers() -> dict[type[Any], ICustomArgParser]:
-    """Return the parsers that are registered now, by type."""
+    """Return the currently registered parsers, by type."""
     return dict(_parsers)
 
 
@@ -99,8 +100,8 @@ class Node(ABC):
     """One place in a structure.
 
     Args:
-        name: The place as the user would write it, such as ``x[0][a]``.
-        value: What was there when the model was compiled.
+        name: The name of the place for the user, such as ``x[0][a]``.
+        value: The value there when the model was compiled.
 
     Attributes:
         name: As given.
@@ -118,11 +119,11 @@ class Node(ABC):
         """Append the tensors of another value.
 
         Args:
-            value: What is at this place now.
-            tensors: Grows by the tensors of ``value``.
+            value: The current value at this place.
+            tensors: The list to append the tensors of ``value`` to.
 
         Raises:
-            Error: ``value`` is not just like the first one.
+            Error: ``value`` does not have the same structure as the first one.
         """
 
     @abstractmethod
@@ -130,11 +131,11 @@ class Node(ABC):
         """Return a value like the first one.
 
         Args:
-            tensors: Gives the tensors to put into it.
+            tensors: Yields the tensors for the value.
         """
 
     def check_kind(self, value: Any) -> None:
-        """Raise an error if the value has not exactly the type of the first one."""
+        """Raise an error if the value does not have exactly the type of the first one."""
         if type(value) is not self.kind:
             raise self.mismatch("Type", self.kind, type(value))
 
@@ -142,9 +143,9 @@ class Node(ABC):
         """Return the error for a value that differs from the first one.
 
         Args:
-            kind: In what it differs.
-            expected: What the model was compiled for.
-            given: What there is now.
+            kind: The property that differs.
+            expected: The property for which the model was compiled.
+            given: The current property.
             advice: As for ``changed``.
         """
         return self.changed(kind, f"expected {_show(expected)} but got {_show(given)}", advice)
@@ -153,20 +154,20 @@ class Node(ABC):
         """Return the error for a value that differs from the first one.
 
         Args:
-            kind: In what it differs.
-            difference: How, as a part of a sentence.
-            advice: What to do in this case, as a sentence, in front of what always helps.
+            kind: The property that differs.
+            difference: The difference, as a part of a sentence.
+            advice: What to do in this case, as a sentence, before the general advice.
         """
         return Error(
             f"{kind} mismatch for {self.name}: {difference}. {advice}{' ' if advice else ''}A "
             "compiled model is never compiled again by itself: call destroy() on it, after which "
-            "the next call compiles anew and takes as long as the first one, or make a new wrapper "
-            "for this kind of input."
+            "the next call compiles again and takes as long as the first one, or make a new "
+            "wrapper for this kind of input."
         )
 
 
 class TensorNode(Node):
-    """A tensor, to be replaced by others of its type, dtype and shape."""
+    """A tensor, which others of the same type, dtype and shape can replace."""
 
     def __init__(self, name: str, value: torch.Tensor) -> None:
         super().__init__(name, value)
@@ -185,7 +186,7 @@ class TensorNode(Node):
         tensors.append(value)
 
     def _advice(self, shape: torch.Size) -> str:
-        """Return what helps where the batch alone is smaller, as the last one of an epoch is."""
+        """Return advice if only the batch is smaller, as the last one of an epoch may be."""
         if not shape or shape[1:] != self.shape[1:] or shape[0] >= self.shape[0]:
             return ""
         return (
@@ -204,7 +205,7 @@ class ConstantNode(Node):
     Args:
         name: See :class:`Node`.
         value: The value, of any type.
-        snapshot: Compare with a copy, so that a change in place shows. Types that compare by
+        snapshot: Whether to compare with a copy, to detect a change in place. Types that compare by
             identity, and values that cannot be copied, are compared with the value itself.
     """
 
@@ -241,9 +242,9 @@ class ConstantNode(Node):
                     and numpy.array_equal(value, expected, equal_nan=numeric)
                 )
             if isinstance(value, (float, complex, numpy.generic)) and value != value:
-                return bool(expected != expected)  # NaN, a constant like any other
+                return bool(expected != expected)  # NaN is equal to NaN here
             return bool(value == expected)
-        except Exception:  # a user's class may raise anything, say with tensors inside
+        except Exception:  # a user's class may raise anything, for example if it contains tensors
             return value is self.value
 
 
@@ -253,7 +254,7 @@ class SequenceNode(Node):
     def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
         super().__init__(name, value)
         self.children = [describe(f"{name}[{i}]", element, leaf) for i, element in enumerate(value)]
-        # Keeps what a derived type holds besides its elements, but none of its tensors.
+        # Keep the attributes of a derived type besides its items, but none of its tensors.
         self._template = copy.copy(value) if isinstance(value, list) else None
         if self._template is not None:
             self._template[:] = [None] * len(value)
@@ -278,13 +279,13 @@ class SequenceNode(Node):
 
 
 class MappingNode(Node):
-    """A dict or an object of a type derived from it; keeps the order its keys had at first."""
+    """A dict or an object of a derived type; keeps the first order of its keys."""
 
     def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
         super().__init__(name, value)
         self.keys = list(value)
         self.children = [describe(f"{name}[{key}]", value[key], leaf) for key in self.keys]
-        # Keeps what a derived type holds besides its items, but none of its tensors.
+        # Keep the attributes of a derived type besides its items, but none of its tensors.
         self._template = copy.copy(value)
         for key in self.keys:
             self._template[key] = None
@@ -340,8 +341,8 @@ class CustomNode(Node):
 
     @override
     def build(self, tensors: Iterator[torch.Tensor]) -> Any:
-        # Only tensors of the device come from the iterator; the parser takes others from the
-        # original.
+        # The iterator yields only tensors that the device computes; the parser takes others from
+        # the original.
         mine = [child.build(tensors) for child in self.children if isinstance(child, TensorNode)]
         return self._parser.reconstruct(self._original, iter(mine))
 
@@ -350,9 +351,9 @@ def describe(name: str, value: Any, leaf: Callable[[str, Any], Node]) -> Node:
     """Return the tree of nodes of a value.
 
     Args:
-        name: What the user calls the value.
+        name: The user's name for the value.
         value: A tensor, a container, an object with a registered parser, or anything else.
-        leaf: Makes the node of everything that is not a container, from its name and value.
+        leaf: Makes the node of a value that is not a container, from its name and value.
     """
     if isinstance(value, torch.Tensor):
         return leaf(name, value)
@@ -378,7 +379,7 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _sorted(keys: list[Any]) -> list[Any]:
-    """Return the keys of a dict in their order, or in that of their texts if they have none."""
+    """Return the sorted keys of a dict, by their strings if they cannot be compared."""
     try:
         return sorted(keys)
     except TypeError:
@@ -386,7 +387,7 @@ def _sorted(keys: list[Any]) -> list[Any]:
 
 
 def _show(value: object) -> str:
-    """Return a value as an error shows it, cut if it is long."""
+    """Return a value as a string for a message, shortened if it is long."""
     try:
         text = str(value)
     except Exception:  # a user's class may raise anything

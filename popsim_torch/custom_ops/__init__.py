@@ -1,4 +1,4 @@
-"""Custom operators: by name and domain, with kernels of libraries or of Python."""
+"""Custom operators with a name and a domain, and kernels in libraries or in Python."""
 
 from popsim_torch.custom_ops.abi import custom_op_include
 from popsim_torch.custom_ops.call import custom_op

@@ -1,4 +1,4 @@
-"""``popsim_custom_op.h`` in the words of ctypes: how operators written in Python are registered."""
+"""``popsim_custom_op.h`` as ctypes structures, to register operators that are written in Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES = (
     torch.float16,
     torch.float32,
 )
-"""The element types of the device, by their numbers in the header."""
+"""The dtypes of the device, by their numbers in the header."""
 
 
 class _Tensor(ctypes.Structure):
@@ -113,7 +113,7 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
 
 
 def tensor_of(tensor: Any) -> torch.Tensor:
-    """Return the memory of a ``popsim_tensor`` as a tensor of PyTorch; one without data is meta."""
+    """Return a ``popsim_tensor`` as a PyTorch tensor with the same memory, or on ``meta``."""
     shape, dtype = shape_of(tensor), DTYPES[tensor.dtype]
     if not tensor.data:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -138,12 +138,12 @@ def attributes_of(call: Any) -> dict[str, Any]:
 
 
 def declare(pointer: Any, tensor: torch.Tensor) -> None:
-    """Declare the next output of a shape rule to be like a tensor."""
+    """Declare the next output of a shape rule, with the shape and dtype of a tensor."""
     shape = (ctypes.c_int64 * tensor.dim())(*tensor.shape)
     pointer.contents.declare(pointer, DTYPES.index(tensor.dtype), tensor.dim(), shape)
 
 
 def fail(pointer: Any, message: str) -> int:
-    """Say why a function fails, and return what it returns then."""
+    """Report why a function fails, and return the code for a failure."""
     pointer.contents.fail(pointer, message.encode(errors="backslashreplace"))
     return 1

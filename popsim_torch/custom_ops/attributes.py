@@ -1,4 +1,4 @@
-"""Attributes of custom operators: what they may be, and how the ``custom`` op holds them."""
+"""Attributes of custom operators: their valid values, and their form in the ``custom`` op."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _INTEGERS = torch.iinfo(torch.int64)
 
 
 def checked(given: object) -> dict[str, Value]:
-    """Return the attributes of a call of ``custom_op``, lists for tuples.
+    """Check and return the attributes of a call of ``custom_op``, with lists for tuples.
 
     Args:
-        given: The argument as it came; None for none.
+        given: The user's argument; None for no attributes.
 
     Raises:
-        UsageValueError: It is no dict, a key is no string, a value or the elements of a list are
-            of no type or several types, or a string is not ASCII.
-        Error: A float is none of float32.
+        UsageValueError: The argument is not a dict, a key is not a string, a value has a wrong
+            type, the elements of a list have no or several types, or a string is not ASCII.
+        Error: A float is out of the range of float32.
     """
     if given is None:
         return {}

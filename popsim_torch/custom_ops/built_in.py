@@ -1,4 +1,4 @@
-"""Operators that are there under names of PopTorch and ONNX: calls of PyTorch's functions."""
+"""Built-in operators with names of PopTorch and ONNX, which call PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["built_in", "built_in_names"]
 
 Composite = Callable[..., Any]
 
-# From this version of ai.onnx on an operator works along one axis; before, along all from that on.
+# From this version of ai.onnx on, an operator works along one axis; before, along this and all
+# later axes.
 _ONE_AXIS = 13
 
 
@@ -132,10 +133,10 @@ _DOMAINS: Mapping[str, Mapping[str, Composite]] = {
 
 
 def built_in(call: CustomCall) -> Callable[[list[torch.Tensor]], list[torch.Tensor]] | None:
-    """Return what computes an operator of these domains; None for any other.
+    """Return the function that computes an operator of these domains; None for any other.
 
     Args:
-        call: The call. All versions of ``ai.onnx`` are known, and version 1 of the others.
+        call: The call. All versions of ``ai.onnx`` are supported, and version 1 of the others.
     """
     composite = _DOMAINS.get(call.domain, {}).get(call.name)
     if composite is None or (call.domain != "ai.onnx" and call.version != 1) or call.version < 1:
@@ -157,5 +158,5 @@ def built_in(call: CustomCall) -> Callable[[list[torch.Tensor]], list[torch.Tens
 
 
 def built_in_names() -> list[str]:
-    """Return what errors call the operators of these domains."""
+    """Return the names of the operators of these domains, for messages."""
     return [f"{domain}::{name}" for domain, names in _DOMAINS.items() for name in names]

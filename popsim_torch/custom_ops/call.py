@@ -1,4 +1,4 @@
-"""``custom_op``: a call of an operator by its name and domain."""
+"""``custom_op``: calls an operator by its name and domain."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def custom_op(
     example_outputs: list[torch.Tensor] | tuple[torch.Tensor, ...],
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Compute an operator that a library or :func:`register_custom_op` has registered.
+    """Call an operator that a library or :func:`register_custom_op` has registered.
 
-    Outside of a traced model it computes nothing: the results are zeros.
-
-    ``FastGatherLastDim`` of the domain ``poptorch.custom_ops`` is there, and common operators of
-    ``ai.onnx`` and ``ai.graphcore``. One that a user registers under the same name comes first.
+    Outside of a traced model nothing is computed: the results are zeros. Some operators are built
+    in: ``FastGatherLastDim`` of the domain ``poptorch.custom_ops``, and common operators of
+    ``ai.onnx`` and ``ai.graphcore``. A registered operator overrides a built-in one with the same
+    name.
 
     Args:
-        inputs: What it reads, any shapes. Kernels see them contiguous, int64 as int32.
-        name: Of the operator.
-        domain: Of the operator.
-        domain_version: Of the operator.
-        example_outputs: Tensors with the shape and the element type of its results; their values
-            do not matter.
-        attributes: Numbers, strings, and lists or tuples of these of one type each.
+        inputs: The input tensors, with any shapes. Kernels get them contiguous, and int64 as int32.
+        name: The name of the operator.
+        domain: The domain of the operator.
+        domain_version: The version of the operator.
+        example_outputs: Tensors with the shapes and dtypes of the results; their values are
+            ignored.
+        attributes: Numbers, strings, and lists or tuples of these, with one type in each list.
 
     Returns:
-        Its results: tensors like ``example_outputs``.
+        The results: tensors like ``example_outputs``.
 
     Raises:
-        UsageTypeError: ``name`` or ``domain`` is no str, or ``domain_version`` no int.
-        UsageValueError: ``inputs`` or ``example_outputs`` is no list of tensors, or an attribute
-            is of a type that there is not.
-        Error: There is no such operator; its shape rule refuses the inputs, or gives other
-            outputs than the examples; a float is none of float32.
+        UsageTypeError: ``name`` or ``domain`` is not a string, or ``domain_version`` is not an int.
+        UsageValueError: ``inputs`` or ``example_outputs`` is not a list of tensors, or an attribute
+            has a wrong type.
+        Error: The operator does not exist; its shape rule refuses the inputs, or returns other
+            outputs than the examples; a float is out of the range of float32.
     """
     _check_names(name, domain, domain_version)
     _check_tensors("inputs", inputs)

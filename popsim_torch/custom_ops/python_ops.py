@@ -1,4 +1,4 @@
-"""Custom operators whose kernels are written in Python, registered in the form of the C header."""
+"""Custom operators whose kernels are written in Python, registered through the C interface."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from popsim_torch.errors import UsageTypeError, UsageValueError
 
 __all__ = ["PythonOp", "register_custom_op"]
 
-# Programs may call what they were compiled with as long as the process lives.
+# Kept until the process ends, because compiled programs may still call these functions.
 _kept: list[Any] = []
 
 
 class PythonOp:
-    """A custom operator in Python; what :func:`register_custom_op` makes of its kernel.
+    """A custom operator in Python, which :func:`register_custom_op` makes from its kernel.
 
-    Calling it calls the kernel. Its methods are decorators, which return the function.
+    Calling the object calls the kernel. Its methods are decorators, which return the function.
 
     Args:
         kernel: Computes the outputs.
-        domain: Of the operator.
-        name: Of the operator.
-        version: Of the operator.
+        domain: The domain of the operator.
+        name: The name of the operator.
+        version: The version of the operator.
     """
 
     def __init__(self, kernel: Callable[..., Any], domain: str, name: str, version: int) -> None:
@@ -49,9 +49,9 @@ class PythonOp:
     def shapes(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Set the shape rule: ``function(*inputs, **attributes)`` returns empty outputs.
 
-        Inputs are on the device ``meta``: they have a shape and an element type and no values. It
-        refuses what the kernel cannot compute. Without it ``example_outputs`` are believed, and
-        compared with what the kernel returns.
+        The inputs are on the device ``meta``: they have a shape and a dtype, but no values. The
+        function raises an error for inputs that the kernel cannot compute. Without a shape rule
+        ``example_outputs`` are used, and compared with the results of the kernel.
         """
         self._entry.shapes = _for_c(abi.Function, _declare, function)
         return function
@@ -59,23 +59,24 @@ class PythonOp:
     def gradient(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Set the kernel of the gradient.
 
-        ``function(*inputs, *outputs, *gradients, **attributes)`` is given a gradient for each
-        floating-point output (zeros where none arrives) and returns one for each floating-point
+        ``function(*inputs, *outputs, *gradients, **attributes)`` gets a gradient for each
+        floating-point output (zeros if there is none) and returns one for each floating-point
         input.
         """
         self._entry.gradient = _for_c(abi.Function, _compute, function)
         return function
 
     def cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Set what the kernel has to do: ``function(*inputs, **attributes)`` returns its flops.
+        """Set the cost of the kernel: ``function(*inputs, **attributes)`` returns its flops.
 
-        Or flops and bytes. Inputs have no values. Without it only its operands count.
+        It may also return flops and bytes. The inputs have no values. Without a cost only the
+        operands count.
         """
         self._entry.cost = _for_c(abi.CostFunction, _count, function)
         return function
 
     def gradient_cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Set the same for the gradient, whose inputs the function is given."""
+        """Set the cost of the gradient; the function gets the inputs of the gradient's kernel."""
         self._entry.gradient_cost = _for_c(abi.CostFunction, _count, function)
         return function
 
@@ -86,18 +87,18 @@ def register_custom_op(
     """Return a decorator that registers a kernel in Python for :func:`custom_op`.
 
     The kernel ``function(*inputs, **attributes)`` is called whenever the device computes the
-    operator, with CPU tensors of its own, and returns a tensor or several. It runs on one thread.
-    Of several operators with one name the last one counts; models keep the one that they were
-    compiled with.
+    operator. It gets its own CPU tensors, and returns one or several tensors. It runs on one
+    thread. If several operators have the same name, the last one is used; compiled models keep the
+    operator that they were compiled with.
 
     Args:
-        name: What ``custom_op`` calls the operator.
-        domain: The same.
-        version: The same, ``domain_version`` there.
+        name: The name of the operator for ``custom_op``.
+        domain: The domain of the operator for ``custom_op``.
+        version: The version of the operator, ``domain_version`` of ``custom_op``.
 
     Raises:
-        UsageTypeError: The name or the domain is no str, or the version no int.
-        UsageValueError: They are no ASCII text, or empty.
+        UsageTypeError: The name or the domain is not a string, or the version is not an int.
+        UsageValueError: The name or the domain is empty, or not ASCII.
 
     Example:
         ::
@@ -125,19 +126,19 @@ def register_custom_op(
         raise UsageTypeError(f"register_custom_op: the version must be an int, got {version!r}")
 
     def register(kernel: Callable[..., Any]) -> PythonOp:
-        _native.look_for_custom_ops([])  # what is loaded by now comes before
+        _native.look_for_custom_ops([])  # libraries that are loaded so far come first
         return PythonOp(kernel, domain, name, version)
 
     return register
 
 
 def _for_c(kind: Any, does: Callable[..., None], function: Callable[..., Any]) -> Any:
-    """Return a function of C that does something with a function of the user's.
+    """Return a C function that calls a function of the user.
 
     Args:
-        kind: The type of the function of C.
-        does: Is given the user's function and what the function of C is.
-        function: The user's. What it raises becomes text.
+        kind: The type of the C function.
+        does: Called with the user's function and the arguments of the C function.
+        function: The user's function. Its exceptions become error messages.
     """
 
     def call(pointer: Any, *more: Any) -> int:
@@ -153,7 +154,7 @@ def _for_c(kind: Any, does: Callable[..., None], function: Callable[..., Any]) -
 
 
 def _inputs(call: Any) -> list[torch.Tensor]:
-    # The device's own memory is nothing to keep or to change.
+    # Copy the inputs, because the kernel must not keep or change the memory of the device.
     return [abi.tensor_of(given).clone() for given in call.inputs[: call.num_inputs]]
 
 

@@ -1,4 +1,4 @@
-"""Which custom operators there are, and what their shape rules say of a call."""
+"""Finds custom operators, and checks calls with their shape rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 Type = tuple[torch.dtype, tuple[int, ...]]
-"""Element type and shape of a tensor, both as the device has them."""
+"""The dtype and shape of a tensor on the device."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class CustomCall:
     """A call of a custom operator.
 
     Attributes:
-        domain: Of the operator.
-        name: Of the operator.
-        version: Of the operator.
-        attributes: Checked.
-        results: What it returns.
+        domain: The domain of the operator.
+        name: The name of the operator.
+        version: The version of the operator.
+        attributes: The checked attributes.
+        results: The types of the results.
     """
 
     domain: str
@@ -46,7 +46,7 @@ class CustomCall:
 
     @property
     def shown(self) -> str:
-        """What messages call the operator."""
+        """The name of the operator in messages."""
         return f"{self.domain}::{self.name} version {self.version}"
 
 
@@ -63,14 +63,14 @@ def has_gradient(call: CustomCall) -> bool:
 
 
 def result_types(call: CustomCall, inputs: Sequence[Type]) -> list[Type] | None:
-    """Return what a registered operator returns; None if it has no shape rule.
+    """Return the types of a registered operator's results; None if it has no shape rule.
 
     Args:
         call: The call.
-        inputs: What it is given.
+        inputs: The types of the inputs.
 
     Raises:
-        Error: Its shape rule refuses the inputs.
+        Error: The shape rule refuses the inputs.
     """
     graph = _native.Graph()
     for i, (dtype, shape) in enumerate(inputs):
@@ -98,10 +98,10 @@ def result_types(call: CustomCall, inputs: Sequence[Type]) -> list[Type] | None:
 
 
 def check_examples(call: CustomCall, types: Sequence[Type]) -> None:
-    """Check that an operator gives what the examples say.
+    """Check that an operator returns outputs like the examples.
 
     Raises:
-        Error: It gives other outputs.
+        Error: The outputs differ.
     """
     if tuple(types) == call.results:
         return
@@ -111,17 +111,17 @@ def check_examples(call: CustomCall, types: Sequence[Type]) -> None:
 
     raise Error(
         f"{call.shown} gives {shown(types)} for these inputs, and example_outputs are "
-        f"{shown(call.results)}. Pass examples that are like its outputs, or correct its shape "
-        "rule."
+        f"{shown(call.results)}. Pass examples with the shapes and dtypes of its outputs, or "
+        "correct its shape rule."
     )
 
 
 def refuse_unknown(call: CustomCall, others: Sequence[str]) -> Error:
-    """Return the error for an operator that nobody has registered.
+    """Return the error for an operator that is not registered.
 
     Args:
         call: The call.
-        others: Operators that there are besides.
+        others: The names of operators that exist besides the registered ones.
     """
     problems = _look_for_libraries()
     known = [f"{op.domain}::{op.name} version {op.version}" for op in _native.custom_ops()]

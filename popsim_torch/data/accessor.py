@@ -1,4 +1,4 @@
-"""``AsynchronousDataAccessor``: iterates any dataset in a process of its own."""
+"""``AsynchronousDataAccessor``: iterates any dataset in another process."""
 
 from __future__ import annotations
 
@@ -24,42 +24,46 @@ from popsim_torch.private_torch.loaders import forget_workers
 
 __all__ = ["AsynchronousDataAccessor"]
 
-# Elements that the caller may keep in the ring: a loop has one while it asks for the next.
+# The number of elements that the caller may keep in the ring: a loop has one while it asks for the
+# next.
 _NUM_KEPT = 2
 
 
 class AsynchronousDataAccessor:
-    """Loads the elements of a dataset in a worker process, ahead of the loop that reads them.
+    """Loads the elements of a dataset in a worker process, in advance of the loop that reads them.
 
     Elements are tensors, flat lists or tuples of tensors, dicts of tensors, or objects of a type of
-    ``registerCustomArgParser``; the first one decides on types and shapes. A list or a tuple comes
-    back as a list, a dict of any kind as a dict; other objects are reconstructed from the first one
-    and each element's tensors. Tensors come in the shared memory that the worker has written them
-    to. They are the caller's for as long as they are kept: memory is used again once nothing refers
-    to it, and who keeps more than a loop does gets copies.
+    ``registerCustomArgParser``; the first element determines dtypes and shapes. A list or a tuple
+    is returned as a list, a dict of any kind as a dict; other objects are reconstructed from the
+    first one and each element's tensors. The tensors are in shared memory, to which the worker has
+    written them. The caller may keep them: memory is only used again when nothing refers to it. A
+    caller that keeps more elements than a loop does gets copies.
 
-    The worker starts with the caller's random state, whatever the strategy. It must be made in the
-    main process. One iteration at a time is possible: ``iter`` starts a new pass through the data.
+    With every strategy the worker starts with the caller's random state. The accessor must be made
+    in the main process. Only one pass at a time is possible: ``iter`` starts a new pass through the
+    data.
 
     Args:
-        dataset: Anything that can be iterated, as often as passes are wanted.
-        buffer_size: Elements to load ahead (count).
-        miss_sleep_time_in_ms: No effect: a worker without room is woken up when there is some.
-        load_indefinitely: Whether the worker begins the next pass as soon as it is done with one,
-            rather than when it is asked for.
-        early_preload: Whether to load ``buffer_size`` elements at once, rather than one.
-        sharing_strategy: How the dataset reaches the worker. All but ``Fork`` need a dataset that
-            can be pickled, and in scripts ``if __name__ == "__main__":`` around the program.
-        rebatched_size: If not None, elements are batches, which are cut and joined to batches of so
-            many samples (count), more than 1. What is left over is dropped.
+        dataset: Any iterable, which must allow as many passes as needed.
+        buffer_size: The number of elements to load in advance.
+        miss_sleep_time_in_ms: No effect: a worker without a free slot is woken up when a slot
+            becomes free.
+        load_indefinitely: Whether the worker begins the next pass as soon as it has finished one,
+            instead of waiting for a request.
+        early_preload: Whether to load ``buffer_size`` elements at once, instead of one.
+        sharing_strategy: How the dataset reaches the worker. All strategies except ``Fork`` need a
+            dataset that can be pickled, and in scripts ``if __name__ == "__main__":`` around the
+            program.
+        rebatched_size: If not None, elements are batches, which are split and joined to batches of
+            this number of samples, more than 1. Samples that are left over are dropped.
 
     Raises:
-        UsageAssertionError: ``rebatched_size`` is no int or below 2, or missing for a poptorch
-            ``DataLoader`` that does not drop its last batch; ``sharing_strategy`` is no
+        UsageAssertionError: ``rebatched_size`` is not an int or below 2, or is missing for a
+            poptorch ``DataLoader`` that does not drop its last batch; ``sharing_strategy`` is not a
             ``SharingStrategy``; or this is not the main process.
         UsageValueError: ``buffer_size`` is below 1.
         Error: The dataset is a ``DataLoader`` in an asynchronous mode; the worker could not load
-            the first element, for the reason that it has printed; or the dataset cannot be pickled.
+            the first element, and has printed the reason; or the dataset cannot be pickled.
     """
 
     def __init__(
@@ -75,11 +79,11 @@ class AsynchronousDataAccessor:
         _check(buffer_size, sharing_strategy, rebatched_size)
         self._dataset = dataset
         self._rebatched_size = rebatched_size
-        # The number of the pass that the caller is in.
+        # The number of the caller's current pass.
         self._pass = 0
         self._is_advanced = False
         self._is_finished = False
-        # Slots that the caller has tensors of, and those of them that nothing refers to any more.
+        # Slots whose tensors the caller has, and those of them that nothing refers to any more.
         self._num_kept = 0
         self._dead_slots: deque[int] = deque()
 
@@ -92,20 +96,20 @@ class AsynchronousDataAccessor:
             any_shape=isinstance(dataset, BatchLoader) and dataset.has_batch_sampler,
         )
         self._worker = WorkerProcess(_without_workers(dataset), settings, sharing_strategy)
-        # Before multiprocessing itself waits for its children at exit, hence the priority.
+        # The priority makes this run before multiprocessing itself waits for its children at exit.
         self._finalizer = Finalize(self, self._worker.stop, exitpriority=100)
         with self._all_or_nothing():
             self._layout, self._ring = self._receive_start(settings.num_slots)
 
     def terminate(self) -> None:
-        """End the worker: ask it to, interrupt it, then kill it. Can be called again.
+        """End the worker: ask it to end, interrupt it, then kill it; may be called repeatedly.
 
-        Deleting the accessor and leaving the program do the same.
+        The worker also ends when the accessor is deleted or the program ends.
         """
         self._worker.stop()
 
     def __len__(self) -> int:
-        """Return the length of the dataset; of one that is rebatched, how many batches it makes.
+        """Return the length of the dataset, or with rebatching the number of batches.
 
         Raises:
             TypeError: The dataset has no length.
@@ -123,10 +127,10 @@ class AsynchronousDataAccessor:
         return int(len(dataset) * batch_size // size)
 
     def __iter__(self) -> AsynchronousDataAccessor:
-        """Start a new pass, unless the last one that was started has not been advanced.
+        """Start a new pass, unless the latest pass has not returned an element yet.
 
         Raises:
-            UsageAssertionError: The worker is terminated or dead.
+            UsageAssertionError: The worker was terminated or has died.
         """
         self._check_running()
         if self._pass == 0 or self._is_advanced:
@@ -142,11 +146,11 @@ class AsynchronousDataAccessor:
     def __next__(self) -> Any:
         """Return the next element; wait until it is loaded.
 
-        An interrupt while waiting changes nothing, a later one terminates the worker.
+        An interrupt during the wait changes nothing; a later interrupt terminates the worker.
 
         Raises:
             StopIteration: The pass is over.
-            UsageAssertionError: The worker is terminated or dead.
+            UsageAssertionError: The worker was terminated or has died.
         """
         self._check_running()
         if self._pass == 0:
@@ -159,7 +163,7 @@ class AsynchronousDataAccessor:
             self._worker.wait()
             with self._all_or_nothing():
                 message = self._receive()
-                if message.number < self._pass:  # the pass was left early
+                if message.number < self._pass:  # the caller has left that pass early
                     self._free(message.slot)
                     continue
                 self._is_advanced = True
@@ -170,7 +174,7 @@ class AsynchronousDataAccessor:
             return element
 
     def _take(self, message: worker.Filled) -> Any:
-        """Return the element of a slot, and see to it that the slot is free again some day."""
+        """Return the element of a slot, and make sure that the slot is freed later."""
         slot = message.slot
         if slot is None:
             return None
@@ -196,7 +200,7 @@ class AsynchronousDataAccessor:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """End the worker if an interrupt or an error leaves unknown what it has been told."""
+        """End the worker if an interrupt or an error leaves it in an unknown state."""
         try:
             yield
         except BaseException:
@@ -211,7 +215,8 @@ class AsynchronousDataAccessor:
             file = self._worker.receive_file()
         except EOFError:
             raise start_error(
-                "it ended before it had loaded an element; stderr may say why. Scripts need "
+                "it ended before it had loaded an element; stderr may have the reason. Scripts "
+                "need "
                 '`if __name__ == "__main__":` around the program.'
             ) from None
         finally:
@@ -269,13 +274,13 @@ def _check(buffer_size: object, sharing_strategy: object, rebatched_size: object
 
 
 def _keeps_rest(dataset: object, rebatched_size: int | None) -> bool:
-    """Check a poptorch loader, and return whether its short last batch is delivered."""
+    """Check a poptorch loader, and return whether its short last batch is returned."""
     if not isinstance(dataset, BatchLoader):
         return False
     if dataset.is_asynchronous:
         raise Error(
-            "AsynchronousDataAccessor: the DataLoader has an accessor already. Iterate it itself, "
-            "or make it with DataLoaderMode.Sync."
+            "AsynchronousDataAccessor: the DataLoader already has an accessor. Iterate the loader "
+            "itself, or make it with DataLoaderMode.Sync."
         )
     size = dataset.combinedBatchSize
     if (
@@ -293,7 +298,7 @@ def _keeps_rest(dataset: object, rebatched_size: int | None) -> bool:
 
 
 def _without_workers(dataset: Iterable[Any]) -> Iterable[Any]:
-    """Return the dataset; of a loader a copy that will start workers of its own."""
+    """Return the dataset; for a loader, a copy that will start its own workers."""
     if not isinstance(dataset, torch.utils.data.DataLoader):
         return dataset
     loader = copy.copy(dataset)

@@ -1,4 +1,4 @@
-"""``BatchLoader``: PyTorch's loader, cutting data into the batches one call of a model takes."""
+"""``BatchLoader``: PyTorch's loader, which makes the batches for one call of a model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _logger = logging.getLogger("poptorch::python")
 
 
 class BatchLoader(torch.utils.data.DataLoader[T_co]):
-    """What all modes of a ``DataLoader`` share: which samples go into which batch.
+    """The common part of all modes of a ``DataLoader``: which samples are in which batch.
 
     Args:
-        options: See ``DataLoader``, as for the others.
-        dataset: As there.
-        batch_size: As there.
-        shuffle: As there.
-        num_workers: As there.
-        drop_last: As there.
-        persistent_workers: As there.
-        auto_distributed_partitioning: As there.
-        batch_sampler: As there.
-        chunk_size: If not None, batches are only this long (count), the last one shorter, and
-            somebody else cuts them to the combined size.
-        **kwargs: As there.
+        options: As for ``DataLoader``.
+        dataset: As for ``DataLoader``.
+        batch_size: As for ``DataLoader``.
+        shuffle: As for ``DataLoader``.
+        num_workers: As for ``DataLoader``.
+        drop_last: As for ``DataLoader``.
+        persistent_workers: As for ``DataLoader``.
+        auto_distributed_partitioning: As for ``DataLoader``.
+        batch_sampler: As for ``DataLoader``.
+        chunk_size: If not None, the number of samples in a batch; the last batch may have fewer,
+            and another process splits and joins the batches to the combined size.
+        **kwargs: As for ``DataLoader``.
     """
 
     def __init__(
@@ -92,33 +92,34 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
             **kwargs,
         )
         if self.has_batch_sampler:
-            # PyTorch leaves these unset beside a sampler, and guards them against assignment.
+            # With a sampler PyTorch does not set these attributes, and later forbids their
+            # assignment.
             object.__setattr__(self, "batch_size", 1)
             object.__setattr__(self, "drop_last", drop_last)
         self._warn_about_data()
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """The samples of one call of the model (count), or None without batching.
+        """The number of samples in one call of the model, or None without batching.
 
-        It is the micro-batch size times device iterations, replicas that get their own data and
-        gradient accumulation.
+        It is the product of the micro-batch size, the device iterations, the number of replicas
+        that get their own data, and the gradient accumulation.
         """
         return self._combined_batch_size
 
     @property
     def options(self) -> Options:
-        """The options the loader was given."""
+        """The options of the loader."""
         return self._options
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a last batch that is incomplete is delivered."""
+        """Whether an incomplete last batch is returned."""
         return not self._drops_last
 
     @property
     def is_rebatched(self) -> bool:
-        """Whether the batches are cut to the combined size elsewhere."""
+        """Whether another process splits and joins the batches to the combined size."""
         return self._chunk_size is not None
 
     @property
@@ -127,7 +128,7 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
         return False
 
     def __len__(self) -> int:
-        """Return how many batches one pass of this process has."""
+        """Return the number of batches in one pass of this process."""
         size = self._combined_batch_size
         if self._chunk_size is None or size is None:
             return super().__len__()
@@ -141,7 +142,7 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
         return batches if self._num_joined == 1 else self._joined(batches)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs: not the workers."""
+        """Return the attributes that a copy or another process needs, without the workers."""
         return state_without_workers(self)
 
     def _joined(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -154,8 +155,8 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
             if self.num_workers > 1 and self.worker_init_fn is None:
                 _logger.warning(
                     "DataLoader: each of the %d workers returns every element of an "
-                    "IterableDataset, so each element comes %d times. "
-                    "Pass a worker_init_fn that divides the data.",
+                    "IterableDataset, so each element is returned %d times. Pass a "
+                    "worker_init_fn that divides the data.",
                     self.num_workers,
                     self.num_workers,
                 )
@@ -169,9 +170,8 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
             if 0 < operator.length_hint(source) < size:
                 _logger.warning(
                     "DataLoader: one call of the model takes %d %s, and there are %d. With "
-                    "drop_last=True they are left out, and the loader gives no batch at all. "
-                    "Lower the batch size, deviceIterations or gradientAccumulation, or pass more "
-                    "data.",
+                    "drop_last=True they are left out, and the loader has no batch at all. Lower "
+                    "the batch size, deviceIterations or gradientAccumulation, or pass more data.",
                     *(size, kind, operator.length_hint(source)),
                 )
             return
@@ -186,7 +186,7 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
                 self._num_partitions,
             )
             return
-        left = operator.length_hint(source) % size  # 0 if the source does not know its length
+        left = operator.length_hint(source) % size  # 0 if the length of the source is unknown
         if left:
             _logger.warning(
                 "DataLoader: with drop_last=False the last batch has %d %s instead of %d. "
@@ -200,15 +200,15 @@ class BatchLoader(torch.utils.data.DataLoader[T_co]):
 def combined_batch_size(
     options: Options, batch_size: int | None, batch_sampler: object
 ) -> int | None:
-    """Return the samples of one call of a model (count), or None without batching.
+    """Return the number of samples in one call of a model, or None without batching.
 
     Args:
-        options: Of the model.
-        batch_size: Samples of a micro-batch (count), or None.
-        batch_sampler: Decides on that if it has a ``batch_size``.
+        options: The options of the model.
+        batch_size: The number of samples in a micro-batch, or None.
+        batch_sampler: If it has a ``batch_size``, that is used instead.
 
     Raises:
-        UsageValueError: There would be less than 1.
+        UsageValueError: The result would be less than 1.
     """
     micro_batch_size = getattr(batch_sampler, "batch_size", None) or batch_size
     factor = _micro_batches_per_call(options)
@@ -216,7 +216,7 @@ def combined_batch_size(
 
 
 def _micro_batches_per_call(options: Options) -> int:
-    """Return how many micro-batches with data of their own one call takes (count)."""
+    """Return the number of micro-batches with their own data in one call."""
     groups = options.replication_factor // options.input_group_size
     factor = options.device_iterations * groups * options.Training.gradient_accumulation
     if factor < 1:
@@ -236,7 +236,7 @@ def _partition(
     shuffle: bool | None,
     taken: list[str],
 ) -> Partition:
-    """Return the sampler of this process; ``taken`` names arguments that leave no room for it."""
+    """Return the sampler of this process; ``taken`` names arguments that exclude one."""
     num_processes = options.Distributed.numProcesses
     advice = "or pass auto_distributed_partitioning=False and divide the data yourself."
     if taken:

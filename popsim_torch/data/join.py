@@ -1,4 +1,4 @@
-"""Joins batches of one structure into a longer one."""
+"""Joins batches with the same structure into a longer batch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ __all__ = ["join"]
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Return batches as a single one, their tensors joined in dimension 0.
+    """Return one batch whose tensors are joined from several batches in dimension 0.
 
     Args:
-        batches: At least one batch; all of them the same containers of tensors.
+        batches: At least one batch; all must be the same containers of tensors.
 
     Raises:
-        UsageTypeError: There is something else than a tensor in a batch, or their structures
-            differ.
+        UsageTypeError: A batch contains something else than tensors, or their structures differ.
     """
     root = describe("batch", batches[0], _part)
     rows: list[list[torch.Tensor]] = []
@@ -38,7 +37,7 @@ def join(batches: Sequence[Any]) -> Any:
 
 
 class _Part(TensorNode):
-    """A tensor in a batch; those at the same place in other batches may be longer or shorter."""
+    """A tensor in a batch; it may be longer or shorter at the same place in other batches."""
 
     def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
         if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What all elements of an asynchronously loaded dataset have in common: containers and tensors."""
+"""The common structure of all elements of an asynchronously loaded dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Layout", "TensorType", "tensor_types"]
 
 
 class TensorType(NamedTuple):
-    """The element type and the shape of a tensor."""
+    """The dtype and the shape of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -26,14 +26,14 @@ def tensor_types(tensors: Sequence[torch.Tensor]) -> list[TensorType]:
 
 
 class Layout:
-    """The container around the tensors of each element, as the first one has it.
+    """The container around the tensors of each element, as in the first element.
 
     Args:
         element: The first element: a tensor, a flat list or tuple of tensors, a dict of tensors or
             an object of exactly a type of ``registerCustomArgParser``.
 
     Raises:
-        UsageTypeError: It is something else.
+        UsageTypeError: The element is something else.
     """
 
     def __init__(self, element: Any) -> None:
@@ -51,7 +51,8 @@ class Layout:
             element: Another element of the dataset.
 
         Raises:
-            UsageTypeError: It is not made as the first one, or holds something else than tensors.
+            UsageTypeError: It has another structure than the first one, or contains something else
+                than tensors.
         """
         same_keys = self._keys is None or (
             isinstance(element, dict) and element.keys() == set(self._keys)
@@ -66,10 +67,10 @@ class Layout:
         return tensors
 
     def build(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return an element: a tensor, a list, a dict, or what the parser reconstructs.
+        """Return an element: a tensor, a list, a dict, or the object that the parser reconstructs.
 
         Args:
-            tensors: Those that ``flatten`` gave, or others in their place.
+            tensors: The result of ``flatten``, or other tensors in their place.
         """
         if self._parser is not None:
             return self._parser.reconstruct(self._original, iter(tensors))
@@ -78,7 +79,7 @@ class Layout:
         return tensors[0] if self._is_tensor else list(tensors)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what ``build`` needs: the type may exist in one process alone."""
+        """Return what ``build`` needs: the type may exist in only one process."""
         return {**self.__dict__, "_kind": None}
 
     def _parts(self, element: Any) -> list[torch.Tensor]:
@@ -100,7 +101,7 @@ class Layout:
         parts = f"{self._num_tensors} tensors" if self._keys is None else f"the keys {self._keys}"
         return UsageTypeError(
             f"AsynchronousDataAccessor: an element of the dataset is {actual}, but the first one "
-            f"was a {self._kind.__name__} with {parts}. All elements must be made alike."
+            f"was a {self._kind.__name__} with {parts}. All elements must have the same structure."
         )
 
 
@@ -108,8 +109,8 @@ def _check_tensor(tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise UsageTypeError(
             f"AsynchronousDataAccessor: an element of the dataset holds {_show(tensor)}. Elements "
-            "must be flat containers of tensors: turn numbers into tensors and leave out what is "
-            "nested."
+            "must be flat containers of tensors: convert numbers to tensors, and do not nest "
+            "containers."
         )
     if (
         tensor.device.type != "cpu"

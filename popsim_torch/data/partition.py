@@ -1,4 +1,4 @@
-"""Which samples of a dataset each of several processes loads."""
+"""Chooses the samples of a dataset that each of several processes loads."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["Partition"]
 
 
 class Partition(Sampler[int]):
-    """The indices of one process, a contiguous block of all indices in each pass.
+    """The indices of one process: in each pass a contiguous block of all indices.
 
-    When incomplete batches are dropped, all processes get the same number of batches. With
-    shuffling as well, the blocks lie at the end of the permutation in every other pass, starting
-    with the first, so that two passes together use every position of it.
+    If incomplete batches are dropped, all processes get the same number of batches. If the data is
+    shuffled as well, the blocks are at the end of the permutation in every other pass, starting
+    with the first: two passes together use every position.
 
     Args:
-        num_samples: Samples of the dataset (count).
+        num_samples: The number of samples in the dataset.
         process_id: The number of this process, from 0.
-        num_processes: How many processes share the dataset (count).
-        batch_size: Samples of a combined batch (count).
+        num_processes: The number of processes that share the dataset.
+        batch_size: The number of samples in a combined batch.
         drop_last: Whether incomplete batches are dropped.
-        seed: Of the permutations, one in each pass and the same in all processes; None for the
-            order of the dataset.
+        seed: The seed of the permutations: each pass has a new one, which is the same in all
+            processes. None for the order of the dataset.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Partition(Sampler[int]):
             self._block = slice(start, start + size + (process_id < num_longer))
 
     def __len__(self) -> int:
-        """Return how many samples this process loads in a pass."""
+        """Return the number of samples that this process loads in a pass."""
         return self._block.stop - self._block.start
 
     def __iter__(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""A worker process as the consumer of its data sees it: start, talk to, end."""
+"""The consumer's side of a worker process: start it, exchange messages, end it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _logger = logging.getLogger("poptorch::python")
 
 
 def start_error(reason: str) -> Error:
-    """Return the error for a worker that cannot deliver its first element."""
+    """Return the error for a worker that cannot load its first element."""
     return Error(f"AsynchronousDataAccessor: the worker thread failed to start: {reason}")
 
 
@@ -50,9 +50,9 @@ class WorkerProcess:
     """A process that runs ``worker.run``, and the consumer's end of the pipe to it.
 
     Args:
-        data: What to iterate.
-        settings: For the worker.
-        strategy: How the data reaches it.
+        data: The data to iterate.
+        settings: The settings of the worker.
+        strategy: How the data is sent to the worker.
 
     Attributes:
         pid: The process id.
@@ -105,7 +105,7 @@ class WorkerProcess:
         return self._process is None
 
     def forget_data(self) -> None:
-        """Remove the data that was sent to the worker, which has it by now."""
+        """Remove the data that was sent to the worker, because the worker has read it."""
         if self._file is not None:
             self._file.remove()
 
@@ -113,21 +113,21 @@ class WorkerProcess:
         """Send a message.
 
         Raises:
-            OSError: The worker is dead.
+            OSError: The worker has died.
         """
         self._connection.send(message)
 
     def wait(self) -> None:
         """Wait for a message, or for the end of the worker."""
-        # Processes that the worker has forked may hold its end of the pipe open.
+        # Wait for the process as well: processes that the worker has forked may keep the pipe open.
         while not self._connection.poll(_CHECK_SECONDS) and self._lives():
             pass
 
     def receive(self) -> Any:
-        """Return the next message that the worker has sent.
+        """Return the next message of the worker.
 
         Raises:
-            EOFError: There is none, and the worker is dead.
+            EOFError: There is no message, and the worker has died.
         """
         self.wait()
         try:
@@ -141,7 +141,7 @@ class WorkerProcess:
         """Return a file descriptor that the worker has sent.
 
         Raises:
-            EOFError: There is none, and the worker is dead.
+            EOFError: There is no descriptor, and the worker has died.
         """
         try:
             return recv_handle(self._connection)
@@ -149,7 +149,7 @@ class WorkerProcess:
             raise EOFError from None
 
     def stop(self) -> None:
-        """End the worker: ask, interrupt, kill. Does nothing if that has been done."""
+        """End the worker: ask, interrupt, kill; a second call does nothing."""
         if self._process is None or os.getpid() != self._owner:
             return
         process, self._process = self._process, None
@@ -166,7 +166,7 @@ class WorkerProcess:
             if _lives(process):
                 process.kill()
             process.join(_KILL_SECONDS)
-            # (raises while children that the worker had when it was killed still live)
+            # (raises an error while children of a killed worker are still alive)
             with suppress(ValueError):
                 process.close()
 
@@ -175,9 +175,9 @@ class WorkerProcess:
 
 
 def _preload(context: Any) -> None:
-    """Have the server import this package, so that only the first worker takes seconds to start.
+    """Make the server import this package, because otherwise each worker takes seconds to start.
 
-    It is the server of the whole program: what somebody else has it import, stays.
+    The whole program has only one server: earlier modules to preload are kept.
     """
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
@@ -187,7 +187,7 @@ def _preload(context: Any) -> None:
 def _lives(process: Any) -> bool:
     if not process.is_alive():
         return False
-    try:  # The children of a dead worker of a server make it look alive.
+    try:  # Children of a dead worker make it look alive if a server started it.
         os.kill(process.pid, 0)
     except ProcessLookupError:
         return False
@@ -201,7 +201,7 @@ def _ends(process: Any, timeout_seconds: float) -> bool:
 
 
 class _File:
-    """A file to send data through; one without a name lies in memory, where the system has that."""
+    """A file to send data; without a name it is in memory, if the system supports that."""
 
     def __init__(self, named: bool) -> None:
         self._descriptor = None
@@ -213,7 +213,7 @@ class _File:
             self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def remove(self) -> None:
-        """Delete the file; memory that maps it stays."""
+        """Delete the file; memory that maps the file stays valid."""
         if not self.path:
             return
         if self._descriptor is None:
@@ -225,7 +225,7 @@ class _File:
 
 @dataclass
 class _Parcel:
-    """Data that goes through a file when it is sent to another process, each tensor once."""
+    """Data that is sent to another process through a file, with each tensor only once."""
 
     data: Any
     path: str
@@ -234,7 +234,7 @@ class _Parcel:
         return self.data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Now, as only now locks and shared values of multiprocessing let themselves be pickled.
+        # Pickle here, because locks and shared values of multiprocessing can be pickled only now.
         torch.save(
             self.data,
             self.path,
@@ -245,14 +245,15 @@ class _Parcel:
 
 
 class _PickleModule:
-    """What ``torch.save`` pickles with."""
+    """The pickle module for ``torch.save``."""
 
     class Pickler(ForkingPickler):
-        """Pickles what is shared by processes as such, but tensors as ``torch.save`` does."""
+        """Pickles tensors as ``torch.save`` does, and shared objects as multiprocessing does."""
 
         def __init__(self, file: Any, protocol: int) -> None:
             super().__init__(file, protocol)
-            # PyTorch's own reducers for other processes take a file descriptor for each tensor.
+            # Leave out PyTorch's own reducers for processes: they need a file descriptor for each
+            # tensor.
             self.dispatch_table = {
                 kind: reduce
                 for kind, reduce in dict(self.dispatch_table).items()
@@ -262,7 +263,7 @@ class _PickleModule:
 
 @dataclass
 class _Delivery:
-    """The other end: reads the file, whose tensors stay in it until they are changed."""
+    """The receiving side: reads the file; tensors stay in the file until they are changed."""
 
     path: str
 
@@ -272,9 +273,9 @@ class _Delivery:
 
 @contextmanager
 def _no_fork_warnings() -> Iterator[None]:
-    """Hide Python's warning that forks of processes with threads may hang.
+    """Hide Python's warning that a fork of a process with threads may hang.
 
-    PyTorch always has threads; the worker uses none of them (``worker.run``).
+    PyTorch always has threads, but the worker does not use them (``worker.run``).
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)

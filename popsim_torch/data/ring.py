@@ -1,7 +1,7 @@
 """The memory of the ring buffer: slots of equal size, shared by two processes.
 
-It is a file that has no name in any file system, so that nothing stays behind, however the
-processes end. Which process may touch a slot is for others to agree on.
+It is a file without a name in any file system, so nothing is left when the processes end in any
+way. Other modules decide which process may access a slot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
 def nameless_file() -> int:
-    """Return the descriptor of a new, empty file that lies in memory where that is possible."""
+    """Return the descriptor of a new, empty file, which is in memory if that is possible."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("popsim_torch")
     with tempfile.TemporaryFile() as file:
@@ -34,8 +34,8 @@ class Ring:
     """Slots that each hold the tensors of one element.
 
     Args:
-        types: The tensors of an element.
-        num_slots: How many elements there is room for.
+        types: The types of the tensors of an element.
+        num_slots: The number of elements in the ring.
         file: The descriptor of the memory, which stays open; it grows to the size that is needed.
     """
 
@@ -59,11 +59,11 @@ class Ring:
 
         Args:
             slot: The number of the slot.
-            when_dead: Called with it once nothing refers to these tensors' memory any more, views
-                of them included; by whichever thread drops the last of them.
+            when_dead: Called with the slot's number once nothing refers to the memory of these
+                tensors any more, including views; in the thread that drops the last reference.
         """
         start = slot * self._slot_bytes
-        # Storages hold on to the buffer they were made of.
+        # A storage keeps a reference to its buffer.
         part = memoryview(self._memory)[start : start + self._slot_bytes]
         if when_dead is not None:
             finalize(part, when_dead, slot).atexit = False

@@ -1,18 +1,19 @@
 """The worker process of an ``AsynchronousDataAccessor``: iterates the data and fills the ring.
 
 Consumer and worker share a ring of slots (``ring``) and one pipe; there are no locks, counters or
-shared flags. The pipe says who may touch a slot, its end that the other process is gone:
+shared flags. The messages in the pipe determine which process may access a slot, and the end of the
+pipe means that the other process has ended:
 
 * worker to consumer, once: a pickled ``Start`` and the descriptor of the ring's memory;
-* worker to consumer, for each element: a ``Filled`` slot, which is the consumer's from then on;
+* worker to consumer, for each element: a ``Filled`` slot, which the consumer owns from then on;
   after the last one of a pass: a ``Filled`` without a slot;
-* worker to consumer, when the data fails: ``Failed``, and the worker ends;
-* consumer to worker: the number of a slot that is free again, a ``Pass`` that is wanted, or None to
-  end.
+* worker to consumer, if the data raises an error: ``Failed``, and the worker ends;
+* consumer to worker: the number of a slot that is free again, a ``Pass`` to request a pass, or None
+  to end.
 
-Passes are numbered from 1. The worker goes on with the next one by itself or when it is wanted; one
-that is wanted while an earlier one runs ends the earlier one, of which the consumer throws away
-what is still in the pipe.
+Passes are numbered from 1. The worker starts the next one by itself or on request. If a pass is
+requested while an earlier one runs, the earlier one ends, and the consumer drops its elements that
+are still in the pipe.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _PARENT_CHECK_SECONDS = 1.0
 
 
 class Start(NamedTuple):
-    """What the consumer must know to read the ring."""
+    """The information that the consumer needs to read the ring."""
 
     layout: Layout
     types: list[TensorType]
@@ -64,8 +65,8 @@ class Start(NamedTuple):
 class Filled(NamedTuple):
     """A slot that holds an element, or the end of a pass.
 
-    ``tensors`` are those of an element whose shapes differ from those of the slots, pickled; the
-    slot then stands for the room that the element takes.
+    If the shapes of an element differ from those of the slots, ``tensors`` has its pickled tensors,
+    and the slot is only used to count the element.
     """
 
     number: int
@@ -80,7 +81,7 @@ class Failed(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The consumer begins to iterate for the n-th time."""
+    """A request of the consumer for the n-th pass."""
 
     number: int
 
@@ -89,12 +90,12 @@ class RandomStates:
     """The states of the random number generators of the process that makes this object."""
 
     def __init__(self) -> None:
-        self._torch = torch.get_rng_state().numpy()  # (a tensor would be sent by shared memory)
+        self._torch = torch.get_rng_state().numpy()  # (tensors go through shared memory)
         self._python = random.getstate()
         self._numpy = numpy.random.get_state()
 
     def restore(self) -> None:
-        """Go on with the same random numbers in this process."""
+        """Continue with the same random numbers in this process."""
         torch.set_rng_state(torch.from_numpy(self._torch))
         random.setstate(self._python)
         numpy.random.set_state(self._numpy)
@@ -107,18 +108,19 @@ def _start_method() -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the worker must know beside the data.
+    """The information that the worker needs besides the data.
 
     Attributes:
-        num_slots: Elements that fit into the ring (count).
-        num_ahead: Passes to load that nobody has asked for yet (count).
-        early_preload: Whether to load more than one element before the first pass is asked for.
-        rebatched_size: Samples of an element that is built from other batches (count), or None.
-        keep_rest: Whether too few samples for such an element, at the end, are delivered.
+        num_slots: The number of elements that fit into the ring.
+        num_ahead: The number of passes to load before the consumer requests them.
+        early_preload: Whether to load more than one element before the first pass is requested.
+        rebatched_size: The number of samples in an element that is built from other batches, or
+            None.
+        keep_rest: Whether an incomplete element at the end of a pass is returned.
         any_shape: Whether the shapes of elements may differ.
-        random_states: Those of the consumer.
-        parsers: Those of the consumer.
-        start_method: How the consumer starts processes, unless it says so.
+        random_states: The random states of the consumer.
+        parsers: The registered parsers of the consumer.
+        start_method: The start method of the consumer for processes, if it has set one.
     """
 
     num_slots: int
@@ -138,10 +140,10 @@ def run(
     load: Callable[[], Iterable[Any]],
     settings: Settings,
 ) -> None:
-    """Deliver elements until the consumer wants no more; the whole life of the worker.
+    """Send elements until the consumer needs no more; this is the main function of the worker.
 
     Args:
-        connection: This end of the pipe.
+        connection: The worker's end of the pipe.
         others_end: The consumer's end, if this process has inherited it.
         load: Returns the data to iterate.
         settings: See :class:`Settings`.
@@ -158,7 +160,7 @@ def run(
         pass
     except Exception as error:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            return  # What an interrupted library makes of it.
+            return  # a library may turn the interrupt into this error
         traceback.print_exc()
         sys.stderr.flush()
         with suppress(OSError):
@@ -167,12 +169,13 @@ def run(
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if isinstance(data, torch.utils.data.DataLoader):
-            # Its workers end by themselves: one that is killed may leave a segment with a name.
+            # Let the workers of a loader end by themselves: a killed one may leave a named memory
+            # segment.
             forget_workers(data)
 
 
 def _interrupt_once(signum: int, frame: object) -> None:
-    """End silently at the first Ctrl-C, and do not let further ones disturb that."""
+    """End silently at the first Ctrl-C, and ignore further ones."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -181,9 +184,10 @@ def _prepare_process(settings: Settings) -> None:
     # Threads of libraries do not survive a fork, and calls that wait for them hang.
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Else the workers of a loader would start as this process did: with spawn it takes seconds.
+    # Otherwise the workers of a loader would start as this process did: with spawn that takes
+    # seconds.
     multiprocessing.set_start_method(settings.start_method, force=True)
-    # Those may be forks: our thread holds no locks.
+    # These workers may be forks, because the thread of this process holds no locks.
     warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
     sys.excepthook = _report_but_lost_connections
     settings.random_states.restore()
@@ -194,17 +198,17 @@ def _prepare_process(settings: Settings) -> None:
 def _report_but_lost_connections(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Stay silent, in forked workers too, when the reader of a tensor they hand over has ended."""
+    """Print no error, also in forked workers, if the process that reads a sent tensor has ended."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
 
 
 def _end_with_parent() -> None:
-    """Kill this process and its children when the consumer dies, whatever the data is doing."""
+    """Kill this process and its children when the consumer dies, even while the data is loading."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # (only children run this)
     parent_pid = os.getppid()
-    # Forks of the consumer may hold its end of what parent_process() waits for.
+    # Check os.getppid() as well: forks of the consumer may keep the pipe of `parent` open.
     while parent.is_alive() and os.getppid() == parent_pid:
         parent.join(_PARENT_CHECK_SECONDS)
     for child in multiprocessing.active_children():
@@ -213,11 +217,11 @@ def _end_with_parent() -> None:
 
 
 class _ConsumerGoneError(Exception):
-    """The consumer has asked to end, or is dead."""
+    """The consumer has requested the end, or has died."""
 
 
 class _Producer:
-    """Loads elements into the slots of a ring and tells the consumer about them."""
+    """Loads elements into the slots of a ring, and sends a message to the consumer for each."""
 
     def __init__(self, connection: Connection, data: Iterable[Any], settings: Settings) -> None:
         self._connection = connection
@@ -232,7 +236,7 @@ class _Producer:
 
     def run(self) -> None:
         for number in count(1):
-            if self._slots:  # The first element is loaded at once.
+            if self._slots:  # load the first element at once
                 self._obey(number)
             self._run_pass(number)
 
@@ -276,16 +280,16 @@ class _Producer:
         self._send(Filled(number, slot, pickled))
 
     def _pickled(self, tensors: list[torch.Tensor], types: list[TensorType]) -> bytes:
-        """Return an element that does not fit a slot, if there may be such elements."""
-        is_rest = self._settings.rebatched_size is not None  # (the others have been cut to size)
+        """Return the pickled tensors of an element that does not fit a slot, if that is allowed."""
+        is_rest = self._settings.rebatched_size is not None  # (others have the right size)
         if not is_rest and not self._settings.any_shape:
             raise UsageValueError(
                 f"AsynchronousDataAccessor: the tensors of an element are {_show(types)}, those of "
-                f"the first one are {_show(self._types)}. All elements must have the same types "
+                f"the first one are {_show(self._types)}. All elements must have the same dtypes "
                 "and shapes; drop_last=True leaves out a shorter last batch, rebatched_size joins "
                 "batches to one size."
             )
-        # (the pickle of a view has all of its memory in it)
+        # (the pickle of a view contains all of the memory behind it)
         return pickle.dumps([tensor.detach().clone() for tensor in tensors])
 
     def _start(self, layout: Layout, types: list[TensorType]) -> None:
@@ -296,13 +300,13 @@ class _Producer:
         file = nameless_file()
         ring = Ring(types, self._settings.num_slots, file)
         self._slots = [ring.tensors(slot) for slot in range(self._settings.num_slots)]
-        # Not by the connection's own pickler: it would share the memory of tensors.
+        # Do not use the connection's own pickler, which would share the memory of tensors.
         self._send(pickle.dumps(Start(layout, types)))
         send_handle(self._connection, file, os.getppid())
         os.close(file)
 
     def _obey(self, number: int) -> None:
-        """Read what the consumer has sent; wait for more as long as this pass may not go on."""
+        """Read the messages of the consumer; wait for more while this pass may not continue."""
         while self._connection.poll() or number > self._last_allowed:
             self._receive()
 
@@ -329,7 +333,7 @@ class _Producer:
 def _rebatched(
     chunks: Iterable[list[torch.Tensor]], size: int, keep_rest: bool
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield batches of one size; each must be read before the next one is asked for."""
+    """Yield batches of one size; each must be read before the next one is requested."""
     batch: list[torch.Tensor] = []
     num_rows = 0
     for chunk in chunks:
@@ -360,7 +364,7 @@ def _grown(tensor: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _common_rows(chunk: list[torch.Tensor], batch: list[torch.Tensor]) -> int:
-    """Return how many samples a chunk has, whose tensors must be rows of a batch's."""
+    """Return the number of samples in a chunk, and check that it can be joined to a batch."""
     for tensor, target in zip(chunk, batch, strict=True):
         if (
             tensor.dtype is not target.dtype
@@ -370,7 +374,7 @@ def _common_rows(chunk: list[torch.Tensor], batch: list[torch.Tensor]) -> int:
         ):
             raise UsageValueError(
                 f"AsynchronousDataAccessor: a batch with tensors {_show(tensor_types(chunk))} "
-                f"cannot be joined to {_show(tensor_types(batch))}. All tensors must have one "
+                f"cannot be joined to {_show(tensor_types(batch))}. All tensors must have the same "
                 "number of samples in dimension 0, and nothing else may change between batches."
             )
     return len(chunk[0]) if chunk else 0

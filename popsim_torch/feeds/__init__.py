@@ -1,4 +1,4 @@
-"""Queues of tensors: into a program while it runs, and out of it."""
+"""Queues that bring tensors into a running program and out of it."""
 
 from popsim_torch.feeds.benchmark import dataset_benchmark, infeed_benchmark
 from popsim_torch.feeds.infeed import InfeedQueue

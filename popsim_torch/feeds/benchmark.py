@@ -1,4 +1,4 @@
-"""How fast a dataset is, without a program that takes its elements."""
+"""Measures how fast a dataset is, without a program that takes its elements."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ def dataset_benchmark(
     do_memcpy: bool = True,
     seconds_per_step: float | None = None,
 ) -> list[str]:
-    """Measure how fast a dataset makes elements: the most that a program could be fed with.
+    """Measure how fast a dataset makes elements, which is the upper limit for a program.
 
-    A thread makes elements and converts them as an ``InfeedQueue`` does; another one takes them.
+    One thread makes elements and converts them as an ``InfeedQueue`` does; another thread takes
+    them.
 
     Args:
-        dataset: As for :class:`InfeedQueue`; its elements are used up.
-        number_of_epochs: Measurements (count).
-        elements_per_epochs: Elements in each (count).
-        print_stats: Print elements and bytes per second of each epoch.
+        dataset: As for :class:`InfeedQueue`; the measurement consumes its elements.
+        number_of_epochs: The number of measurements.
+        elements_per_epochs: The number of elements in each measurement.
+        print_stats: Whether to print the elements and bytes per second of each epoch.
         apply_debug_options: No effect.
-        do_memcpy: Copy each element once, as it is on its way to a device.
-        seconds_per_step: How long the program takes for one element that is there already; says
-            whether the data would be its limit.
+        do_memcpy: Whether to copy each element once, as on the way to a device.
+        seconds_per_step: How long the program takes for one element that is already available. With
+            it, the result says whether the data would limit the program.
 
     Returns:
         One string of JSON: ``{"epochs": [...], "waits": [...]}``. Each epoch has the numbers
         ``elements_processed``, ``total_bytes_processed``, ``time_elapsed`` (seconds),
-        ``elements_per_second`` and ``bandwidth`` (10^9 bytes per second). Beside it, how long the
-        thread that takes elements waited for them (seconds): ``total``, and of single elements
-        ``p50``, ``p90``, ``p99`` and ``max``. With ``seconds_per_step`` there is a ``"verdict"``:
-        ``input_bound`` (bool), ``seconds_per_element`` (the median epoch's) and
-        ``data_over_step``, how many times as long data take as the step.
+        ``elements_per_second`` and ``bandwidth`` (10^9 bytes per second). ``waits`` has the time
+        that the thread which takes elements waited for them (seconds): ``total``, and for single
+        elements ``p50``, ``p90``, ``p99`` and ``max``. With ``seconds_per_step`` there is a
+        ``"verdict"``: ``input_bound`` (bool), ``seconds_per_element`` (the median epoch's) and
+        ``data_over_step``, the time of an element divided by the time of a step.
 
     Raises:
-        Error: A count is less than 1, or a time is not positive; the data runs out or fails; a
-            tensor of an element is empty.
-        UsageTypeError: The dataset cannot be gone through.
+        Error: A count is less than 1, or a time is not positive; the data ends or fails; a tensor
+            of an element is empty.
+        UsageTypeError: The dataset cannot be iterated.
     """
     where = "dataset_benchmark"
     if not isinstance(apply_debug_options, bool):
@@ -87,25 +88,26 @@ def infeed_benchmark(
     """Measure how fast the dataset of a queue makes elements; see :func:`dataset_benchmark`.
 
     Args:
-        infeed_queue: One that no program has used. It goes on where the measurement ends if its
-            dataset can be gone through only once, and else from the beginning.
-        number_of_epochs: Measurements (count).
-        elements_per_epochs: Elements in each (count).
-        print_stats: Print elements and bytes per second of each epoch.
-        do_memcpy: Copy each element once, as it is on its way to a device.
-        seconds_per_step: How long the program takes for one element that is there already.
+        infeed_queue: A queue that no program has used. After the measurement the queue starts from
+            the beginning, or, if its dataset can be iterated only once, continues after the
+            measured elements.
+        number_of_epochs: The number of measurements.
+        elements_per_epochs: The number of elements in each measurement.
+        print_stats: Whether to print the elements and bytes per second of each epoch.
+        do_memcpy: Whether to copy each element once, as on the way to a device.
+        seconds_per_step: How long the program takes for one element that is already available.
 
     Returns:
         As :func:`dataset_benchmark`.
 
     Raises:
         Error: As for :func:`dataset_benchmark`, or the queue is in use.
-        UsageTypeError: It is no queue.
+        UsageTypeError: The argument is not a queue.
     """
     where = "infeed_benchmark"
     if not isinstance(infeed_queue, InfeedQueue):
         raise UsageTypeError(
-            f"{where}: a {type(infeed_queue).__name__} is no InfeedQueue. Call "
+            f"{where}: a {type(infeed_queue).__name__} is not an InfeedQueue. Call "
             "poptorch.dataset_benchmark(dataset, ...)."
         )
     source = infeed_queue._unused_source(where)
@@ -150,7 +152,7 @@ class _Benchmark:
         return [json.dumps(figures)]
 
     def _verdict(self, epochs: list[dict[str, float]], seconds_per_step: float) -> dict[str, Any]:
-        """Say whether a program with such steps would wait for its data."""
+        """Return whether a program with these steps would wait for its data."""
         seconds = 1 / statistics.median(epoch["elements_per_second"] for epoch in epochs)
         ratio = seconds / seconds_per_step
         if self._print_stats:
@@ -179,7 +181,7 @@ class _Benchmark:
         except BaseException as error:
             self._failure = error
         finally:
-            self._put([])  # there are no more
+            self._put([])  # the end of the data
 
     def _check_not_empty(self, kind: ElementKind) -> None:
         for _, shape in kind.components:

@@ -1,4 +1,4 @@
-"""What both kinds of queues check of their arguments, and of who uses them."""
+"""Checks of both kinds of queues: of their arguments, and of the process that uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["OneProcess", "check_integer", "check_placement", "check_seconds"]
 
 
 def check_integer(where: str, name: str, value: object, least: int, most: int | None = None) -> int:
-    """Return an integer in its bounds, or raise an Error that names the value."""
+    """Return an integer if it is in its bounds, or raise an Error that names the value."""
     if (
         not isinstance(value, int)
         or isinstance(value, bool)
@@ -24,14 +24,14 @@ def check_integer(where: str, name: str, value: object, least: int, most: int | 
 
 
 def check_seconds(where: str, name: str, value: object) -> float:
-    """Return a time, or raise an Error that names the value."""
+    """Return a time in seconds, or raise an Error that names the value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise Error(f"{where}: {name} must be a number of seconds above 0, got {value!r}.")
     return float(value)
 
 
 def check_placement(where: str, device_ordinal: object, optimise_latency: object) -> None:
-    """Check arguments that say how real hardware moves elements."""
+    """Check the arguments that choose how real hardware moves elements."""
     if device_ordinal is not None:
         check_integer(where, "device_ordinal", device_ordinal, 0)
     if not isinstance(optimise_latency, bool):
@@ -39,7 +39,7 @@ def check_placement(where: str, device_ordinal: object, optimise_latency: object
 
 
 class OneProcess:
-    """Keeps a queue in the process that made it: its threads and locks do not survive a fork."""
+    """Limits a queue to the process that made it: its threads and locks do not survive a fork."""
 
     def __init__(self, where: str) -> None:
         self._where = where

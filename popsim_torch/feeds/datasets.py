@@ -1,4 +1,4 @@
-"""Where a queue's elements come from: everything that can be iterated, or indexed."""
+"""The source of a queue's elements: anything that can be iterated, or indexed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Source"]
 
 
 class Source:
-    """A dataset that can be gone through, as often as it allows.
+    """A dataset that can be iterated once or several times.
 
     Args:
-        dataset: A ``DataLoader``, another iterable, or a function that makes one: its items are
-            elements. Of a map-style dataset, a tensor or an array, the items are.
-        repeat: Begin anew at its end.
+        dataset: A ``DataLoader``, another iterable, or a function that makes one, whose items are
+            elements; or a map-style dataset, a tensor or an array, whose entries are elements.
+        repeat: Whether to start again at the end of the dataset.
 
     Attributes:
-        can_restart: Whether it can be gone through more than once.
+        can_restart: Whether the dataset can be iterated more than once.
 
     Raises:
-        Error: It is to be repeated, and can be gone through only once.
-        UsageTypeError: It is nothing that can be gone through.
+        Error: ``repeat`` is True, and the dataset can be iterated only once.
+        UsageTypeError: The dataset cannot be iterated.
     """
 
     def __init__(self, dataset: Any, repeat: bool = False) -> None:
@@ -37,18 +37,18 @@ class Source:
         self.can_restart = not isinstance(dataset, Iterator)
         if repeat and not self.can_restart:
             raise Error(
-                f"InfeedQueue: repeat=True needs a dataset that can be gone through again, and a "
-                f"{type(dataset).__name__} cannot. Give a function that makes one."
+                "InfeedQueue: repeat=True needs a dataset that can be iterated several times, and "
+                f"a {type(dataset).__name__} cannot. Give a function that makes one."
             )
 
     def goes_through(self, iterator: Iterator[Any]) -> bool:
-        """Whether an iterator is the dataset."""
+        """Whether the dataset is this iterator."""
         return iterator is self._dataset
 
     def items(self) -> Iterator[Any]:
-        """Return an iterator from the beginning, or from where a one-way dataset is.
+        """Return an iterator from the beginning, or from the current position of an iterator.
 
-        Its seeds are drawn as far as the dataset draws them here, in the calling thread.
+        If the dataset draws its seeds when the iteration begins, it does so in the calling thread.
         """
         first = iter(self._passes())
         return self._again_and_again(first) if self._repeat else first
@@ -60,17 +60,17 @@ class Source:
             for item in items:
                 is_empty = False
                 yield item
-            items = None  # a loader ends its workers
+            items = None  # so a loader ends its workers
             if is_empty:
                 raise Error("InfeedQueue: the dataset has no element, so it cannot be repeated.")
             items = iter(self._passes())
 
 
 def _passes(dataset: Any) -> Callable[[], Iterable[Any]]:
-    """Return what begins a pass through a dataset."""
+    """Return a function that begins a pass through a dataset."""
     if isinstance(dataset, (str, bytes, Mapping)) or dataset is None:
         advice = "Give a list of elements, a torch Dataset or DataLoader, or a function."
-        raise UsageTypeError(f"InfeedQueue: a {type(dataset).__name__} is no dataset. {advice}")
+        raise UsageTypeError(f"InfeedQueue: a {type(dataset).__name__} is not a dataset. {advice}")
     if isinstance(dataset, (torch.Tensor, np.ndarray)):
         if dataset.ndim == 0:
             raise UsageTypeError("InfeedQueue: the dataset is a single number, without an axis.")

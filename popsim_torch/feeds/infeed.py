@@ -1,4 +1,4 @@
-"""``InfeedQueue``: a dataset's elements come into a program while it runs."""
+"""``InfeedQueue``: brings the elements of a dataset into a program while it runs."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ __all__ = ["InfeedQueue", "lasting_queue_of", "queue_of", "taking"]
 _MOST_AHEAD = 255
 
 taking: ContextVar[Callable[[InfeedQueue], Any] | None] = ContextVar("taking", default=None)
-"""What ``next(queue)`` does: set while the body of a loop is traced."""
+"""The function that ``next(queue)`` calls; set while the body of a loop is traced."""
 
 
 class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
     """Brings the elements of a dataset into a running program, one for each iteration of its loop.
 
-    A thread goes through the dataset, ahead of the program, and keeps elements ready in the types
-    in which the device holds them. PyTorch works on that thread alone; a ``DataLoader`` with
-    workers prepares elements on more. An element is a tensor, a tuple or list (positional arguments
-    of the body, after the carried values) or a dictionary with string keys (keyword arguments);
-    its parts may be nested, and numbers and NumPy arrays count as tensors. All elements have the
-    same shapes and types.
+    A thread iterates the dataset, in advance of the program, and keeps elements ready in the dtypes
+    that the device uses. PyTorch uses only that one thread; a ``DataLoader`` with workers prepares
+    elements in several processes. An element is a tensor, a tuple or list (positional arguments of
+    the body, after the carried values) or a dictionary with string keys (keyword arguments); its
+    parts may be nested, and numbers and NumPy arrays count as tensors. All elements have the same
+    shapes and dtypes.
 
-    The first element is made in the thread that compiles the program, so that a loader draws its
-    seed there. A run goes on in the data where the one before it stopped.
+    The thread that compiles the program makes the first element, so a loader draws its seed there.
+    A run continues in the data where the previous run stopped.
 
     Args:
         dataset: An iterable of elements, such as a ``DataLoader`` or a generator; a map-style torch
             ``Dataset``, a tensor or an array (an element is an item); or a function that makes one
-            of these. It belongs to the queue from now on.
-        prefetch_depth: Elements made ahead (count, 1 to 255). A pipelined program may take more.
-        repeat: Begin anew at the end of the dataset.
+            of these. From now on only the queue may use it.
+        prefetch_depth: The number of elements to make in advance (1 to 255). A pipelined program
+            may take more.
+        repeat: Whether to start again at the end of the dataset.
         device_ordinal: Where real hardware runs the program; no effect here.
         optimise_latency: How real hardware moves elements; no effect here.
 
     Raises:
-        Error: An argument is none of these.
-        UsageTypeError: The dataset cannot be gone through.
+        Error: An argument has a wrong value.
+        UsageTypeError: The dataset cannot be iterated.
     """
 
     def __init__(
@@ -83,29 +84,31 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         self._closed = False
         _living.add(self)
 
-    # The life of a queue
+    # Start, reset and end of a queue
 
     @property
     def initializer(self) -> Any:
-        """Begin to make elements, which programs do by themselves; so does calling the result."""
+        """Start to make elements, as programs do by themselves; so does calling the result."""
         self._start()
         return self._start
 
     def reset(self) -> None:
-        """Go back to the beginning of the dataset; elements that were made ahead are dropped.
+        """Go back to the beginning of the dataset; elements made in advance are dropped.
 
-        Waits for the element that is being made.
+        The call waits for the element that is being made.
 
         Raises:
-            Error: A program is running on the queue, or the dataset can be gone through only once.
+            Error: A program is running on the queue, or the dataset can be iterated only once.
         """
         with self._lock:
             self._check_open()
             if self._is_active:
-                raise Error("InfeedQueue.reset: a program is running on the queue. Let it end.")
+                raise Error(
+                    "InfeedQueue.reset: a program is running on the queue. Wait until it ends."
+                )
             if not self._source.can_restart:
                 raise Error(
-                    "InfeedQueue.reset: the dataset is an iterator, which can be gone through only "
+                    "InfeedQueue.reset: the dataset is an iterator, which can be iterated only "
                     "once. Make the queue with a function that returns one."
                 )
             if self._producer is not None:
@@ -115,14 +118,14 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
                 self._ring.clear()
 
     def close(self) -> None:
-        """Make no more elements; a program that asks for one fails."""
+        """Stop making elements; a program that needs another one fails."""
         self._closed = True
         if self._stop_if_dropped is not None:
             self._stop_if_dropped()
 
     @property
     def deleter(self) -> Any:
-        """Close the queue; so does calling what this returns."""
+        """Close the queue; calling the result does the same."""
         self.close()
         return self.close
 
@@ -130,11 +133,11 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         """Close the queue."""
         self.close()
 
-    # What there is to know
+    # Information about the queue
 
     @property
     def prefetch_depth(self) -> int:
-        """Elements made ahead (count)."""
+        """The number of elements to make in advance."""
         return self._prefetch_depth
 
     @property
@@ -144,7 +147,7 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
 
     @property
     def number_of_tuple_elements(self) -> int:
-        """The arguments that an element is for the body of a loop; makes the first element."""
+        """The number of arguments of a loop's body in an element; makes the first element."""
         args, kwargs = self._example()
         return len(args) + len(kwargs)
 
@@ -160,17 +163,17 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         return self
 
     def __next__(self) -> Any:
-        """Return the element of the iteration, in the body of a loop that has no such argument.
+        """Return the element of the iteration, in the body of a loop without arguments for it.
 
         Raises:
-            Error: It is called elsewhere, or a second time in the body.
+            Error: The call is not in the body of a loop, or is the second one in the body.
         """
         take = taking.get()
         if take is None:
             raise Error(
-                "InfeedQueue: elements are there in the body of poptorch.repeat or "
-                "poptorch.while_loop only, one for each iteration: as arguments, or by "
-                "next(queue). To look at the data on the host, go through the dataset."
+                "InfeedQueue: elements are available only in the body of poptorch.repeat or "
+                "poptorch.while_loop, one for each iteration: as arguments, or by next(queue). To "
+                "look at the data on the host, iterate the dataset."
             )
         return take(self)
 
@@ -178,10 +181,10 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         """Return counters.
 
         Returns:
-            ``pushed``, ``taken``: elements made, and taken by programs. ``waits``,
+            ``pushed``, ``taken``: the number of elements made, and taken by programs. ``waits``,
             ``seconds_waited``: how often and how long programs waited for data. ``seconds_full``:
             how long the dataset's thread waited for a free slot. ``seconds_run``: how long programs
-            ran. ``starved_fraction``: the part of it that they waited, from 0 to 1.
+            ran. ``starved_fraction``: the share of that time in which they waited, from 0 to 1.
         """
         names = ("pushed", "taken", "waits", "seconds_waited", "seconds_full")
         found = dict.fromkeys(names, 0) if self._ring is None else self._ring.statistics()
@@ -208,23 +211,24 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
 
     def __reduce__(self) -> NoReturn:
         raise UsageTypeError(
-            "InfeedQueue: a queue cannot be copied or sent to another process. Make one there."
+            "InfeedQueue: a queue cannot be copied or sent to another process. Make a new queue "
+            "there."
         )
 
-    # What programs do
+    # Methods that programs call
 
     @property
     def _native(self) -> Infeed:
-        """What programs take elements from."""
+        """The native queue from which programs take elements."""
         self._start()
         assert self._ring is not None
         return self._ring
 
     def _element(self) -> tuple[Structure, list[Component]]:
-        """Return what an element is made of; makes the first one, and takes none.
+        """Return the structure of an element; makes the first one, but does not take it.
 
         Raises:
-            Error: The dataset has no element, or fails at it, or the queue is closed.
+            Error: The dataset has no element, or fails at the first one, or the queue is closed.
         """
         self._start()
         assert self._kind is not None
@@ -233,35 +237,37 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
     def _arguments(
         self, structure: Structure, leaves: Sequence[Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the body of a loop is called with, for the tensors of an element."""
+        """Return the arguments for the body of a loop, from the tensors of an element."""
         element = structure.build(leaves)
         if structure.container is None:
             return (element,), {}
         return ((), element) if structure.container is dict else (tuple(element), {})
 
     def _begin_run(self, iterations: int | None = None) -> None:
-        """A program that takes elements begins to run.
+        """Note that a program which takes elements begins to run.
 
         Args:
-            iterations: How many it takes (count); None if nobody knows.
+            iterations: The number of elements it takes; None if it is unknown.
 
         Raises:
-            Error: Another one does already: which of them gets an element would be chance.
+            Error: Another program already takes elements: the elements of each would be random.
         """
         self._start()
         with self._lock:
             if self._is_active:
                 raise Error(
-                    "InfeedQueue: another program is taking elements from the queue. A queue feeds "
-                    "one program at a time: let that one end, or make a queue for each."
+                    "InfeedQueue: another program is taking elements from the queue. A queue "
+                    "feeds one program at a time: wait until that one ends, or make a queue for "
+                    "each."
                 )
             self._is_active = True
             self._run_began = time.monotonic()
 
     def _end_run(self, error: BaseException | None) -> None:
-        """It has ended, with an error if it failed.
+        """Note that a program has ended, with an error if it failed.
 
-        If that is for lack of data that could not be made, the reason becomes the error's cause.
+        If it failed because the dataset failed, the error of the dataset becomes the cause of the
+        program's error.
         """
         with self._lock:
             self._is_active = False
@@ -270,13 +276,13 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
             self._producer.explain(error)
 
     def _failure(self) -> BaseException | None:
-        """Return what the dataset's thread died of, if it did."""
+        """Return the error that ended the dataset's thread, if any."""
         return None if self._producer is None else self._producer.failure
 
     # Internals
 
     def _unused_source(self, where: str) -> Source:
-        """Return the dataset, which no program has taken anything from."""
+        """Return the dataset, from which no program has taken an element."""
         with self._lock:
             self._check_open()
             if self._ring is not None:
@@ -293,8 +299,8 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         return self._arguments(structure, components)
 
     def _start(self) -> None:
-        """Make the first element in this thread, and let another one make the others."""
-        self._process.check()  # (a lock that was held at a fork stays so)
+        """Make the first element in this thread, and start another thread for the others."""
+        self._process.check()  # (a lock that was held at a fork is never released)
         with self._lock:
             self._check_open()
             if self._producer is not None:
@@ -302,19 +308,19 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
             self._produce(*self._first())
 
     def _produce(self, items: Any, first: list[torch.Tensor], most: int | None = None) -> None:
-        """Let a thread make elements, after the first one; so many, if there is a number."""
+        """Start a thread that makes elements after the first one; at most a number, if given."""
         assert self._kind is not None
         ring = self._filled_ring()
         self._producer = Producer(items, first, self._kind, ring, self._source.can_restart, most)
         if self._stop_if_dropped is not None:
             self._stop_if_dropped.detach()
         self._stop_if_dropped = weakref.finalize(self, make_stopper(self._producer, ring))
-        self._stop_if_dropped.atexit = False  # the producers see to that
-        if self._closed:  # in the meantime
+        self._stop_if_dropped.atexit = False  # the producers stop their threads
+        if self._closed:  # closed in the meantime
             self._stop_if_dropped()
 
     def _filled_ring(self) -> Infeed:
-        """Return the ring for elements of the kind that the first one had."""
+        """Return the ring for elements of the kind of the first one."""
         assert self._kind is not None
         if self._ring is None:
             self._ring = Infeed(
@@ -349,12 +355,12 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
 
 
 _living: weakref.WeakSet[InfeedQueue] = weakref.WeakSet()
-# Iterators cannot be put back to where a program stopped, so their queues stay.
+# An iterator cannot go back to the element at which a program stopped, so its queue is kept.
 _of_iterators: list[InfeedQueue] = []
 
 
 def queue_of(iterator: Iterator[Any]) -> InfeedQueue | None:
-    """Return the queue that goes through an iterator; None if there is none."""
+    """Return the queue of an iterator; None if there is none."""
     for queue in list(_living):
         if queue._source.goes_through(iterator) and not queue._closed:
             return queue
@@ -362,7 +368,7 @@ def queue_of(iterator: Iterator[Any]) -> InfeedQueue | None:
 
 
 def lasting_queue_of(iterator: Iterator[Any]) -> InfeedQueue:
-    """Return the queue that goes through an iterator, from now on if there is none yet."""
+    """Return the queue of an iterator; make one if there is none yet."""
     queue = queue_of(iterator)
     if queue is None:
         queue = InfeedQueue(iterator)

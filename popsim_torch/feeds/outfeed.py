@@ -1,4 +1,4 @@
-"""``OutfeedQueue``: tensors leave a program while it runs."""
+"""``OutfeedQueue``: brings tensors out of a program while it runs."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
     """Brings tensors from a running program to the host.
 
     The program never waits for Python: it writes elements to memory of the queue, and readers take
-    them from there, in any thread. Several readers share the elements; each goes to one of them.
-    A copy of a model that holds a queue uses the same queue.
+    them from there, in any thread. If there are several readers, each element goes to one of them.
+    A copy of a model that has a queue uses the same queue.
 
     Args:
         mode: Which elements to keep. With ``LAST``, which has memory for two and is never full,
             ``buffer_depth``, ``max_bytes`` and ``when_full`` have no effect.
-        buffer_depth: Elements that there is memory for from the start (count, 1 or more). Where
-            readers lag, more is taken.
-        max_bytes: The most memory of elements that nobody has read (bytes); None for any amount.
-            One element always has a place.
+        buffer_depth: The number of elements for which memory is allocated at the start (1 or more).
+            If readers are slow, more memory is allocated.
+        max_bytes: The largest amount of memory for unread elements (bytes); None for no limit.
+            There is always memory for one element.
         when_full: What happens when ``max_bytes`` is used up: ``"wait"`` makes the program wait for
-            a reader, ``"raise"`` ends it with an Error; ``"drop_oldest"`` gives up what nobody has
-            read for longest, ``"drop_newest"`` what comes; ``"spill"`` keeps elements in files in
-            the folder for temporary files, which have no name and are gone with the process.
-        patience: How long a program waits for a reader while nobody reads, before it ends with an
-            Error (seconds); None for any time.
-        every: Take one of so many elements that programs enqueue (count), the last of them: with 3
-            those of the iterations 2, 5, 8, ... What is left out costs nothing.
+            a reader, ``"raise"`` ends it with an Error; ``"drop_oldest"`` drops the oldest unread
+            element, ``"drop_newest"`` the new element; ``"spill"`` writes elements to files in the
+            folder for temporary files, which have no name and are deleted when the process ends.
+        patience: How long a program waits while no reader reads, before it ends with an Error
+            (seconds); None for no limit.
+        every: Keep only the last of each group of this many enqueued elements: with 3, those of the
+            iterations 2, 5, 8, ... Skipped elements cost nothing.
         device_ordinal: Where real hardware runs the program; no effect here.
         optimise_latency: How real hardware moves elements; no effect here.
-        replication_factor: Copies of the model; 1.
+        replication_factor: The number of copies of the model; must be 1.
 
     Raises:
-        Error: An argument is none of these.
+        Error: An argument has a wrong value.
     """
 
     def __init__(
@@ -105,19 +105,18 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         self._lock = threading.Lock()
         self._source = ""
 
-    # What programs do
+    # Methods that programs call
 
     def enqueue(self, x: Any) -> None:
-        """Put an element into the queue, each time the program comes here.
+        """Put an element into the queue, each time the program runs this line.
 
         Args:
-            x: A tensor or number, or a tuple, list or dictionary of these, or a nest of them. The
-                same at each call that traces forward or the body of a loop.
+            x: A tensor or number, or a tuple, list or dictionary of these, which may be nested. The
+                structure must be the same in each trace of forward or of the body of a loop.
 
         Raises:
-            Error: It is not called where a program is traced, or the program enqueues to this queue
-                already.
-            UsageTypeError: There is something else in the element.
+            Error: No program is being traced, or the program already enqueues to this queue.
+            UsageTypeError: The element contains something else.
         """
         listener = op_listener.get()
         if listener is None:
@@ -142,16 +141,16 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         *,
         synthetic: bool = False,
     ) -> _native.Outfeed:
-        """Return what a compiled program writes its elements to.
+        """Return the native queue to which a compiled program writes its elements.
 
         Args:
-            structure: How the elements are put together.
-            components: Element type and shape of each tensor, as it comes back.
+            structure: The structure of the elements.
+            components: The dtype and shape of each tensor, as it is returned.
             source: The line that enqueues.
-            synthetic: The values mean nothing, and nobody is to read them.
+            synthetic: Whether the values have no meaning, and may not be read.
 
         Raises:
-            Error: Elements of another program are different, or the queue is closed.
+            Error: Elements of another program have another structure, or the queue is closed.
         """
         self._check_open("enqueue")
         components = [(dtype, tuple(shape)) for dtype, shape in components]
@@ -173,28 +172,29 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
                 self._source, self._synthetic = source, synthetic
             elif (structure, components) != (self._structure, self._components):
                 raise Error(
-                    "OutfeedQueue: the element enqueued at "
-                    f"{source} is ({describe(components, structure)}), and the queue has elements "
+                    f"OutfeedQueue: the element enqueued at {source} is "
+                    f"({describe(components, structure)}), and the queue has elements "
                     f"({describe(self._components, self._structure)}) from {self._source}. All "
-                    "elements of a queue are alike: make another queue for these."
+                    "elements of a queue are alike: make another queue for "
+                    "these."
                 )
             return self._native
 
     def _begin_run(self) -> None:
-        """A program that feeds the queue begins to run, or to be compiled."""
+        """Note that a program which feeds the queue begins to run, or to be compiled."""
         self._process.check()
         self._runs.begin()
 
     def _end_run(self, error: BaseException | None) -> None:
-        """It has ended, with an error if it failed."""
+        """Note that the program has ended, with an error if it failed."""
         self._runs.end(error)
         if self._native is not None:
             self._native.wake()
 
-    # The life of a queue
+    # End and state of a queue
 
     def close(self) -> None:
-        """Take no more elements: a program that enqueues fails. What is there can be read."""
+        """Accept no more elements: a program that enqueues fails. Present elements can be read."""
         with self._lock:
             self._closed = True
             if self._native is not None:
@@ -204,7 +204,7 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
 
     @property
     def deleter(self) -> Any:
-        """Close the queue; so does calling what this returns."""
+        """Close the queue; calling the result does the same."""
         self.close()
         return self.close
 
@@ -216,9 +216,9 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         """Return counters.
 
         Returns:
-            ``enqueued``, ``dequeued``: elements. ``bytes``, ``peak_bytes``: of the elements in
-            memory that nobody has read, now and at most. ``dropped``: elements that were
-            given up unread. ``spilled``: elements that went to disk. ``waits``,
+            ``enqueued``, ``dequeued``: the number of elements. ``bytes``, ``peak_bytes``: the size
+            of the unread elements in memory, now and at most. ``dropped``: the number of elements
+            dropped unread. ``spilled``: the number of elements written to disk. ``waits``,
             ``seconds_waited``: how often and how long programs waited for a reader.
         """
         if self._native is None:
@@ -242,7 +242,7 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process gets an empty queue that is made alike.
+        # Another process gets an empty queue with the same settings.
         make = functools.partial(OutfeedQueue, patience=self._patience, every=self._every)
         return make, (self._mode, self._buffer_depth, self._max_bytes, self._when_full)
 

@@ -1,4 +1,4 @@
-"""The thread that fills a queue's ring ahead of the program, and the ring's first element."""
+"""The thread that fills a queue's ring in advance of the program, and the first element."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from popsim_torch.feeds.structure import Component, Structure, as_tensor, descri
 
 __all__ = ["ElementKind", "Producer"]
 
-# How long a push waits for a slot before it looks whether it is still wanted.
+# How long a push waits for a slot before it checks whether the thread should stop.
 _SECONDS_PER_PUSH = 0.1
 _SECONDS_AT_EXIT = 2.0
 
-_DIED = "InfeedQueue: the thread that goes through the dataset has ended, and could not say why."
+_DIED = "InfeedQueue: the thread that iterates the dataset has ended, and could not say why."
 
-# Threads, and what asks each to stop. A thread outlives its producer while it drops the dataset.
+# Threads, and the function that asks each to stop. A thread may outlive its producer while it
+# deletes the dataset.
 _living: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class ElementKind:
-    """What all elements of a queue have in common.
+    """The structure, dtypes and shapes that all elements of a queue have in common.
 
     Attributes:
-        structure: How they are put together.
-        components: Element type, as the device holds it, and shape of each tensor.
+        structure: The structure of an element.
+        components: The dtype on the device and the shape of each tensor.
     """
 
     structure: Structure
@@ -50,12 +51,12 @@ class ElementKind:
         """Return the kind of an element, and its tensors as the device holds them.
 
         Args:
-            element: As the dataset made it.
-            where: What it is, for messages.
-            like: How elements are put together, if that is known.
+            element: An element of the dataset.
+            where: The description of the element, for messages.
+            like: The structure of elements, if it is known.
 
         Raises:
-            UsageTypeError: Something in it is no tensor.
+            UsageTypeError: The element contains something that is not a tensor.
         """
         structure, leaves = flatten(element, f"InfeedQueue: {where}", like)
         tensors = [
@@ -69,7 +70,7 @@ class ElementKind:
         """Return the tensors of a later element.
 
         Raises:
-            Error: It is of another kind.
+            Error: The element is of another kind.
         """
         simple = self._simple_tensors(element)
         if simple is not None:
@@ -85,9 +86,10 @@ class ElementKind:
         return tensors
 
     def _simple_tensors(self, element: Any) -> list[torch.Tensor] | None:
-        """Return the tensors of an element that is put together like the first; None for others.
+        """Return the tensors of an element with the structure of the first one; None for others.
 
-        Most elements are: then nothing has to be described, which takes longer than a small step.
+        Most elements have this structure. They need no new description, which would take longer
+        than a small step.
         """
         leaves = self.structure.leaves_of(element)
         if leaves is None:
@@ -112,32 +114,32 @@ class ElementKind:
 
 
 def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """Return a tensor in the form that the ring takes."""
+    """Return a tensor in the form that the ring needs."""
     if tensor.is_meta:
         raise UsageTypeError(f"InfeedQueue: {where} has no values (device 'meta').")
     return tensor.detach().to("cpu", held_dtype(tensor.dtype)).resolve_neg().contiguous()
 
 
 class Producer:
-    """Goes through a dataset once, in a thread of its own, and puts its elements into a ring.
+    """Iterates a dataset once, in a thread of its own, and puts its elements into a ring.
 
-    PyTorch works on that thread alone, as in the workers of a ``DataLoader``. Threads that it woke
-    would contend with those of the device: where there are more of them than cores, OpenMP sends
-    all of them to sleep at every barrier, and a step of a small model takes twice its time.
+    PyTorch uses only that one thread, as in the workers of a ``DataLoader``. More threads would
+    compete with those of the device: if there are more threads than cores, OpenMP makes all of them
+    sleep at every barrier, and a step of a small model takes twice as long.
 
-    Knows nothing of the queue that it belongs to, so that the queue can be dropped.
+    The producer has no reference to its queue, so the queue can be deleted.
 
     Args:
         items: The dataset after its first element.
         first: The tensors of the first element.
-        kind: Of all elements.
-        ring: Gets the elements.
-        can_restart: The dataset can be gone through again.
-        most: Elements that it makes (count); None for all.
+        kind: The kind of all elements.
+        ring: The ring for the elements.
+        can_restart: Whether the dataset can be iterated again.
+        most: The largest number of elements to make; None for all.
 
     Attributes:
-        most: The same.
-        failure: What ended it, if something did.
+        most: As given.
+        failure: The error that ended the thread, if any.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Producer:
         self.most = most
         self.failure: BaseException | None = None
         self._last_words = ""
-        self._number = 0  # of the element that is being made or pushed
+        self._number = 0  # the number of the element that is being made or pushed
         self._kind, self._ring, self._can_restart = kind, ring, can_restart
         self._stopped = threading.Event()
         self._thread = threading.Thread(
@@ -162,28 +164,29 @@ class Producer:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Let the thread end when it has the element that it is at."""
+        """Let the thread end when it has finished its current element."""
         self._stopped.set()
 
     def stop(self, seconds: float | None = None) -> None:
-        """End the thread, and wait for it; at most so long."""
+        """End the thread, and wait for it, at most for some time."""
         self.ask_to_stop()
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
     def explain(self, error: Error) -> None:
-        """Make what ended it the cause of the error of a program that asked for more."""
+        """Make the failure the cause of the error of a program that needed another element."""
         if self.failure is None or isinstance(self.failure, Error):
             return
         if self._last_words in error.message:
             error.__cause__ = self.failure
 
     def _run(self, held: list[Any]) -> None:
-        """Fill the ring, and end it whatever happens.
+        """Fill the ring, and always mark its end, even after an error.
 
         Args:
-            held: The dataset after its first element, and the tensors of that one. The frame has
-                them in no variable: a failure keeps the frame, and a loader its workers.
+            held: The dataset after its first element, and the tensors of the first element. The
+                frame keeps them in no variable: a failure keeps the frame alive, and then a loader
+                would keep its workers.
         """
         self._last_words = _DIED
         try:
@@ -196,19 +199,19 @@ class Producer:
                 if not self._push(self._kind.tensors_of(item, self._number)):
                     break
             if self._number == self.most:
-                self._stopped.set()  # whoever asks for more has another producer
+                self._stopped.set()  # later elements come from another producer
             self._last_words = _end_of_data(self._number, self._can_restart)
         except BaseException as error:
             self.failure = error
             self._last_words = failure_text(error, self._number)
         finally:
             held.clear()
-            # A program may be waiting; unless the ring is another thread's by now.
+            # A program may be waiting; but leave the ring alone if another thread fills it now.
             if not self._stopped.is_set():
                 self._ring.end(self._last_words)
 
     def _push(self, tensors: list[torch.Tensor]) -> bool:
-        """Put an element into the ring; return False when it is not wanted any more."""
+        """Put an element into the ring; return False if the thread should stop."""
         while not self._ring.push(tensors, _SECONDS_PER_PUSH):
             if self._stopped.is_set() or self._ring.closed:
                 return False
@@ -217,12 +220,12 @@ class Producer:
 
 
 def failure_text(error: BaseException, number: int) -> str:
-    """Return the message for an element that could not be made, whatever the error is like."""
+    """Return the message for an element that could not be made, for any kind of error."""
     if isinstance(error, Error):
         return _as_utf8(error.message)
     try:
         said = str(error)
-    except BaseException as of_text:  # SystemExit as well: the thread has to say something
+    except BaseException as of_text:  # SystemExit as well: the thread has to report something
         said = f"(its message cannot be shown: __str__ raises {type(of_text).__name__})"
     return _as_utf8(
         f"InfeedQueue: the dataset failed at element {number} (counted from 0): "
@@ -231,14 +234,14 @@ def failure_text(error: BaseException, number: int) -> str:
 
 
 def _as_utf8(text: str) -> str:
-    """Return text that C++ can take: the name of a file may hold bytes that are no letters."""
+    """Return a string that C++ can read: a file name may contain bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _end_of_data(count: int, can_restart: bool) -> str:
     advice = (
-        "Make the queue with repeat=True, which begins anew there, call queue.reset() between "
-        "runs, or run fewer iterations."
+        "Make the queue with repeat=True, which starts again at the end, call queue.reset() "
+        "between runs, or run fewer iterations."
         if can_restart
         else "Give the queue more data, or run fewer iterations."
     )
@@ -249,7 +252,7 @@ def _end_of_data(count: int, can_restart: bool) -> str:
 
 
 def _stop_all() -> None:
-    """End all threads, which must not meet an interpreter that is gone."""
+    """End all threads: they must not run after the interpreter has shut down."""
     threads = list(_living.items())
     for _, stopped in threads:
         stopped.set()
@@ -259,11 +262,11 @@ def _stop_all() -> None:
 
 
 def make_stopper(producer: Producer, ring: _native.Infeed) -> Callable[[], None]:
-    """Return what ends a queue's thread when the queue is gone."""
+    """Return a function that ends a queue's thread when the queue is deleted."""
     process = os.getpid()
 
     def stop() -> None:
-        # A process that was forked off has no such thread, and locks that it may have held.
+        # A forked process does not have this thread, but may have locks that the thread held.
         if os.getpid() == process:
             producer.ask_to_stop()
             ring.close()

@@ -1,4 +1,4 @@
-"""The readers' side of an ``OutfeedQueue``: taking elements, and waiting for them."""
+"""The reading side of an ``OutfeedQueue``: taking elements, and waiting for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from popsim_torch.ops import op_listener
 
 __all__ = ["OutfeedMode", "QueueReader"]
 
-# A wait is made of parts of this length, between which Ctrl-C and the end of a run are seen.
+# A wait consists of parts of this length; Ctrl-C and the end of a run are noticed in between.
 _SECONDS_PER_WAIT = 0.05
 
 
@@ -35,10 +35,10 @@ class OutfeedMode(NamedIntEnum):
 
 
 class QueueReader:
-    """What an ``OutfeedQueue`` offers to those who read it, in any thread.
+    """The methods of an ``OutfeedQueue`` for readers, in any thread.
 
     Args:
-        mode: Which elements it keeps.
+        mode: Which elements the queue keeps.
     """
 
     def __init__(self, mode: OutfeedMode) -> None:
@@ -46,7 +46,7 @@ class QueueReader:
         self._process = OneProcess("OutfeedQueue")
         self._maker = threading.get_ident()
         self._runs = Runs()
-        # Known when a program that feeds the queue is compiled.
+        # Set when a program that feeds the queue is compiled.
         self._native: Outfeed | None = None
         self._structure = Structure()
         self._components: list[Component] = []
@@ -59,11 +59,11 @@ class QueueReader:
 
     @property
     def enqueued(self) -> bool:
-        """Whether there is a compiled program that enqueues to the queue; from any thread."""
+        """Whether there is a compiled program that enqueues to the queue; for any thread."""
         return self._native is not None
 
     def why_empty(self) -> str:
-        """Return why nothing was ever enqueued, as a sentence; empty if a program can."""
+        """Return why nothing was ever enqueued, as a sentence; empty if a program can enqueue."""
         if self._native is not None:
             return ""
         if self._closed:
@@ -74,23 +74,25 @@ class QueueReader:
         )
 
     def dequeue(self, wait_for_completion: bool = False, *, timeout: float | None = None) -> Any:
-        """Return what has arrived; with ``ALL`` that is removed.
+        """Return the elements that have arrived; with ``ALL`` they are removed.
 
-        In another thread than the one that runs the program, that may be nothing.
+        In a thread other than the one that runs the program, there may be none yet.
 
         Args:
-            wait_for_completion: Wait for the end of the programs that feed the queue and run now.
+            wait_for_completion: Whether to wait for the end of the programs that feed the queue and
+                run now.
             timeout: The longest time to wait for the first element (seconds); None does not wait.
-                With ``wait_for_completion`` the longest time to wait for that.
+                With ``wait_for_completion`` the longest time to wait for the end of the programs.
 
         Returns:
-            ``ALL``: an element whose tensors have a new first axis, of the number of elements
-            taken. ``LAST``: the newest element. An empty list if the queue has never had one.
+            ``ALL``: an element whose tensors have a new first axis, with the number of elements as
+            its size. ``LAST``: the newest element. An empty list if the queue has never had one.
 
         Raises:
-            Error: Nothing has been enqueued, and no program runs that could: in the thread that
-                made the queue. Or the program has failed that ``timeout`` waits for.
-            UsageTimeoutError: Time is up, and the programs still run. All elements stay.
+            Error: Nothing has been enqueued, and no running program could do so; only in the thread
+                that made the queue. Or the program that ``timeout`` waits for has failed.
+            UsageTimeoutError: The time is up, and the programs still run. All elements stay in the
+                queue.
         """
         self._check_reader()
         if wait_for_completion:
@@ -113,15 +115,15 @@ class QueueReader:
         return self._structure.build(tensors) if tensors else None
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the oldest element (``LAST``: the newest), as soon as there is one.
+        """Return the oldest element (``LAST``: the newest), and wait for it if there is none yet.
 
         Args:
             timeout: The longest time to wait (seconds); None for any time.
 
         Raises:
             UsageTimeoutError: Time is up.
-            Error: Everything is read, and the queue is closed or the program has failed: the
-                program's own error.
+            Error: All elements are read, and the queue is closed, or the program has failed; then
+                it is the error of the program.
         """
         deadline = _deadline(timeout)
         while True:
@@ -131,7 +133,7 @@ class QueueReader:
                     "data. Call options.disableSyntheticData()."
                 )
             if self._wait_for_element(_left(deadline)):
-                # Another reader may have been faster.
+                # Another reader may have taken the element first.
                 element = self.poll()
                 if element is not None:
                     return element
@@ -143,16 +145,16 @@ class QueueReader:
                 )
 
     def drain(self, timeout: float | None = None) -> Any:
-        """Wait for the end of the programs that feed the queue, and return what is there.
+        """Wait for the end of the programs that feed the queue, and return the elements.
 
         Args:
             timeout: The longest time to wait (seconds); None for any time.
 
         Returns:
-            As :meth:`dequeue`; an empty list if there has never been anything.
+            As :meth:`dequeue`; an empty list if there has never been an element.
 
         Raises:
-            UsageTimeoutError: Time is up. All elements stay.
+            UsageTimeoutError: The time is up. All elements stay in the queue.
         """
         self._wait_for_runs(timeout, "drain")
         found = self._take_all()
@@ -163,41 +165,41 @@ class QueueReader:
 
         Args:
             timeout: The longest time to wait for each (seconds); None for any time.
-            until: ``"run"`` waits for a program that feeds the queue, and ends with it, when
-                everything is read. A run that has ended counts where nobody has followed it to its
-                end. ``"close"`` goes on to further runs until :meth:`close`.
+            until: ``"run"`` waits for a program that feeds the queue, and stops after that run,
+                when all elements are read. A run that has already ended is used if no reader has
+                followed it to its end. ``"close"`` continues with further runs until :meth:`close`.
 
         Yields:
             Elements without the axis of :meth:`dequeue`.
 
         Raises:
-            Error: The queue keeps the newest element only; or the program has failed: its own
-                error, after the last element.
-            UsageTimeoutError: Time is up.
+            Error: The queue keeps only the newest element; or the program has failed: then it is
+                the program's error, after the last element.
+            UsageTimeoutError: The time is up.
         """
         self._check_is_all("follow")
         if until not in ("run", "close"):
             raise Error(f"OutfeedQueue.follow: until must be 'run' or 'close', got {until!r}.")
         if timeout is not None:
-            _deadline(timeout)  # checks it
+            _deadline(timeout)  # checks the value
         return self._follow(timeout, until)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the elements that are there, one at a time; end where there is none; never wait."""
+        """Yield the present elements, one at a time, and stop if there is none; never wait."""
         self._check_is_all("iteration")
         if self._native is None:
             self._nothing_yet()
         return self._what_is_there()
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """Yield elements as :meth:`follow` does, and let other tasks run in between."""
+        """Yield elements as :meth:`follow` does, and let other async tasks run in between."""
         self._check_is_all("async iteration")
         return self._follow_async()
 
     # Internals
 
     def _take_all(self) -> Any:
-        """Return what there is, or None if there has never been anything."""
+        """Return the present elements, or None if there has never been an element."""
         native = self._native
         if native is None:
             return None
@@ -225,9 +227,9 @@ class QueueReader:
         self._process.check()
         if op_listener.get() is not None:
             raise Error(
-                "OutfeedQueue: the queue is read in the body of a loop, or in forward: that would "
-                "happen once, while the program is traced and has no element yet. Read it after "
-                "the call that runs the program, or in another thread."
+                "OutfeedQueue: the queue is read in the body of a loop, or in forward: this code "
+                "runs only once, while the program is traced and has no element yet. Read it "
+                "after the call that runs the program, or in another thread."
             )
 
     def _check_is_all(self, what: str) -> None:
@@ -239,11 +241,11 @@ class QueueReader:
             )
 
     def _nothing_yet(self) -> list[Any]:
-        """Return what a reader gets from a queue that never had an element, or raise an Error."""
+        """Return the result for a queue that never had an element, or raise an Error."""
         if threading.get_ident() == self._maker and self._runs.num_active == 0:
             raise Error(
                 "OutfeedQueue: nothing has been enqueued yet. Call the poptorch.function or the "
-                "model that enqueues first. Where another thread calls it, use queue.poll(), "
+                "model that enqueues first. If another thread calls it, use queue.poll(), "
                 "queue.get(timeout) or queue.follow()."
             )
         return []
@@ -259,7 +261,7 @@ class QueueReader:
         )
 
     def _wait_briefly(self, seconds: float) -> bool:
-        """Wait for an element for a moment; return whether there is one."""
+        """Wait for an element for a short time; return whether there is one."""
         seconds = min(seconds, _SECONDS_PER_WAIT)
         native = self._native
         if native is not None and not self._synthetic:
@@ -271,13 +273,13 @@ class QueueReader:
     def _wait_for_element(self, timeout: float | None) -> bool:
         """Wait for an element; return whether there is one.
 
-        Ends before time is up when the queue is closed; raises the error of a run that has failed.
+        The wait ends early if the queue is closed. If a run has failed, its error is raised.
         """
         self._check_reader()
         deadline = _deadline(timeout)
         while True:
             idle, closed, failure = self._state()
-            # Asked after the state: what the last run has enqueued is there then.
+            # Check this after the state: all elements of the last run are in the queue by then.
             if self._wait_briefly(0):
                 return True
             if idle and failure is not None:
@@ -314,7 +316,7 @@ class QueueReader:
             element = self.poll()
             if element is None:
                 more, seen_run = self._goes_on(seen_run, until)
-                # What the last run has enqueued is there now, if it has ended.
+                # If the last run has ended, all its elements are in the queue now.
                 element = self.poll()
             if element is not None:
                 yield element
@@ -347,7 +349,7 @@ class QueueReader:
             await asyncio.to_thread(self._wait_briefly, _SECONDS_PER_WAIT)
 
     def _goes_on(self, seen_run: bool, until: str) -> tuple[bool, bool]:
-        """Return whether a follower may get more than is there, and whether it has seen a run."""
+        """Return whether more elements may come for a follower, and whether it has seen a run."""
         runs = self._runs
         with runs.changed:
             if self._closed and runs.num_active == 0:
@@ -358,7 +360,7 @@ class QueueReader:
             return runs.num_active > 0 or not seen_run, seen_run
 
     def _end_following(self) -> None:
-        """Everything is read; raise the error of the run, if it failed."""
+        """Note that all elements are read, and raise the error of the run if it failed."""
         failure = self._runs.failure
         self._runs.mark_followed()
         if failure is not None:

@@ -1,4 +1,4 @@
-"""What queues know of the programs that use them."""
+"""Tells queues when the programs that use them run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["ProgramQueue", "Running", "Runs", "was_stopped"]
 
 
 class ProgramQueue(Protocol):
-    """A queue that is told when a program that uses it runs."""
+    """A queue that is notified when a program that uses it begins and ends."""
 
     def _begin_run(self) -> None:
-        """A program begins; an Error says that it may not."""
+        """Note that a program begins; raise an Error if it may not."""
 
     def _end_run(self, error: BaseException | None) -> None:
         """It has ended, with an error if it failed."""
 
 
 class Running:
-    """A scope in which a program runs, as often as it is entered: its queues are told.
+    """A scope in which a program runs; it may be entered several times, and notifies the queues.
 
     Args:
-        queues: Looked at anew at each beginning.
+        queues: The queues, read again each time the scope is entered.
     """
 
     def __init__(self, queues: Iterable[ProgramQueue]) -> None:
@@ -33,7 +33,7 @@ class Running:
         self._begun: list[ProgramQueue] = []
 
     def __enter__(self) -> None:
-        """Begin; if a queue refuses, those before it are told that the run has failed."""
+        """Notify all queues; if one refuses, tell those before it that the run has failed."""
         self._begun = []
         try:
             for queue in self._queues:
@@ -44,7 +44,7 @@ class Running:
             raise
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """End, with the error that leaves the scope."""
+        """Notify the queues of the end, with the error that leaves the scope, if any."""
         if self._begun:
             self._end(error)
 
@@ -55,17 +55,17 @@ class Running:
 
 
 class Runs:
-    """Counts the runs that go on, and keeps the error of the last one.
+    """Counts the active runs, and keeps the error of the last one.
 
-    Runs may be nested, and go on in several threads; together they are one run, which ends when the
-    last of them does.
+    Runs may be nested, and may be active in several threads. Runs that overlap count as one run,
+    which ends when the last of them ends.
 
     Attributes:
-        changed: Notified at each beginning and end; guards everything here.
-        num_active: Runs that go on.
-        num_begun: Runs begun so far, nested ones not counted.
-        num_followed: Runs whose end a reader has seen.
-        failure: What ended the last run, if it was a failure.
+        changed: Notified at each beginning and end; guards all attributes.
+        num_active: The number of active runs.
+        num_begun: The number of runs begun so far, without nested ones.
+        num_followed: The number of runs whose end a reader has seen.
+        failure: The error of the last run, if it failed.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Runs:
         return self.num_active == 0 and self.num_begun > self.num_followed
 
     def begin(self) -> None:
-        """A run begins."""
+        """Note that a run begins."""
         with self.changed:
             if self.num_active == 0:
                 self.failure = None
@@ -90,7 +90,7 @@ class Runs:
             self.changed.notify_all()
 
     def end(self, error: BaseException | None) -> None:
-        """A run ends, with an error if it failed."""
+        """Note that a run ends, with an error if it failed."""
         with self.changed:
             self.num_active -= 1
             if error is not None and self.failure is None and _is_failure(error):
@@ -98,19 +98,19 @@ class Runs:
             self.changed.notify_all()
 
     def mark_followed(self) -> None:
-        """A reader has everything of the runs that have ended."""
+        """Note that a reader has all elements of the runs that have ended."""
         with self.changed:
             if self.num_active == 0:
                 self.num_followed = self.num_begun
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Return whether an error says more than that somebody ended the run."""
+    """Return whether an error is a failure, and not only a request to end the run."""
     if not isinstance(error, Exception):
-        return False  # Ctrl-C, or the end of the program
+        return False  # Ctrl-C or the end of the program
     return not (isinstance(error, Error) and was_stopped(error.message))
 
 
 def was_stopped(message: str) -> bool:
-    """Return whether an error's text says that somebody asked the run to end."""
+    """Return whether the message of an error says that the run was asked to end."""
     return message.startswith("run: stopped")

@@ -1,4 +1,4 @@
-"""What an element of a queue is made of: tensors in nested tuples, lists and dictionaries."""
+"""The structure of an element of a queue: tensors in nested tuples, lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from popsim_torch.wrapper_tensors import is_wrapper
 __all__ = ["Component", "Structure", "as_tensor", "check_dense", "describe", "flatten"]
 
 Component = tuple[torch.dtype, tuple[int, ...]]
-"""Element type and shape of one tensor of every element."""
+"""The dtype and shape of one tensor of every element."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How the tensors of an element are put together.
+    """The structure of an element: its containers, and where the tensors are in them.
 
     Attributes:
         container: A class of tuples, ``list`` or ``dict``; None for a single tensor.
-        keys: Of a dictionary.
-        parts: What is inside of the container, in order.
+        keys: The keys of a dictionary.
+        parts: The structures inside of the container, in order.
     """
 
     container: type | None = None
@@ -35,7 +35,7 @@ class Structure:
     parts: tuple[Structure, ...] = ()
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """Return an element of these leaves, as many as there are tensors."""
+        """Return an element with these leaves; there must be as many as tensors."""
         return self._build(iter(leaves))
 
     def _build(self, leaves: Iterator[Any]) -> Any:
@@ -51,10 +51,10 @@ class Structure:
         return self.container(*parts)  # a named tuple
 
     def leaves_of(self, element: Any) -> list[Any] | None:
-        """Return what is inside of the containers of an element that has exactly these.
+        """Return the leaves of an element that has exactly these containers.
 
         Args:
-            element: To take apart. Its leaves are not looked at.
+            element: The element. Its leaves are not checked.
         """
         if self.container is None:
             return [element]
@@ -76,7 +76,7 @@ class Structure:
         return leaves
 
     def paths(self, path: str = "") -> list[str]:
-        """Return where each tensor is, such as ``['x'][0]``; a single tensor is at ``""``."""
+        """Return the path of each tensor, such as ``['x'][0]``; ``""`` for a single tensor."""
         if self.container is None:
             return [path]
         names = self.keys if self.container is dict else range(len(self.parts))
@@ -88,18 +88,18 @@ class Structure:
 
 
 def flatten(element: Any, where: str, like: Structure | None = None) -> tuple[Structure, list[Any]]:
-    """Take an element apart.
+    """Split an element into its structure and its leaves.
 
     Args:
-        element: A tensor, or a nest of tuples, lists and dictionaries.
-        where: What the element is, for messages.
-        like: A structure whose order of keys the element's dictionaries are read in.
+        element: A tensor, or nested tuples, lists and dictionaries.
+        where: The description of the element, for messages.
+        like: A structure whose order of keys is used to read the element's dictionaries.
 
     Returns:
-        Its structure, and what its containers hold, in order; nothing there is looked at.
+        The structure, and the leaves in order, which are not checked.
 
     Raises:
-        UsageTypeError: There is nothing in it.
+        UsageTypeError: The element is empty.
     """
     leaves: list[Any] = []
     structure = _flatten(element, leaves, like)
@@ -136,14 +136,14 @@ def _flatten_all(
 
 
 def as_tensor(leaf: Any, where: str) -> torch.Tensor:
-    """Return a leaf of an element as a tensor; numbers and arrays become one.
+    """Return a leaf of an element as a tensor; numbers and arrays are converted.
 
     Args:
-        leaf: What was found.
-        where: What it is, for messages.
+        leaf: The leaf.
+        where: The description of the leaf, for messages.
 
     Raises:
-        UsageTypeError: It is nothing that the device could hold.
+        UsageTypeError: The device cannot hold the leaf.
     """
     if isinstance(leaf, torch.Tensor):
         tensor = leaf
@@ -159,21 +159,21 @@ def as_tensor(leaf: Any, where: str) -> torch.Tensor:
     check_dense(tensor, where, "Elements are dense tensors.")
     if tensor.dtype not in INPUTS:
         raise UsageTypeError(
-            f"{where} has the type {dtype_name(tensor.dtype)}, which the device does not have."
+            f"{where} has the dtype {dtype_name(tensor.dtype)}, which the device does not support."
         )
     return tensor
 
 
 def check_dense(tensor: torch.Tensor, where: str, rule: str) -> None:
-    """Refuse a tensor that is nested or sparse, or consists of others.
+    """Refuse a tensor that is nested or sparse, or consists of other tensors.
 
     Args:
-        tensor: Any.
-        where: What it is, for messages.
-        rule: What is needed, as a sentence.
+        tensor: Any tensor.
+        where: The description of the tensor, for messages.
+        rule: The requirement, as a sentence.
 
     Raises:
-        UsageTypeError: It is no dense tensor.
+        UsageTypeError: The tensor is not dense.
     """
     if tensor.is_nested:
         raise UsageTypeError(
@@ -185,12 +185,12 @@ def check_dense(tensor: torch.Tensor, where: str, rule: str) -> None:
     if is_wrapper(tensor):
         raise UsageTypeError(
             f"{where} is a {type(tensor).__name__}, which consists of other tensors. {rule} Pass "
-            "these."
+            "those tensors instead."
         )
 
 
 def describe(components: Sequence[Component], structure: Structure) -> str:
-    """Return an element's tensors as text, such as ``float32[8, 4] at ['x']``."""
+    """Return a description of an element's tensors, such as ``float32[8, 4] at ['x']``."""
     return ", ".join(
         f"{dtype_name(dtype)}{list(shape)}" + (f" at {path}" if path else "")
         for (dtype, shape), path in zip(components, structure.paths(), strict=True)

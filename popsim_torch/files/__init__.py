@@ -1,1 +1,1 @@
-"""Compiled models in files: what is written where, and how it is read without running any of it."""
+"""Compiled models in files: how they are written, and read without running code from a file."""

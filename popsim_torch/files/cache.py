@@ -1,13 +1,13 @@
-"""Programs of earlier compilations, in a directory that processes may share.
+"""The executable cache: programs of earlier compilations, in a directory for several processes.
 
-A file holds the program of a key (``trace_key``). Who misses one locks the directory, looks once
-more, makes the program and writes it; so of several processes that need the same one, one makes it
-and the others wait. The lock belongs to the open directory: nothing of it stays behind, also when
-its holder is killed.
+A file holds the program of a key (``trace_key``). A process that does not find a program locks the
+directory, looks again, makes the program and writes it. If several processes need the same program,
+one makes it and the others wait. The lock belongs to the open directory: nothing of it is left,
+even if its holder is killed.
 
-A cache saves time and has no say in results: whatever is wrong with it is a warning, and the
-program is made as if there were none. That goes for a program that only turns out to be wrong when
-it is fitted to this machine. Programs with operators that no file may name are not kept.
+The cache saves time and never changes results: any problem with it is a warning, and the program is
+made as without a cache. This includes a problem that is found only when the program is fitted to
+this machine. Programs with operators that a file may not name are not cached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from popsim_torch.options import Options
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # not on Windows: programs are then made more often than needed
+except ImportError:  # not on Windows: without a lock, programs may be made more often than needed
     fcntl = None
 
 __all__ = ["CachedProgram", "cached_program"]
@@ -43,11 +43,11 @@ _NAME = "{key}.popsim"
 
 @dataclass(frozen=True)
 class CachedProgram:
-    """A program, and what to do if it turns out to be wrong.
+    """A program, and how to make it again if a problem with it is found.
 
     Attributes:
-        program: Made, or read from a file.
-        make: Makes it.
+        program: The program, made or read from a file.
+        make: Makes the program.
         file: The file that it was read from, and its key; None if it was made.
     """
 
@@ -56,16 +56,16 @@ class CachedProgram:
     file: tuple[Path, str] | None = None
 
     def anew(self, error: Exception) -> Program:
-        """Return the program as it is made, and keep that.
+        """Make the program again, cache it, and return it.
 
         Args:
-            error: What went wrong with the one that was read; raised if none was.
+            error: The error of the program that was read; raised if the program was not read.
         """
         if self.file is None:
             raise error
         path, key = self.file
         logs.python.warning(
-            "A program of the executable cache, %s, cannot be used and is made anew: %s",
+            "A program of the executable cache, %s, cannot be used and is made again: %s",
             path,
             str(error) or repr(error),
         )
@@ -78,11 +78,11 @@ class CachedProgram:
 def cached_program(
     options: Options, key_of: Callable[[], str | None], make: Callable[[], Program]
 ) -> CachedProgram:
-    """Return a program, from the directory that the options name if it is there.
+    """Return a program, from the directory of the options if it is there.
 
     Args:
-        options: May ask for a cache; see ``Options.enableExecutableCaching``.
-        key_of: Returns what the program depends on; None if that is not known.
+        options: The options, which may choose a cache; see ``Options.enableExecutableCaching``.
+        key_of: Returns the key of everything that the program depends on; None if that is unknown.
         make: Makes the program.
     """
     settings = options._Popart.options
@@ -91,7 +91,7 @@ def cached_program(
         return CachedProgram(make(), make)
     key = key_of()
     if key is None:
-        logs.backend.debug("The model is not cached: it cannot be told what it depends on.")
+        logs.backend.debug("The model is not cached: it is unknown what it depends on.")
         return CachedProgram(make(), make)
     path = Path(folder) / _NAME.format(key=key)
     with contextlib.ExitStack() as lock:
@@ -101,7 +101,7 @@ def cached_program(
             if program is None:
                 lock.enter_context(_locked(path.parent))
                 program = _read(path, key, warn=True)
-        except (OSError, ValueError) as error:  # ValueError: a path that no system has
+        except (OSError, ValueError) as error:  # ValueError: an invalid path
             logs.python.warning("The executable cache %r cannot be used (%s).", folder, error)
             return CachedProgram(make(), make)
         if program is None:
@@ -113,22 +113,22 @@ def cached_program(
 
 
 def _write(path: Path, key: str, program: Program) -> None:
-    """Keep a program, under the lock."""
+    """Write a program to the cache, while the lock is held."""
     foreign = foreign_operators(program.graph)
     if foreign:
         logs.backend.debug(
-            "The program is not kept: it calls %s, which no file may do.", ", ".join(foreign)
+            "The program is not cached: it calls %s, which no file may do.", ", ".join(foreign)
         )
         return
     try:
         remove_leftovers(path.parent, _CONTENT)
         write_sections(path, _CONTENT, {**pack("key", key, "key"), **pack_program(program)})
     except (Error, OSError) as error:
-        logs.python.warning("The program is not kept in the executable cache: %s", error)
+        logs.python.warning("The program is not written to the executable cache: %s", error)
 
 
 def _read(path: Path, key: str, *, warn: bool) -> Program | None:
-    """Return the program of a file; None if there is no such file, or it is of no use."""
+    """Return the program of a file; None if the file does not exist or cannot be used."""
     if not path.exists():
         return None
     try:
@@ -136,17 +136,17 @@ def _read(path: Path, key: str, *, warn: bool) -> Program | None:
         if unpack(sections, "key") != key:
             raise ValueError("it belongs to another program")
         return unpack_program(sections)
-    except Exception as error:  # whatever somebody may have put there
+    except Exception as error:  # the file may contain anything
         if warn:
             logs.python.warning(
-                "A file of the executable cache is ignored and written anew: %s", error
+                "A file of the executable cache is ignored and written again: %s", error
             )
         return None
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out, as far as the file system can."""
+    """Lock the directory against other processes, if the file system supports that."""
     if fcntl is None:
         yield
         return
@@ -155,7 +155,7 @@ def _locked(folder: Path) -> Iterator[None]:
         _lock(descriptor, folder)
         yield
     finally:
-        os.close(descriptor)  # with it the lock goes
+        os.close(descriptor)  # this releases the lock
 
 
 def _lock(descriptor: int, folder: Path) -> None:

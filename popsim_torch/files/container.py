@@ -1,10 +1,10 @@
-"""A file of named sections: written whole or not at all, and checked before it is believed.
+"""A file of named sections: written completely or not at all, and checked before it is used.
 
     magic | size of the head | SHA-256 of the head | head (JSON) | the sections, one after another
 
 The head names the version of the package that wrote the file, what kind of file it is, and size
-and SHA-256 of each section. So a file that was cut off, changed, or written by something else is
-noticed before anybody looks into a section.
+and SHA-256 of each section. So a file that is incomplete, changed, or of another kind is detected
+before a section is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class BadFileError(Error):
-    """A file is not what it should be; names the file and what is wrong."""
+    """A file is wrong; the message names the file and the problem."""
 
     def __init__(self, path: str | os.PathLike[str], problem: str) -> None:
         super().__init__(f"{os.fspath(path)}: {problem}")
@@ -40,15 +40,15 @@ class BadFileError(Error):
 
 
 def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> None:
-    """Write a file, or leave the one that was there as it is.
+    """Write a file completely, or leave an existing file unchanged.
 
     Args:
         path: The file (``write_whole``).
-        content: What kind of file it is.
+        content: The kind of file.
         sections: Data by name.
 
     Raises:
-        Error: It cannot be written, or is there and no regular file.
+        Error: The file cannot be written, or exists and is not a regular file.
     """
     table = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in sections.items()]
     head = json.dumps({"version": __version__, "content": content, "sections": table}).encode()
@@ -62,15 +62,15 @@ def write_sections(path: Path, content: str, sections: Mapping[str, bytes]) -> N
 
 
 def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes]:
-    """Return the sections of a file, once all of it is known to be as it was written.
+    """Check that a file is unchanged, and return its sections.
 
     Args:
         path: The file.
-        content: What kind of file it has to be.
+        content: The expected kind of file.
 
     Raises:
-        BadFileError: It cannot be read, is damaged, or is another kind of file.
-        UsageAssertionError: Another version of the package wrote it.
+        BadFileError: The file cannot be read, is damaged, or is another kind of file.
+        UsageAssertionError: Another version of the package wrote the file.
     """
     data = _read_whole(path)
     start = len(_MAGIC) + _SIZE.size + _DIGEST_BYTES
@@ -86,8 +86,8 @@ def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes
     if version != __version__:
         raise UsageAssertionError(
             f"{os.fspath(path)}: written by version {version} of popsim_torch, and this is version "
-            f"{__version__}. Files are read by the version that wrote them alone: export the model "
-            "anew."
+            f"{__version__}. Only the version that wrote a file can read it: export the model "
+            "again."
         )
     if found != content:
         raise BadFileError(path, f"the file holds {found}, not {content}.")
@@ -98,13 +98,13 @@ def read_sections(path: str | os.PathLike[str], content: str) -> dict[str, bytes
 
 
 def _read_whole(path: str | os.PathLike[str]) -> bytes:
-    """Return what a file holds, if it is a regular file that begins as ours do."""
+    """Return the content of a file, if it is a regular file that begins with the right bytes."""
     try:
-        # Opening a pipe would wait for a writer.
+        # Check first, because opening a pipe would wait for a writer.
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise BadFileError(
-                    path, "this is no regular file, but a folder, device, pipe or socket."
+                    path, "this is not a regular file, but a folder, device, pipe or socket."
                 )
             data = file.read(len(_MAGIC))
             if data == _MAGIC:
@@ -115,7 +115,7 @@ def _read_whole(path: str | os.PathLike[str]) -> bytes:
         raise BadFileError(repr(path), f"no file has that name ({error}).") from error
     raise BadFileError(
         path,
-        "this is no file of popsim_torch, or its beginning is damaged. Pass what "
+        "this is not a file of popsim_torch, or its beginning is damaged. Pass a file that "
         "PoplarExecutor.save or compileAndExport wrote.",
     )
 
@@ -143,6 +143,6 @@ def _split(
 def _damaged(path: str | os.PathLike[str], what: str) -> BadFileError:
     return BadFileError(
         path,
-        f"the file is damaged: {what} is not what was written. Use another copy of it, or export "
-        "the model anew.",
+        f"the file is damaged: {what} is not as it was written. Use another copy of the file, or "
+        "export the model again.",
     )

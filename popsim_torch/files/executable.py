@@ -1,4 +1,4 @@
-"""A compiled model in a file: which parts there are, and how they fit together."""
+"""A compiled model in a file: its parts, and how they belong together."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StoredProgram:
-    """What is needed to run a program, besides what is in ``StoredModel``.
+    """The data to run a program, besides ``StoredModel``.
 
     Attributes:
-        program: The same on every machine.
-        run: How it runs.
+        program: The program, the same on every machine.
+        run: How the program runs.
         plan: The optimizer's updates; None for inference.
-        call: A call like the one that compiled it.
-        outputs: What calls return.
+        call: A call like the one that compiled the program.
+        outputs: The outputs of calls.
     """
 
     program: Program
@@ -65,15 +65,15 @@ class StoredProgram:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What ``poptorch.load`` makes an executor of, besides the program.
+    """The data from which ``poptorch.load`` makes an executor, besides the program.
 
     Attributes:
-        options: As they were in use; can be changed.
+        options: The options that were in use; not frozen.
         module: The model's parameters and buffers.
-        optimizer: None for inference.
+        optimizer: The optimizer; None for inference.
         settings: The values of the optimizer that were in use; None for inference.
         states: Tensors of the optimizer on the device, by name.
-        rng_state: Where the device's random numbers go on; None for a new beginning.
+        rng_state: The state of the device's random numbers; None to start anew.
     """
 
     options: Options
@@ -96,16 +96,16 @@ def pack_executable(
     """Return the sections that every file of a compiled model has.
 
     Args:
-        program: The same on every machine.
-        run: How it runs.
+        program: The program, the same on every machine.
+        run: How the program runs.
         plan: The optimizer's updates; None for inference.
-        arguments: What calls must look like.
-        outputs: What calls return.
-        options: Those in use.
-        rng_state: Where random numbers go on; None to leave that out.
+        arguments: The structure of the arguments of calls.
+        outputs: The outputs of calls.
+        options: The options in use.
+        rng_state: The state of the random numbers; None to leave it out.
 
     Raises:
-        Error: Something is more than data.
+        Error: A part contains something else than plain data.
     """
     return {
         **pack_program(program),
@@ -122,14 +122,14 @@ def write_executable(path: Path, sections: Mapping[str, bytes]) -> None:
 
 
 class ExecutableFile:
-    """The file of a compiled model, read and found to be whole.
+    """The file of a compiled model, which has been read and checked.
 
     Args:
         path: The file.
 
     Raises:
-        Error: It is none, or damaged; or ``path`` is no path.
-        UsageAssertionError: Another version of the package wrote it.
+        Error: The file is of another kind or damaged; or ``path`` is not a path.
+        UsageAssertionError: Another version of the package wrote the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -145,7 +145,7 @@ class ExecutableFile:
         """Return a call like the one that compiled the model.
 
         Raises:
-            Error: There is none, or its arguments are more than a file can hold.
+            Error: The file has no call, or a file cannot hold its arguments.
         """
         return self._read(unpack_call)
 
@@ -153,7 +153,7 @@ class ExecutableFile:
         """Return the program and how it runs.
 
         Raises:
-            Error: There is none.
+            Error: The file has no valid program.
         """
 
         def read(sections: Mapping[str, bytes]) -> StoredProgram:
@@ -166,10 +166,10 @@ class ExecutableFile:
         return self._read(read)
 
     def bare_program(self) -> Program:
-        """Return the program alone, to compare it with another one: it may call any operator.
+        """Return only the program, to compare it with another one: it may call any operator.
 
         Raises:
-            Error: There is none.
+            Error: The file has no valid program.
         """
         return self._read(partial(unpack_program, runs=False))
 
@@ -178,7 +178,7 @@ class ExecutableFile:
 
         Raises:
             UsageAssertionError: The file was written with ``export_model=False``.
-            Error: There is none.
+            Error: The file has no valid model.
         """
         if "model" not in self._sections:
             raise UsageAssertionError(
@@ -204,13 +204,13 @@ class ExecutableFile:
             return function(self._sections)
         except Error as error:
             raise Error(f"{os.fspath(self.path)}: {error.message}") from error
-        except Exception as error:  # what a right checksum stands for is anybody's
+        except Exception as error:  # a file with a correct checksum may still contain anything
             problem = str(error) or repr(error)
-            raise BadFileError(self.path, f"{problem}. Export the model anew.") from error
+            raise BadFileError(self.path, f"{problem}. Export the model again.") from error
 
 
 def _check_run(program: Program, run: object, plan: object) -> None:
-    """Check that a program can run like this."""
+    """Check that a program can run with some settings."""
     if not (isinstance(run, RunSettings) and isinstance(run.schedule, PipelineSchedule)):
         raise ValueError("it does not say how its program runs")
     if plan is None:

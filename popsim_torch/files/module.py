@@ -1,4 +1,4 @@
-"""A model out of a file: its parameters and buffers under their names, and no code."""
+"""A model from a file: its parameters and buffers under their names, without code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PART = "model"
 
 
 class LoadedModule(nn.Module):
-    """What ``poptorch.load`` makes of the user's module, which a file cannot hold.
+    """Takes the place of the user's module in ``poptorch.load``, because a file has no code.
 
-    It has the sub-modules, parameters and buffers of the module that was saved, under the same
-    names, so ``state_dict()``, ``parameters()`` and ``load_state_dict()`` are those of the saved
-    one. There is no ``forward``: that is the compiled program.
+    It has the sub-modules, parameters and buffers of the saved module, under the same names, so
+    ``state_dict()``, ``parameters()`` and ``load_state_dict()`` work as for the saved module. It
+    has no ``forward``: the compiled program takes its place.
 
     Args:
-        class_name: Of the module that was saved, for printing.
+        class_name: The class name of the saved module, for printing.
     """
 
     def __init__(self, class_name: str = "") -> None:
@@ -33,7 +33,7 @@ class LoadedModule(nn.Module):
         self._class_name = class_name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to run: there is a compiled program, and no code.
+        """Refuse to run, because there is only a compiled program, but no code.
 
         Raises:
             Error: Always.
@@ -46,7 +46,7 @@ class LoadedModule(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Return the class of the module that was saved."""
+        """Return the class name of the saved module."""
         return self._class_name
 
 
@@ -54,9 +54,9 @@ def pack_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[
     """Return the sections of a module.
 
     Args:
-        module: The user's.
-        tensors: Its parameters and buffers by all of their names, plain and up to date; the same
-            object where a tensor has several names.
+        module: The user's module.
+        tensors: Its parameters and buffers by all of their names, as plain tensors with current
+            values; the same object for all names of a tensor.
     """
     names = dict(nn.Module.named_modules(module, remove_duplicate=False))
     parts = []
@@ -86,10 +86,10 @@ def unpack_module(sections: Mapping[str, bytes]) -> LoadedModule:
     """Return the module of a file.
 
     Args:
-        sections: Of the file.
+        sections: The sections of the file.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The sections contain no valid module.
     """
     parameters: dict[int, nn.Parameter] = {}
     modules: dict[str, LoadedModule] = {}

@@ -1,8 +1,9 @@
-"""Shapes that PyTorch's operators rely on without looking at them.
+"""Checks of shapes that PyTorch's operators assume without a check.
 
-Autograd calls a gradient with what its forward was called with. A file need not, and the code for
-the CPU then reads and writes outside of the tensors. Found by calling each operator of
-``operators.py`` with other shapes, on memory that ends where its tensors do.
+Autograd calls a gradient operator with tensors that fit its forward operator. A file may contain
+other calls, and PyTorch's code for the CPU then reads and writes outside of the tensors. These
+cases were found by calling each operator of ``operators.py`` with other shapes, on memory that ends
+where its tensors end.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import torch
 __all__ = ["SHAPES", "Check"]
 
 Check = Callable[[list[Any]], "str | None"]
-"""Gets the arguments of a call, tensors without data among them; returns what is wrong."""
+"""Gets the arguments of a call, with tensors without data; returns the problem, or None."""
 
 
 def _same(*positions: int) -> Check:
-    """Return a check that tensors among the arguments have one shape."""
+    """Return a check that some tensors among the arguments have the same shape."""
 
     def check(arguments: list[Any]) -> str | None:
         shapes = [tuple(arguments[i].shape) for i in positions]
@@ -32,7 +33,7 @@ def _as_result(forward: Callable[..., torch.Tensor]) -> Check:
     """Return a check that the first argument has the shape of a function's result.
 
     Args:
-        forward: Gets all the arguments.
+        forward: The function, which gets all arguments.
     """
 
     def check(arguments: list[Any]) -> str | None:
@@ -48,7 +49,7 @@ def _as_result(forward: Callable[..., torch.Tensor]) -> Check:
 
 
 def _all(*checks: Check) -> Check:
-    """Return a check that finds what the first of several finds."""
+    """Return a check that runs several checks, and returns the first problem."""
 
     def check(arguments: list[Any]) -> str | None:
         found = (one(arguments) for one in checks)
@@ -71,7 +72,7 @@ def _batch_norm_vectors(arguments: list[Any]) -> str | None:
 
 
 def _grid_gradient(arguments: list[Any]) -> str | None:
-    """Return what is wrong with the gradient of a sampled image, which lies as the grid does."""
+    """Return the problem with the gradient of a sampled image, which has the shape of the grid."""
     gradient, x, grid = arguments[:3]
     rank = x.dim() - 2
     fits = (
@@ -85,7 +86,7 @@ def _grid_gradient(arguments: list[Any]) -> str | None:
 
 
 def _distances(arguments: list[Any]) -> str | None:
-    """Return what is wrong with distances of rows, and their gradient: one for each pair."""
+    """Return the problem with distances of rows and their gradient: both need one per pair."""
     gradient, x, _, distances = arguments
     rows = x.shape[0] if x.dim() == 2 else 0
     pairs = (rows * (rows - 1) // 2,)
@@ -94,7 +95,7 @@ def _distances(arguments: list[Any]) -> str | None:
 
 
 def _labels(arguments: list[Any]) -> str | None:
-    """Return what is wrong with labels: one for each sample, and a weight for each class."""
+    """Return the problem with labels: one per sample is needed, and one weight per class."""
     x, labels, weight = arguments[1:4]
     axis = 0 if x.dim() == 1 else 1
     samples = [size for i, size in enumerate(x.shape) if i != axis]

@@ -1,23 +1,23 @@
-"""Which of PyTorch's operators a file may name, and how it may call them.
+"""The operators of PyTorch that a file may name, and how it may call them.
 
-The ``aten`` op calls any operator of the process by its name, and a file can be anybody's. So a
-program that comes out of a file alone has the operators of this list and no others. All of them
-compute their results from their arguments, and nothing else: none reads or writes files, prints,
-or returns memory as it finds it. All were given wrong numbers and shapes. Those that PyTorch does
-not refuse, ``operand_shapes.py`` and ``csrc/ops/aten/positions.cpp`` do. Some that follow numbers
-out of their tensors are not in the list:
+The ``aten`` op calls any operator of the process by its name, and a file may come from anyone. So a
+program that is read only from a file may have the operators of this list and no others. All of them
+compute only their results from their arguments: none reads or writes files, prints, or returns
+uninitialized memory. All were tested with wrong numbers and shapes. If PyTorch does not refuse
+these, ``operand_shapes.py`` and ``csrc/ops/aten/positions.cpp`` do. Some operators are not in the
+list, because wrong numbers make them access memory outside of their tensors:
 
-- ``embedding_dense_backward`` and ``_embedding_bag*``: row numbers, and where bags begin,
+- ``embedding_dense_backward`` and ``_embedding_bag*``: row numbers, and starts of bags,
 - ``lu_unpack``, ``linalg_lu_solve`` and ``linalg_ldl_solve``: pivots,
 - ``segment_reduce``: lengths and offsets,
 - ``_ctc_loss`` and its gradient: labels.
 
-Nor can a file bring along the code that ``poptorch.CPU`` calls.
-A ``custom`` op is not listed, not even one that the process has registered: its kernel was written
-for the values that its own model gives it, and a file may give it any.
+A file also cannot contain the code that ``poptorch.CPU`` calls. A ``custom`` op is not in the list,
+even if the process has registered it: its kernel was written for the values of its own model, but a
+file may pass any values.
 
 A model that has one of these, or an operator that is not PyTorch's, is compiled from its code;
-``loadExecutable`` compares what comes out with the file.
+``loadExecutable`` compares the result with the file.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ _ELEMENTWISE = _names("""
     threshold threshold_backward trunc where xlogy
 """)
 
-# Many elements give one, or some of them, or their order.
+# Many elements give one element, or some of the elements, or their order.
 _REDUCTIONS = _names("""
     all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum dist
     histc kthvalue linalg_vector_norm logcumsumexp logsumexp max mean median min mode nanmedian
     nansum norm prod renorm sort std std_mean sum topk trace var var_mean
 """)
 
-# Move elements, or make them of numbers. Indices are checked when they are used.
+# These move elements, or make them from numbers. Indices are checked when they are used.
 _LAYOUTS = _names("""
     _chunk_cat _efficientzerotensor _to_copy _unsafe_index _unsafe_masked_index
     _unsafe_masked_index_put_accumulate arange as_strided_scatter block_diag cat channel_shuffle
@@ -122,7 +122,7 @@ _MATRICES = _names("""
     mv ormqr triangular_solve vdot
 """)
 
-# Draw random numbers, from the generator that the device gives them.
+# These draw random numbers, from the generator of the device.
 _RANDOM = _names("""
     bernoulli cauchy exponential geometric log_normal multinomial native_dropout normal poisson
     randint randint_like randperm rrelu_with_noise_functional uniform
@@ -148,17 +148,17 @@ def foreign_operators(graph: Graph) -> list[str]:
 
 
 def check_operators(graph: Graph) -> None:
-    """Check that a graph calls operators only of the list, in the forms that lowering calls.
+    """Check that a graph only calls operators of the list, in the same form as lowering does.
 
     Raises:
-        Error: It calls another one.
-        ValueError: It calls one in another form.
+        Error: The graph calls another operator.
+        ValueError: The graph calls an operator in another form.
     """
     foreign = foreign_operators(graph)
     if foreign:
         raise Error(
-            f"Its program calls {', '.join(foreign)}, which no file may do by itself. Compile the "
-            "model from its class: wrap it, and call loadExecutable on the executor."
+            f"Its program calls {', '.join(foreign)}, which no file may do by itself. Compile "
+            "the model from its class: wrap it, and call loadExecutable on the executor."
         )
     for owner, op in walk_all(graph):
         if op.kind == "aten":
@@ -169,7 +169,7 @@ def check_operators(graph: Graph) -> None:
 
 
 def _problem(op: Op, graph: Graph) -> str | None:
-    """Return what is wrong with a call of an operator of the list."""
+    """Return the problem with a call of an operator of the list, or None."""
     target = _target(op)
     if target is None:
         return "that takes or returns other things than tensors and numbers, or changes them"
@@ -227,7 +227,7 @@ _CHOICES: dict[str, frozenset[object]] = {
 
 
 def _fits(kind: str, name: str, value: Any) -> bool:
-    """Whether an argument is one that lowering writes, as far as PyTorch might not look."""
+    """Whether lowering could write an argument; checks what PyTorch might not check."""
     for part, choices in _CHOICES.items():
         if part in kind:
             return value is None or (type(value) in (int, str) and value in choices)
@@ -239,7 +239,7 @@ def _fits(kind: str, name: str, value: Any) -> bool:
 
 
 def _meta(value: Any, op: Op, graph: Graph) -> Any:
-    """Return a tensor without data for an argument that is one."""
+    """Return a tensor without data for an argument that is a tensor."""
     if not isinstance(value, TensorArgument):
         return value
     i = op.inputs[value.input]

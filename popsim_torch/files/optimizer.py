@@ -1,4 +1,4 @@
-"""An optimizer in a file: its class by name, its values as data."""
+"""An optimizer in a file: the name of its class, and its values as data."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def pack_optimizer(
     """Return the sections of an optimizer.
 
     Args:
-        optimizer: The user's, its state up to date.
-        settings: The values of it that are in use.
+        optimizer: The user's optimizer, with its current state.
+        settings: The values of the optimizer that are in use.
         names: Names of the model's parameters by ``id``.
 
     Raises:
-        Error: A parameter is not in the model, or a value of a group is more than data.
+        Error: A parameter is not in the model, or a value of a group is not plain data.
     """
     own = optimizer.__getstate__()
     host = torch.optim.Optimizer.state_dict(optimizer)
@@ -64,14 +64,14 @@ def pack_optimizer(
 def unpack_optimizer(
     sections: Mapping[str, bytes], module: nn.Module
 ) -> tuple[torch.optim.Optimizer, OptimizerSettings]:
-    """Return the optimizer of a file and the values of it that were in use.
+    """Return the optimizer of a file, and the values of it that were in use.
 
     Args:
-        sections: Of the file.
-        module: Has the parameters.
+        sections: The sections of the file.
+        module: The module with the parameters.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The sections contain no valid optimizer.
     """
     parameters = dict(nn.Module.named_parameters(module, remove_duplicate=False))
     try:
@@ -103,12 +103,12 @@ def unpack_optimizer(
 
 
 def _class_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the name of an optimizer's class, or of the one that the device takes it for."""
+    """Return the name of an optimizer's class, or of its base class that the device supports."""
     known = {kind: name for name, kind in _CLASSES.items()}
     found = next((known[base] for base in type(optimizer).__mro__ if base in known), None)
     if found is None:
         raise Error(
-            f"The optimizer is a {type(optimizer).__name__}, which no file can hold. Use one of "
+            f"The optimizer is a {type(optimizer).__name__}, which a file cannot hold. Use one of "
             f"{', '.join(_CLASSES)}."
         )
     if type(optimizer) not in known:
@@ -127,7 +127,7 @@ def _named(parameters: Sequence[torch.Tensor], names: Mapping[int, str]) -> list
 
 
 def _attributes(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an optimizer has besides what every one has, as far as it is data."""
+    """Return the additional attributes of an optimizer that are plain data."""
     found = {}
     for name, value in own.items():
         if name in ("defaults", "state", "param_groups") or callable(value):

@@ -1,4 +1,4 @@
-"""The parts of a file: each is a value, as a section of JSON and one of tensors (safetensors)."""
+"""The parts of a file: values, each as a section of JSON and a section of safetensors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def pack(
     """Return the sections of a part.
 
     Args:
-        name: Of the part.
-        value: Data; see ``Encoder``.
-        where: What the user calls it, for the error.
+        name: The name of the part.
+        value: Plain data; see ``Encoder``.
+        where: The user's name for the value, for the error.
         placeholders: See ``Encoder``.
 
     Raises:
-        Error: The value is more than data.
+        Error: The value is not plain data.
     """
     encoder = Encoder(placeholders)
     try:
@@ -47,12 +47,12 @@ def unpack(
     """Return the value of a part.
 
     Args:
-        sections: Of the file.
-        name: Of the part.
+        sections: The sections of the file.
+        name: The name of the part.
         placeholders: See ``decode``.
 
     Raises:
-        ValueError: The part is not there, or stands for no value.
+        ValueError: The part is missing, or is not a valid value.
     """
     try:
         data = json.loads(sections[name])
@@ -66,7 +66,7 @@ def unpack(
 
 
 def _storable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors with the same values, each with memory of its own that it fills."""
+    """Return tensors with the same values, each with its own contiguous memory."""
     memory = set[int]()
     found = []
     for tensor in tensors:

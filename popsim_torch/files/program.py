@@ -1,4 +1,4 @@
-"""A program in a file: as it is on every machine, before it is fitted to one."""
+"""A program in a file: the form for every machine, before it is fitted to one machine."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def pack_program(program: Program) -> dict[str, bytes]:
     """Return the sections of a program.
 
     Args:
-        program: Complete, all passes that state it done.
+        program: The program, after all passes for this form.
     """
     return pack(_PART, program, "The program")
 
 
 def unpack_program(sections: Mapping[str, bytes], *, runs: bool = True) -> Program:
-    """Return the program of a file, which keeps all rules of programs.
+    """Return the program of a file, after a check of all rules of programs.
 
     Args:
-        sections: Of the file.
-        runs: Whether the program is to run, or only to be compared with one. What runs calls no
-            operator of PyTorch but those of ``files/operators.py``.
+        sections: The sections of the file.
+        runs: Whether the program will run; otherwise it is only compared. A program that runs may
+            only call the operators of PyTorch in ``files/operators.py``.
 
     Raises:
-        ValueError: It is none, or breaks a rule.
+        ValueError: The sections contain no program, or it breaks a rule.
     """
     program = unpack(sections, _PART)
     if not isinstance(program, Program):
@@ -47,7 +47,7 @@ def unpack_program(sections: Mapping[str, bytes], *, runs: bool = True) -> Progr
     if runs:
         check_operators(program.graph)
     try:
-        # What is only compared may call any operator: the shapes that it has are not asked for.
+        # A program that is only compared may call any operator: its shapes are not computed.
         verify(program.graph, types=runs)
     except InternalError as error:
         raise ValueError(f"its program breaks a rule ({error.message})") from error
@@ -58,15 +58,15 @@ def unpack_program(sections: Mapping[str, bytes], *, runs: bool = True) -> Progr
 def check_interface(
     program: Program, inputs: Sequence[tuple[Sequence[int], torch.dtype]], traced: TraceResult
 ) -> None:
-    """Check that a program takes, returns and holds what a traced model does.
+    """Check that a program has the inputs, outputs, parameters and buffers of a traced model.
 
     Args:
-        program: Of a file.
-        inputs: Shape and element type of each input of a micro-batch.
+        program: The program of a file.
+        inputs: Shape and dtype of each input of a micro-batch.
         traced: The trace.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The program differs from the model.
     """
     tensors = program.graph.tensors
     taken = [(t.shape, t.dtype) for t in tensors if t.kind == TensorKind.INPUT]
@@ -81,9 +81,9 @@ def check_interface(
 
 
 def program_digest(program: Program) -> str:
-    """Return what two programs have in common if and only if they compute the same.
+    """Return a digest that two programs share if and only if they compute the same.
 
-    Lines of the user's code do not count: they move.
+    Line numbers of the user's code are ignored, because they change.
     """
     graph = program.graph.copy()
     for part in graphs(graph):
@@ -99,7 +99,7 @@ def _without_line(op: Op) -> Op:
 
 
 def _check_tables(program: Program) -> None:
-    """Check what the executor relies on besides the graph."""
+    """Check the tables that the executor uses besides the graph."""
     tensors = program.graph.tensors
 
     def check(what: str, ids: Iterable[int], *kinds: TensorKind) -> None:
@@ -131,4 +131,6 @@ def _check_tables(program: Program) -> None:
             value is not None
             and (tuple(value.shape) != tensor.shape or value.dtype != tensor.dtype)
         ):
-            raise ValueError(f"tensor {tensor.id} of its program has not the data that it needs")
+            raise ValueError(
+                f"tensor {tensor.id} of its program does not have the data that it needs"
+            )

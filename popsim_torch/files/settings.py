@@ -17,22 +17,22 @@ def pack_options(options: Options) -> dict[str, bytes]:
     """Return the sections of options.
 
     Args:
-        options: Those in use.
+        options: The options in use.
 
     Raises:
-        Error: A value is more than data; only one that popsim_torch does not know can be.
+        Error: A value is not plain data; this is only possible for options unknown to popsim_torch.
     """
     return pack(_PART, _stored(options), "Options")
 
 
 def unpack_options(sections: Mapping[str, bytes]) -> Options:
-    """Return the options of a file, which can be changed.
+    """Return the options of a file, which are not frozen.
 
     Args:
-        sections: Of the file.
+        sections: The sections of the file.
 
     Raises:
-        ValueError: They are none.
+        ValueError: The sections contain no valid options.
     """
     options = Options()
     known, found = _stored(options), unpack(sections, _PART)
@@ -41,17 +41,17 @@ def unpack_options(sections: Mapping[str, bytes]) -> Options:
     for name, values in known.items():
         if not isinstance(found[name], dict):
             raise ValueError(f"its options have no '{name}'")
-        # In place: groups know each other's values.
+        # Change the groups in place, because they refer to each other.
         values.clear()
         values.update(found[name])
     return options
 
 
 def attach_when_loaded(options: Options) -> None:
-    """Take out of options what let a model be compiled for a machine that was not there.
+    """Remove the settings of options that compile for a machine that is not available.
 
     Args:
-        options: Changed in place.
+        options: The options, changed in place.
     """
     if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
@@ -59,7 +59,7 @@ def attach_when_loaded(options: Options) -> None:
 
 
 def _stored(options: Options) -> dict[str, dict[str, object]]:
-    """Return the dictionaries that options keep their values in, by group and attribute."""
+    """Return the dictionaries with the values of options, by group and attribute."""
     return {
         f"{group}.{attribute}": values
         for group, part in {"": options, **options._parts()}.items()

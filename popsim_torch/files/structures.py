@@ -1,8 +1,8 @@
-"""What a compiled model is called with, and what it returns, in a file.
+"""The structures of a compiled model's arguments and outputs, in a file.
 
-Both are written as an example: the structure with a placeholder for each tensor. So reading is
-nothing but describing the example once more, as for the call that compiles a model. Containers of
-the user's own classes, and constants that are more than data, cannot be made from a file.
+Both are written as an example: the structure with a placeholder for each tensor. To read them, the
+example is described again, as for the call that compiles a model. Containers of the user's own
+classes, and constants that are not plain data, cannot be made from a file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExampleCall:
     """A call like the one that compiled a model, with tensors that take no memory.
 
     Attributes:
-        signature: Of forward, as far as calls are concerned.
+        signature: The signature of forward, with the parts that calls need.
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
@@ -51,7 +51,7 @@ class ExampleCall:
     kwargs: dict[str, Any]
 
     def spec(self, warned: set[str]) -> ArgumentSpec:
-        """Return what calls must look like.
+        """Return the required structure of calls.
 
         Args:
             warned: See ``ArgumentSpec``.
@@ -60,13 +60,14 @@ class ExampleCall:
 
 
 def pack_structures(arguments: ArgumentSpec, outputs: OutputSpec) -> dict[str, bytes]:
-    """Return the sections that say what a model takes and returns.
+    """Return the sections with the structures of a model's arguments and outputs.
 
-    What cannot be written is replaced by the reason, which whoever reads that part is told.
+    A part that cannot be written is replaced by the reason, which is the error when the part is
+    read.
 
     Args:
-        arguments: What calls must look like.
-        outputs: What calls return.
+        arguments: The required structure of calls.
+        outputs: The outputs of calls.
     """
     return {**_pack_call(arguments), **_pack_outputs(outputs)}
 
@@ -128,11 +129,11 @@ def unpack_call(sections: Mapping[str, bytes]) -> ExampleCall:
     """Return a call like the one that compiled the model of a file.
 
     Args:
-        sections: Of the file.
+        sections: The sections of the file.
 
     Raises:
-        ValueError: There is none.
-        Error: Its arguments are more than a file can hold; says which.
+        ValueError: The sections contain no valid call.
+        Error: A file cannot hold an argument; the message names it.
     """
     _check_present(sections, _CALL)
     try:
@@ -150,15 +151,15 @@ def unpack_call(sections: Mapping[str, bytes]) -> ExampleCall:
 
 
 def unpack_outputs(sections: Mapping[str, bytes], num_outputs: int) -> OutputSpec:
-    """Return what the model of a file returns.
+    """Return the outputs of the model of a file.
 
     Args:
-        sections: Of the file.
-        num_outputs: How many tensors the program computes.
+        sections: The sections of the file.
+        num_outputs: The number of tensors that the program computes.
 
     Raises:
-        ValueError: It returns something else.
-        Error: The structure is more than a file can hold; says what.
+        ValueError: The outputs do not fit the program.
+        Error: A file cannot hold the structure; the message names the problem.
     """
     _check_present(sections, _OUTPUTS)
     if unpack(sections, f"{_OUTPUTS}.count") != num_outputs:
@@ -167,7 +168,7 @@ def unpack_outputs(sections: Mapping[str, bytes], num_outputs: int) -> OutputSpe
     known = {id(tensor) for tensor in tensors}
     value = unpack(sections, _OUTPUTS, tensors)
     with warnings.catch_warnings():
-        # Outputs that are not on the device were warned of when the model was compiled.
+        # No warning for outputs that are not on the device: the compilation has already given one.
         warnings.simplefilter("ignore")
         spec = OutputSpec(value, on_device=lambda tensor: id(tensor) in known)
     if len(spec.names) != num_outputs:

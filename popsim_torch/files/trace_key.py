@@ -1,9 +1,9 @@
-"""What the program of a traced model depends on, in one number: the key of the cache.
+"""The key of the cache: a digest of everything that the program of a traced model depends on.
 
-Forward is Python code, and nobody can tell from looking at it what it does: it has to be traced.
-What comes after the trace depends on nothing but the trace, what the options and the optimizer
-ask for, and this package. All of that is in the key, and only data that is understood is: if there
-is anything else, there is no key. Of the weights it has names, shapes and element types alone.
+``forward`` is Python code, so only a trace can show what it does. The steps after the trace depend
+only on the trace, on the options and the optimizer, and on this package. All of these are in the
+key, if they consist of known kinds of data; otherwise there is no key. Of the weights the key has
+only names, shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from popsim_torch.version import __version__
 __all__ = ["trace_key"]
 
 _PACKAGE = Path(__file__).parents[1]
-# For people who debug torch; nothing of it is in a program.
+# Debugging information of torch, which is not in a program.
 _IGNORED_META = frozenset({"stack_trace", "seq_nr", "autograd_backward", "from_node"})
-# The user's objects: the plan of updates says what optimizers do, the graph what is enqueued.
+# Objects of the user. The plan of updates describes the optimizers, and the graph the queues.
 _OBJECTS = frozenset({"optimizers", "enqueues"})
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
@@ -40,18 +40,18 @@ _PLAIN = (
 
 
 class _UnknownError(Exception):
-    """Something of a trace is not understood."""
+    """A trace contains an unknown kind of data."""
 
 
 def trace_key(traced: TraceResult, settings: object) -> str | None:
-    """Return a text that two compilations share only if their programs are the same.
+    """Return a string that two compilations share only if their programs are the same.
 
     Args:
-        traced: The trace, as it was recorded.
-        settings: What else the program depends on.
+        traced: The recorded trace.
+        settings: Everything else that the program depends on.
 
     Returns:
-        None if there is something in a trace that nobody has provided for.
+        The key, or None if the trace contains an unknown kind of data.
     """
     hasher = _Hasher()
     try:
@@ -65,7 +65,7 @@ def trace_key(traced: TraceResult, settings: object) -> str | None:
 
 @functools.cache
 def _package_digest() -> str:
-    """Return a number for the code of this package: work on it makes old files worthless."""
+    """Return a digest of the code of this package: after changes, old files are not used."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())
@@ -81,7 +81,7 @@ class _Hasher:
         self._numbers: dict[torch.fx.Node, int] = {}
 
     def add_trace(self, traced: TraceResult) -> None:
-        """Add all of a trace, field by field."""
+        """Add a whole trace, field by field."""
         for field in dataclasses.fields(traced):
             if field.name in _OBJECTS:
                 continue
@@ -110,10 +110,10 @@ class _Hasher:
                 self.add((name, value))
 
     def add(self, value: Any) -> None:
-        """Add a value of any kind that is known.
+        """Add a value of any known kind.
 
         Raises:
-            _UnknownError: It is of another one.
+            _UnknownError: The value is of an unknown kind.
         """
         kind = type(value)
         if isinstance(value, _PLAIN):

@@ -1,11 +1,11 @@
-"""Values as JSON and tensors, and back: data alone, nothing that is read runs code.
+"""Converts values to JSON and tensors, and back: only data, so reading runs no code.
 
-JSON's own types stand for themselves. Everything else is an object with one key that tells what it
-is, ``{"tuple": [1, 2]}``. Tensors lie beside the JSON and are numbers in it.
+JSON's own types represent themselves. Every other value is an object with one key that names its
+kind, ``{"tuple": [1, 2]}``. Tensors are stored beside the JSON, which has their numbers.
 
-What may be read is fixed here: containers, numbers, element types, tensors, the package's own
-records (``RECORDS``: their fields must have the types that the class declares), its plain objects
-(``OBJECTS``) and enums (``ENUMS``). A file can name nothing else.
+This module defines the values that can be read: containers, numbers, dtypes, tensors, the package's
+own records (``RECORDS``: their fields must have the types that the class declares), its plain
+objects (``OBJECTS``) and enums (``ENUMS``). A file can name nothing else.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OBJECTS: dict[str, type[Any]] = {
         stages.ParallelPhasedExecution,
     )
 }
-"""Classes whose instances are their attributes, and nothing else."""
+"""Classes whose instances consist of their attributes."""
 
 _GRAPH_FIELDS = {"tensors": list[ir.Tensor], "ops": list[ir.Op], "names": dict[str, int]}
 
@@ -66,7 +66,7 @@ ENUMS: dict[str, type[enum.Enum]] = {
 _ENUM_NAMES: dict[type[Any], str] = {kind: name for name, kind in ENUMS.items()}
 
 MOST_NUMBERS = 2**20
-"""How long a range may be: a few characters of a file must not stand for any amount of memory."""
+"""The largest length of a range: a few characters in a file must not use unlimited memory."""
 
 
 def _range(parts: list[Any]) -> range:
@@ -94,14 +94,13 @@ _LIST_NAMES: dict[type[Any], str] = {
 
 
 class Encoder:
-    """Turns values into JSON; collects the tensors that are among them.
+    """Converts values to JSON, and collects the tensors among them.
 
     Args:
-        placeholders: Tensors that stand for some that the reader will have, by ``id``, with their
-            numbers there.
+        placeholders: Tensors that represent tensors of the reader, by ``id``, with their numbers.
 
     Attributes:
-        tensors: The tensors met so far.
+        tensors: The tensors found so far.
     """
 
     def __init__(self, placeholders: Mapping[int, int] | None = None) -> None:
@@ -113,11 +112,11 @@ class Encoder:
         """Return a value as JSON.
 
         Args:
-            value: Anything.
-            where: What the user calls it, for the error.
+            value: Any value.
+            where: The user's name for the value, for the error.
 
         Raises:
-            Error: It is more than data.
+            Error: The value is not plain data.
         """
         kind = type(value)
         if value is None or kind in (bool, int, str):
@@ -129,7 +128,7 @@ class Encoder:
         if kind in _LIST_NAMES:
             items = [self(item, where) for item in value]
             if kind in (set, frozenset):
-                items.sort(key=repr)  # the same text in every process
+                items.sort(key=repr)  # the same order in every process
             return {_LIST_NAMES[kind]: items}
         if kind in (dict, OrderedDict):
             items = [[self(key, where), self(item, where)] for key, item in value.items()]
@@ -178,8 +177,8 @@ class Encoder:
         if isinstance(value, range):
             if len(value) > MOST_NUMBERS:
                 raise Error(
-                    f"{where} holds {value}, and a file holds ranges of at most {MOST_NUMBERS} "
-                    "numbers."
+                    f"{where} holds {value}, but a file can hold only ranges of at most "
+                    f"{MOST_NUMBERS} numbers."
                 )
             return {"range": [value.start, value.stop, value.step]}
         if isinstance(value, complex) and type(value) is complex:
@@ -189,7 +188,7 @@ class Encoder:
         if isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in "biuf":
             try:
                 tensor = torch.from_numpy(numpy.array(value))
-            except TypeError:  # an element type that PyTorch lacks
+            except TypeError:  # a dtype that PyTorch does not have
                 raise _not_data(value, where) from None
             kind = "array" if isinstance(value, numpy.ndarray) else "scalar"
             self.tensors.append(tensor)
@@ -200,7 +199,7 @@ class Encoder:
 def _not_data(value: Any, where: str) -> Error:
     kind = type(value)
     return Error(
-        f"{where} holds a {kind.__module__}.{kind.__qualname__}, and a file holds data alone: "
+        f"{where} holds a {kind.__module__}.{kind.__qualname__}, but a file can hold only data: "
         "numbers, strings, tensors, and lists, tuples and dicts of these."
     )
 
@@ -214,10 +213,10 @@ def _path(kind: type[Any]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _named_tuple_class(module: str, qualified_name: str, fields: Sequence[str]) -> type[Any] | None:
-    """Return a class of the running program, which is looked for and never imported."""
+    """Return a class of the running program; it is looked up and never imported."""
     found: Any = sys.modules.get(module)
     for name in qualified_name.split("."):
-        # Nothing but dictionaries: an attribute may run code.
+        # Look only in dictionaries: reading an attribute may run code.
         found = vars(found).get(name) if isinstance(found, (type, types.ModuleType)) else None
     is_class = isinstance(found, type) and _is_namedtuple(found)
     return found if is_class and tuple(found._fields) == tuple(fields) else None
@@ -229,8 +228,8 @@ def _named_tuple(content: Any) -> Any:
     if kind is None or len(items) != len(fields):
         raise Error(
             f"The model takes or returns a namedtuple {name} of the module {module}, with the "
-            f"fields {', '.join(fields)}, and this program has not imported it. Reading a file "
-            "imports nothing: import the class before the file is loaded."
+            f"fields {', '.join(fields)}, but this program has not imported it. Reading a file "
+            "imports nothing: import the class before you load the file."
         )
     return tuple.__new__(kind, items)
 
@@ -238,15 +237,15 @@ def _named_tuple(content: Any) -> Any:
 def decode(
     data: Any, tensors: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor] = ()
 ) -> Any:
-    """Return the value that JSON stands for.
+    """Return the value that JSON represents.
 
     Args:
-        data: What an ``Encoder`` returned, or anything else that JSON can be.
-        tensors: Its tensors.
-        placeholders: The tensors that take the places of the encoder's.
+        data: The result of an ``Encoder``, or any other JSON.
+        tensors: The tensors of the encoder.
+        placeholders: The tensors to put in place of the encoder's placeholders.
 
     Raises:
-        ValueError: It stands for no value.
+        ValueError: The JSON represents no value.
     """
     if isinstance(data, list):
         return [decode(item, tensors, placeholders) for item in data]
@@ -273,9 +272,9 @@ def decode(
 
 
 def _check_plain(tag: str, content: Any) -> None:
-    """Check that what is put together from items lists each of them.
+    """Check that the items of a container are given as a list.
 
-    Else a range in the place of a list would become all its numbers.
+    Otherwise a range in place of a list would become a list of all its numbers.
     """
     if tag in _LISTS or tag in _PAIRS or tag == "enum":
         lists = [content, *(content if tag in _PAIRS and type(content) is list else ())]
@@ -303,7 +302,7 @@ _NUMBERED: dict[str, Callable[[torch.Tensor], Any]] = {
 def _dtype(name: str) -> torch.dtype:
     found = vars(torch)[name]
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"'{name}' is no element type")
+        raise ValueError(f"'{name}' is not a dtype")
     return found
 
 
@@ -346,7 +345,7 @@ def _field_checks(tag: str) -> Mapping[str, Callable[[Any], bool]]:
 
 
 def _check_of(hint: Any) -> Callable[[Any], bool]:
-    """Return what tells whether a value is of an annotated type."""
+    """Return a function that checks whether a value has an annotated type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object):
         return lambda value: True

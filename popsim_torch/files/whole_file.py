@@ -1,4 +1,4 @@
-"""Writes files whole or not at all."""
+"""Writes files completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from popsim_torch.errors import Error
 
 __all__ = ["remove_leftovers", "write_whole"]
 
-_USUAL_PERMISSIONS = 0o666  # less the umask
+_USUAL_PERMISSIONS = 0o666  # without the bits of the umask
 
-# The name of a file that is not complete yet, beside the one that it is to replace. It has the
-# kind of that one and not the name, since file systems limit the length.
+# The name of an incomplete file, in the folder of the file that it will replace. It contains the
+# kind of that file and not the name, because file systems limit the length of names.
 _TEMPORARY = ".{kind}.{token}.writing"
 
 
 def write_whole(path: Path, kind: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file, or leave the one that was there as it is.
+    """Write a file completely, or leave an existing file unchanged.
 
-    Everything goes to a temporary file in the same folder, which takes the name when it is on the
-    disk. What is killed meanwhile leaves that file behind, and the old one intact.
+    The content is written to a temporary file in the same folder, which is renamed when it is on
+    the disk. A process that is killed before that leaves the temporary file behind, and the old
+    file unchanged.
 
     Args:
-        path: The file. One that a symbolic link leads to is replaced there. Who may read and write
-            a file stays as it was.
-        kind: What kind of file it is: a part of the temporary one's name.
+        path: The file. For a symbolic link, its target is replaced. The permissions of an existing
+            file are kept.
+        kind: The kind of file, which is a part of the temporary file's name.
         write: Writes the content to an open file.
 
     Raises:
-        Error: It cannot be written, or is there and no regular file.
+        Error: The file cannot be written, or exists and is not a regular file.
     """
     try:
         target = Path(os.path.realpath(path))
         permissions = _permissions(target)
         temporary = target.with_name(_temporary_name(kind, secrets.token_hex(8)))
         try:
-            # Nobody may read what nobody could read before, at no time.
+            # Set the permissions before writing: the content must never be readable for more users
+            # than before.
             mode = _USUAL_PERMISSIONS if permissions is None else permissions
             with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
                 if permissions is not None:
-                    with contextlib.suppress(OSError):  # not every file system has them
+                    with contextlib.suppress(OSError):  # not every file system has permissions
                         os.chmod(temporary, permissions)
                 write(file)
                 file.flush()
@@ -64,17 +66,17 @@ def write_whole(path: Path, kind: str, write: Callable[[BinaryIO], object]) -> N
 
 
 def _permissions(target: Path) -> int | None:
-    """Return who may do what with the file that is to be replaced; None if there is none.
+    """Return the permissions of the file that will be replaced; None if there is none.
 
     Raises:
-        OSError: It is there and no regular file, which a rename would remove.
+        OSError: The path is not a regular file, and a rename would remove it.
     """
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(mode):
-        raise OSError("it is no regular file, but a folder, device, pipe or socket")
+        raise OSError("it is not a regular file, but a folder, device, pipe or socket")
     return stat.S_IMODE(mode)
 
 
@@ -83,18 +85,18 @@ def _temporary_name(content: str, token: str) -> str:
 
 
 def remove_leftovers(folder: Path, content: str) -> None:
-    """Remove what writers that were killed left behind.
+    """Remove the temporary files of killed processes.
 
     Args:
-        folder: Nobody else is writing files of this kind there.
-        content: The kind.
+        folder: The folder, in which no other process may be writing files of this kind.
+        content: The kind of file.
     """
     for path in folder.glob(_temporary_name(content, "*")):
         path.unlink(missing_ok=True)
 
 
 def _make_durable(folder: Path) -> None:
-    """Bring a new name to the disk; not every file system lets a program ask for it."""
+    """Write a new file name to the disk, if the file system supports that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Looks into a program while it trains: queues for chosen tensors, and tables of what they hold."""
+"""Observes a program while it trains: queues for chosen tensors, and tables of statistics."""
 
 from popsim_torch.observe.callback import OutfeedCallback
 from popsim_torch.observe.filters import Glob, process_filters

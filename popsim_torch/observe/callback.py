@@ -1,4 +1,4 @@
-"""Prints what a queue holds at the end of each epoch."""
+"""Prints statistics of the tensors in a queue at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["OutfeedCallback"]
 
 
 class OutfeedCallback:
-    """Empties a queue at the end of each epoch, and prints statistics of what was in it.
+    """Empties a queue at the end of each epoch, and prints statistics of its tensors.
 
     Args:
         queue: The queue to read.
-        name: Headline of what is printed.
-        extended: Print the table of ``extended_table``, with counts, quantiles and the
-            norms of single steps. Without it, a line below tells of NaN and infinities.
-        print_function: Takes each text instead of ``print``.
-        sinks: Take the tensors besides: a :class:`SummaryFile`, a :class:`SummaryBoard`, or what
-            has such a ``write(name, epoch, tensors)``.
+        name: The headline of the printed text.
+        extended: Whether to print the table of ``extended_table``, with counts, quantiles and the
+            norms of single steps. Without it, a line below the table reports NaN and infinities.
+        print_function: Called with each string instead of ``print``.
+        sinks: Additional receivers of the tensors: a :class:`SummaryFile`, a :class:`SummaryBoard`,
+            or another object with ``write(name, epoch, tensors)``.
 
     Raises:
-        UsageTypeError: The queue is something else, or a sink cannot be written to.
+        UsageTypeError: The queue is something else, or a sink has no ``write``.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class OutfeedCallback:
         for sink in self._sinks:
             if not callable(getattr(sink, "write", None)):
                 raise UsageTypeError(
-                    f"OutfeedCallback: a {type(sink).__name__} is no sink. Pass a "
+                    f"OutfeedCallback: a {type(sink).__name__} is not a sink. Pass a "
                     "poptorch.SummaryFile, a poptorch.SummaryBoard, or an object with "
                     "write(name, epoch, tensors)."
                 )
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Print what has come since the last epoch.
+        """Print the statistics of the elements since the last epoch.
 
         Args:
-            epoch: The epoch that has ended, counted from 0; what is printed counts from 1.
-            logs: Not used; callbacks of a fit are given it.
+            epoch: The epoch that has ended, counted from 0; the printed number counts from 1.
+            logs: Not used; ``fit`` passes it to callbacks.
         """
         self._print(f"\n{self.name}")
         if not self.queue.enqueued:
@@ -109,5 +109,5 @@ class OutfeedCallback:
 
 
 def _by_name(element: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of what was dequeued by name; one that has none is called 0."""
+    """Return the dequeued tensors by name; a tensor without a name is called 0."""
     return {name or "0": tensor for name, tensor in named_leaves(element)}

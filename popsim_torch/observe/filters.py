@@ -1,4 +1,4 @@
-"""Which keys a ``MaybeOutfeedQueue`` takes."""
+"""The filters that choose the keys of a ``MaybeOutfeedQueue``."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["Filter", "Filters", "Glob", "process_filters"]
 
 @dataclass(frozen=True)
 class Glob:
-    """A filter that takes keys which match a pattern as a whole, such as ``Glob("fc?.*_grad")``.
+    """A filter for keys that match a pattern as a whole, such as ``Glob("fc?.*_grad")``.
 
-    ``*`` stands for any characters, ``?`` for one, ``[abc]`` for one of those listed; upper and
-    lower case differ.
+    ``*`` stands for any characters, ``?`` for one, ``[abc]`` for one of the listed characters;
+    upper and lower case differ.
     """
 
     pattern: str
-    """What a key has to match."""
+    """The pattern that a key has to match."""
 
 
 Filter: TypeAlias = str | Glob | re.Pattern[str]
-"""A string is looked for anywhere in a key, and so is a compiled regular expression."""
+"""A string, or a compiled regular expression, may match anywhere in a key."""
 
 
 def process_filters(words: Iterable[str] | None) -> list[str] | None:
-    """Return the filters that a list of words on a command line stands for.
+    """Return the filters for a list of words from a command line.
 
     Args:
-        words: Filters; the single word ``none``, in any case, is for no filtering.
+        words: Filters; the single word ``none``, in upper or lower case, means no filtering.
 
     Returns:
-        The words, or None where everything is to be observed.
+        The words, or None to observe everything.
     """
     if words is None:
         return None
@@ -48,10 +48,11 @@ class Filters:
     """A queue's filters.
 
     Args:
-        filters: None takes every key, an empty list none, others those that any filter matches.
+        filters: None takes every key, an empty list none, any other list the keys that at least one
+            filter matches.
 
     Raises:
-        UsageTypeError: They are no list, or one is neither a string nor a pattern.
+        UsageTypeError: ``filters`` is not a list, or a filter is neither a string nor a pattern.
     """
 
     def __init__(self, filters: Iterable[Filter] | None) -> None:
@@ -77,7 +78,7 @@ class Filters:
                 )
 
     def take(self, key: str) -> bool:
-        """Tell whether a key is to be observed."""
+        """Return whether to observe a key."""
         return self.given is None or any(_matches(one, key) for one in self.given)
 
     def idle(self, keys: Sequence[str]) -> list[Filter]:
@@ -98,5 +99,5 @@ def _words(one: Filter) -> str:
 
 
 def near_keys(one: Filter, keys: Sequence[str]) -> list[str]:
-    """Return the keys that look like what a filter may have been meant for, at most five."""
+    """Return the keys that are most similar to a filter, at most five."""
     return closest_names(_words(one), keys) or example_names(_words(one), keys)

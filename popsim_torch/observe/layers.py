@@ -1,4 +1,4 @@
-"""Layers that hand on what they are given, and capture it on the way."""
+"""Layers that return their input, and capture it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["MaybeOutfeed", "Outfeed"]
 
 
 class Outfeed(nn.Module):
-    """An identity that enqueues what passes through it, as ``{name: x}``.
+    """An identity layer that enqueues its input, as ``{name: x}``.
 
-    It belongs anywhere in a model, in ``nn.Sequential``, too. On the host it does nothing.
+    It may be anywhere in a model, also in ``nn.Sequential``. On the host it does nothing.
 
     Args:
-        queue: Fed by this layer alone.
+        queue: The queue, which no other layer may feed.
         name: Key of the value; None for ``outfeed``.
 
     Raises:
@@ -45,15 +45,15 @@ class Outfeed(nn.Module):
 
 
 class MaybeOutfeed(nn.Module):
-    """An identity that offers what passes through it to a queue, which may filter it out.
+    """An identity layer that offers its input to a queue, which may filter it out.
 
-    Several layers share a queue. The last one of them that is called enqueues what the queue has
-    taken: it has ``final_outfeed=True``, and it alone. It belongs anywhere in a model, in
-    ``nn.Sequential``, too. On the host it does nothing.
+    Several layers may share a queue. The one that is called last enqueues all collected values:
+    only this layer has ``final_outfeed=True``. The layer may be anywhere in a model, also in
+    ``nn.Sequential``. On the host it does nothing.
 
     Args:
-        maybe_queue: Collects the values. In a pipeline every stage has one of its own.
-        final_outfeed: Enqueue what was collected, this layer's value included.
+        maybe_queue: Collects the values. In a pipeline every stage needs its own queue.
+        final_outfeed: Whether to enqueue the collected values, including the value of this layer.
         name: Key of the value; None for ``maybe_outfeed``, and for ``maybe_outfeed_1`` and so on in
             further layers of the queue.
 

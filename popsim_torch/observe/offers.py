@@ -1,4 +1,4 @@
-"""What a model offers to a queue: keys, shapes, and how many bytes that is."""
+"""The values that a model offers to a queue: their keys, shapes and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Offer:
     """A value that a model offers to a queue in every step.
 
     Attributes:
-        key: What it goes by.
-        shapes: Of its tensors; of one micro-batch.
-        dtypes: Their element types, as they come back.
-        taken: Whether the filters let it through.
+        key: The key of the value.
+        shapes: The shapes of its tensors for one micro-batch.
+        dtypes: The dtypes of the returned tensors.
+        taken: Whether the filters accept the key.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Offer:
         """Describe a value: a tensor, or a nest of tensors and numbers.
 
         Raises:
-            UsageTypeError: It is none of these.
+            UsageTypeError: The value is something else.
         """
         where = f"MaybeOutfeedQueue.maybe_outfeed: the value of {key!r}"
         with DisableTorchFunction():
@@ -57,7 +57,7 @@ class Offer:
 
     @property
     def bytes(self) -> int:
-        """Memory that one element of the queue takes for it."""
+        """The memory for the value in one element of the queue."""
         return sum(
             math.prod(shape) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -65,7 +65,7 @@ class Offer:
 
 
 class _OnShapes(TorchDispatchMode):
-    """Computes shapes and types alone; what changes a tensor in place changes its stand-in."""
+    """Computes only shapes and dtypes; a change in place affects a stand-in of the tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,19 +86,19 @@ def call_on_shapes(model: Any, args: Any, kwargs: Any) -> None:
     """Call a module or function on tensors without memory; no tensor changes.
 
     Raises:
-        UsageTypeError: It is neither.
+        UsageTypeError: ``model`` is neither.
     """
     if not isinstance(model, nn.Module) and not isroutine(model):
         raise UsageTypeError(
             "MaybeOutfeedQueue.dry_run: needs a module or a function, got a "
-            f"{type(model).__name__}. Of what trainingModel returned, pass its attribute model."
+            f"{type(model).__name__}. For the result of trainingModel, pass its attribute model."
         )
     with torch.no_grad(), _OnShapes():
         model(*args, **kwargs)
 
 
 def offers_text(offers: Sequence[Offer]) -> str:
-    """Return a table of what is offered, what of it is observed, and the bytes of that."""
+    """Return a table of the offered values, which are observed, and their size in bytes."""
     rows = [("Key", "Shape", "Type", "Bytes", "Observed")]
     for offer in offers:
         shapes = " ".join(map(str, offer.shapes))

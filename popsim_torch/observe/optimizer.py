@@ -1,4 +1,4 @@
-"""An optimizer that enqueues the gradients that another one is given."""
+"""An optimizer that enqueues the gradients of another optimizer."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ _OWN = frozenset({"wrapped", "queue", "mode", "model", "step"})
 
 
 class OutfeedOptimizer(ObservedOptimizer):
-    """Wraps an optimizer, and enqueues the gradients that it is given.
+    """Wraps an optimizer, and enqueues the gradients that the optimizer gets.
 
-    It goes wherever an optimizer goes, and is one in all respects: groups, state, learning rate
-    schedules and dictionaries are the wrapped one's. In a program every gradient is offered to the
-    queue as ``<parameter>_grad``, the last parameter of the model first; those that pass the
-    filters are enqueued as one dictionary. Filters may spell it ``Gradient___<parameter>``, too.
+    It can be used in place of the wrapped optimizer: groups, state, learning rate schedules and
+    state dictionaries are those of the wrapped optimizer. In a program every gradient is offered to
+    the queue as ``<parameter>_grad``, the last parameter of the model first; those that pass the
+    filters are enqueued as one dictionary. Filters may also use the name
+    ``Gradient___<parameter>``.
 
-    Gradients are multiplied by the optimizer's ``loss_scaling``, and clipping comes after them.
+    The gradients are multiplied by the optimizer's ``loss_scaling``, and are not clipped yet.
 
     Args:
         wrapped: From ``poptorch.optim`` or ``torch.optim``, or another ``OutfeedOptimizer``.
-        queue: For gradients alone.
-        outfeed_optimizer_mode: Gradients of one micro-batch, or those accumulated over all of an
-            update: their sum or mean, as the options say.
-        model: Has the parameters and their names; None for those of the model that is trained.
+        queue: The queue for the gradients, and for nothing else.
+        outfeed_optimizer_mode: Whether to enqueue the gradients of one micro-batch, or those
+            accumulated over all micro-batches of an update: their sum or mean, as set in the
+            options.
+        model: The model with the parameters and their names; None for the model that is trained.
 
     Raises:
         UsageTypeError: The optimizer, the queue or the mode is something else.
-        UsageValueError: The model does not have the optimizer's parameters; or it is missing,
-            although the optimizer is bound to another model that is compiled.
+        UsageValueError: The model does not have the optimizer's parameters; or ``model`` is None,
+            although the optimizer is bound to another model that is already compiled.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class OutfeedOptimizer(ObservedOptimizer):
         outfeed_optimizer_mode: OutfeedOptimizerMode = OutfeedOptimizerMode.BEFORE_APPLY,
         model: nn.Module | None = None,
     ) -> None:
-        # Not torch's constructor: groups and state are the wrapped one's.
+        # Do not call torch's constructor: groups and state are those of the wrapped optimizer.
         if not isinstance(wrapped, torch.optim.Optimizer):
             raise UsageTypeError(
                 "OutfeedOptimizer: can wrap optimizers only, got a "
@@ -71,17 +73,18 @@ class OutfeedOptimizer(ObservedOptimizer):
         self.model = _checked_model(model, wrapped)
 
     def capture(self) -> GradientCapture:
-        """Return which gradients go where."""
+        """Return the description of the gradients to capture, and of their queue."""
         known = {} if self.model is None else {id(p): name for name, p in _named(self.model)}
         return GradientCapture(self.queue, self.mode, known)
 
     def dry_run(self) -> str:
         """Print and return which gradients would be observed, and the bytes of an element.
 
-        Types are those of the parameters; accumulated gradients of half ones are mostly float32.
+        Dtypes are those of the parameters; accumulated gradients of half parameters are mostly
+        float32.
 
         Raises:
-            UsageValueError: It was made without a model.
+            UsageValueError: The optimizer was made without a model.
         """
         if self.model is None:
             raise UsageValueError(
@@ -96,14 +99,14 @@ class OutfeedOptimizer(ObservedOptimizer):
         keys = {key: parameters[name] for name, key, _ in _names(self.model)}
         self.queue.take_gradients(keys)
 
-    # The wrapped optimizer's
+    # Methods of the wrapped optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Let the wrapped optimizer update the weights, on the host."""
         return self.wrapped.step() if closure is None else self.wrapped.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of the wrapped optimizer's parameters, on the host."""
+        """Clear the gradients of the wrapped optimizer's parameters, on the host."""
         self.wrapped.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -115,7 +118,7 @@ class OutfeedOptimizer(ObservedOptimizer):
         return self.wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the wrapped optimizer's state; what either of the two returned will do."""
+        """Restore the wrapped optimizer's state, from a dictionary of either optimizer."""
         self.wrapped.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
@@ -124,7 +127,7 @@ class OutfeedOptimizer(ObservedOptimizer):
         return getattr(self.wrapped, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A scheduler puts a step of its own into the object that it is given.
+        # A scheduler replaces ``step`` of the object that it gets.
         if name in _OWN:
             object.__setattr__(self, name, value)
         else:
@@ -141,10 +144,10 @@ class OutfeedOptimizer(ObservedOptimizer):
 
 
 def gradient_names(model: nn.Module) -> dict[str, str]:
-    """Return both names of each gradient: by its key in a queue, the name to anchor it by.
+    """Return both names of each gradient: its key in a queue, and its name for anchors.
 
     Args:
-        model: Has the parameters; the last one comes first, as in a queue.
+        model: The model with the parameters; the last parameter comes first, as in a queue.
     """
     return {key: anchor for _, key, anchor in _names(model)}
 
@@ -169,7 +172,7 @@ def _checked_model(model: object, wrapped: torch.optim.Optimizer) -> nn.Module |
             )
         return None
     if not isinstance(model, nn.Module):
-        model = getattr(model, "model", model)  # of what trainingModel returned
+        model = getattr(model, "model", model)  # unwrap the result of trainingModel
     if not isinstance(model, nn.Module):
         raise UsageTypeError(
             f"OutfeedOptimizer: model has to be a torch.nn.Module, got a {type(model).__name__}."
@@ -180,7 +183,7 @@ def _checked_model(model: object, wrapped: torch.optim.Optimizer) -> nn.Module |
             if id(parameter) not in known:
                 raise UsageValueError(
                     f"OutfeedOptimizer: parameter {position} of group {index}, of shape "
-                    f"{tuple(parameter.shape)}, is not in the model that was given. Give the one "
-                    "that the optimizer was made for."
+                    f"{tuple(parameter.shape)}, is not in the given model. Pass the model that the "
+                    "optimizer was made for."
                 )
     return model

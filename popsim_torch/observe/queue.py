@@ -1,4 +1,4 @@
-"""A queue for a dictionary of some tensors of a model, chosen by their keys."""
+"""A queue for a dictionary of those tensors of a model whose keys are chosen."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ __all__ = ["MaybeOutfeedQueue"]
 
 
 class MaybeOutfeedQueue(Described):
-    """A queue that is fed a dictionary of those tensors of a model whose keys pass some filters.
+    """A queue for a dictionary of those tensors of a model whose keys match some filters.
 
-    Inside of ``forward``, or of what a device loop repeats::
+    Inside of ``forward``, or of the body of a device loop::
 
         queue.maybe_outfeed("hidden", x)
         queue.maybe_outfeed("logits", y)
         queue.maybe_enqueue()
 
-    Every trace of a model starts with an empty dictionary. A value is captured as it is when it is
-    offered; what changes it in place later does not count. It is read as an ``OutfeedQueue`` is, by
-    all of that one's methods: ``poll``, ``get``, ``drain``, ``follow``, ``statistics``, ``close``.
+    Every trace of a model starts with an empty dictionary. A value is captured at the time of the
+    call; later changes in place have no effect. The queue is read as an ``OutfeedQueue``, by all
+    its methods: ``poll``, ``get``, ``drain``, ``follow``, ``statistics``, ``close``.
 
     Args:
-        outfeed_mode: ``ALL`` keeps every element until it is dequeued, ``LAST`` the latest.
-        filters: None takes every key. Else a key is taken if any filter matches: a string that is
-            part of it, a ``Glob``, or a regular expression (``re.compile``) that is found in it. An
-            empty list takes none.
-        buffer_depth: Elements that may wait before the device does; as of ``OutfeedQueue``.
+        outfeed_mode: ``ALL`` keeps every element until it is dequeued, ``LAST`` only the newest.
+        filters: None takes every key. Otherwise a key is taken if any filter matches: a string that
+            is part of it, a ``Glob``, or a regular expression (``re.compile``) that is found in it.
+            An empty list takes none.
+        buffer_depth: The number of elements for which memory is allocated; as for ``OutfeedQueue``.
         **options: Further arguments of ``OutfeedQueue``.
 
     Raises:
         UsageTypeError: The filters are not a list of filters.
 
     Attributes:
-        queue: The ``OutfeedQueue`` after it.
-        note: What the values are, where the queue knows: how gradients were accumulated.
+        queue: The ``OutfeedQueue`` that gets the elements.
+        note: A description of the values, if known: how gradients were accumulated.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MaybeOutfeedQueue(Described):
         self.note = ""
         self._values: dict[str, Any] = {}
         self._offers: dict[str, Offer] = {}
-        self._is_complete = False  # the program being traced has an element
+        self._is_complete = False  # whether the program being traced has enqueued its element
         self._trying = False
         self._warned: set[Filter] = set()
         self._layer_names: set[str] = set()
@@ -74,21 +74,21 @@ class MaybeOutfeedQueue(Described):
 
     @property
     def filters(self) -> list[Filter] | None:
-        """A copy of the filters; None where everything is taken."""
+        """A copy of the filters; None if everything is taken."""
         return None if self._filters.given is None else list(self._filters.given)
 
     @property
     def enqueued(self) -> bool:
-        """Whether any program that was compiled enqueues something."""
+        """Whether any compiled program enqueues something."""
         return self.queue.enqueued
 
     # Feeding
 
     def name_layer(self, name: str | None) -> str:
-        """Return the key of a layer that feeds the queue; each without a name gets one of its own.
+        """Return the key of a layer that feeds the queue, which is unique without a name.
 
         Args:
-            name: What the user calls it; None for ``maybe_outfeed``, ``maybe_outfeed_1``, ...
+            name: The user's name; None for ``maybe_outfeed``, ``maybe_outfeed_1``, ...
         """
         if name is None:
             numbered = (f"maybe_outfeed_{number}" for number in itertools.count(1))
@@ -101,10 +101,10 @@ class MaybeOutfeedQueue(Described):
         return name
 
     def maybe_outfeed(self, key: str, value: Any) -> None:
-        """Add a value to the dictionary if a filter lets its key through.
+        """Add a value to the dictionary if a filter matches its key.
 
         Args:
-            key: What it goes by; a later value of the same key takes its place.
+            key: The key of the value; a later value with the same key replaces it.
             value: A tensor, or a tuple, list or dictionary of tensors.
 
         Raises:
@@ -124,11 +124,11 @@ class MaybeOutfeedQueue(Described):
         """Enqueue the dictionary, once in each micro-batch of the program that is being traced.
 
         Returns:
-            The keys that are enqueued, in the order in which they were added; None where there are
-            none, and then nothing is enqueued.
+            The enqueued keys, in the order in which they were added; None if there are none, and
+            then nothing is enqueued.
 
         Raises:
-            Error: No program is being traced, or it feeds the queue already.
+            Error: No program is being traced, or the program already feeds the queue.
         """
         self._notice_trace()
         self._warn_of_idle_filters()
@@ -138,7 +138,7 @@ class MaybeOutfeedQueue(Described):
             raise Error(
                 f"MaybeOutfeedQueue.maybe_enqueue: {', '.join(map(repr, self._values))} came after "
                 "the program's element was enqueued, and a queue can be enqueued to only once in "
-                "a program. Of the MaybeOutfeed layers of a queue, the last one alone has "
+                "a program. Of the MaybeOutfeed layers of a queue, only the last one has "
                 "final_outfeed=True."
             )
         values, self._values = self._values, {}
@@ -148,16 +148,17 @@ class MaybeOutfeedQueue(Described):
         return tuple(values)
 
     def take_gradients(self, offers: Mapping[str, torch.Tensor]) -> tuple[Any, list[str]] | None:
-        """Choose from the gradients of a program, which an ``OutfeedOptimizer`` offers.
+        """Choose from the gradients of a program that an ``OutfeedOptimizer`` offers.
 
         Args:
-            offers: A tensor of the gradient's shape and type by key, in the order of elements.
+            offers: For each key a tensor with the gradient's shape and dtype, in the order of
+                elements.
 
         Returns:
-            The structure of elements, and the keys that are in them; None if there are none.
+            The structure of elements, and their keys; None if no key is taken.
 
         Raises:
-            Error: Values that forward offered wait to be enqueued.
+            Error: Values that forward offered have not been enqueued.
         """
         if self._values and not self._trying:
             raise Error(
@@ -183,13 +184,14 @@ class MaybeOutfeedQueue(Described):
     # Reading
 
     def maybe_dequeue(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``dequeue`` does if any program enqueues something, else None."""
+        """Return the result of ``dequeue`` if any program enqueues something, otherwise None."""
         return self.dequeue(*args, **kwargs) if self.enqueued else None
 
     def dequeue(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the dictionary of what has arrived; arguments are those of ``OutfeedQueue``.
+        """Return the dictionary of the tensors that have arrived.
 
-        In mode ``ALL`` every tensor has an axis in front for the elements, one for each step.
+        In mode ``ALL`` every tensor has a first axis for the elements, one for each step. The
+        arguments are those of ``OutfeedQueue.dequeue``.
         """
         return self.queue.dequeue(*args, **kwargs)
 
@@ -201,7 +203,7 @@ class MaybeOutfeedQueue(Described):
         return self.queue.__aiter__()
 
     def __getattr__(self, name: str) -> Any:
-        # All other ways to read: poll, get, drain, follow, statistics, close.
+        # All other methods of the queue: poll, get, drain, follow, statistics, close.
         if name.startswith("_") or name == "queue":
             raise AttributeError(f"'MaybeOutfeedQueue' object has no attribute '{name}'")
         return getattr(self.queue, name)
@@ -222,14 +224,14 @@ class MaybeOutfeedQueue(Described):
         return f"The filters {self.filters} let none of these keys through: {shown}."
 
     def dry_run(self, model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> str:
-        """Print and return what would be observed, and how many bytes that is in each step.
+        """Print and return which values would be observed, and their size in bytes for each step.
 
         Args:
-            model: A module or function that offers values to the queue. It is called with the
-                arguments that follow, on tensors without memory: nothing is computed or changed.
-                None: what the program that was traced last offers.
-            *args: For the model.
-            **kwargs: For the model.
+            model: A module or function that offers values to the queue. It is called with the other
+                arguments, on tensors without memory: nothing is computed or changed. None uses the
+                values of the program that was traced last.
+            *args: Positional arguments for the model.
+            **kwargs: Keyword arguments for the model.
 
         Raises:
             UsageTypeError: ``model`` is something else.
@@ -249,11 +251,11 @@ class MaybeOutfeedQueue(Described):
         return f"MaybeOutfeedQueue(filters={self.filters}, {self.queue!r})"
 
     def __deepcopy__(self, _memo: object) -> MaybeOutfeedQueue:
-        """Return the queue itself: copies of a model feed the queue that their original does."""
+        """Return the queue itself: copies of a model feed the same queue as the original."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process gets an empty queue that is made alike.
+        # Another process gets an empty queue with the same settings.
         return {"queue": self.queue, "filters": self.filters}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -261,11 +263,11 @@ class MaybeOutfeedQueue(Described):
 
     @property
     def _is_watching(self) -> bool:
-        """Whether what is computed now is offered to the queue."""
+        """Whether the code that runs now is traced, and may offer values to the queue."""
         return self._trying or op_listener.get() is not None
 
     def _notice_trace(self) -> None:
-        """Forget what an earlier trace offered."""
+        """Drop the values that an earlier trace offered."""
         listener = op_listener.get()
         if listener is not None and self._trace() is not listener:
             self._trace = weakref.ref(listener)
@@ -285,7 +287,7 @@ class MaybeOutfeedQueue(Described):
     def _warn_of_values_left(self) -> None:
         if self._values:
             logs.python.warning("MaybeOutfeedQueue: %s", _waiting(self._values))
-            # The keys are told of later; tensors would keep the whole trace.
+            # Keep only the keys for the later warning: tensors would keep the whole trace alive.
             self._values = dict.fromkeys(self._values)
 
     def _warn_of_idle_filters(self) -> None:
@@ -303,7 +305,7 @@ class MaybeOutfeedQueue(Described):
 
 
 class _StructureProbe:
-    """Asks an outfeed queue for its own description of an element."""
+    """Gets the description of an element from an outfeed queue."""
 
     structure: Any = None
 
@@ -319,5 +321,5 @@ def _waiting(keys: Iterable[str]) -> str:
 
 
 def _as_it_is(value: Any) -> Any:
-    # A copy costs nothing in a program, and nobody can change it in place.
+    # A copy costs nothing in a program, and later changes in place do not affect it.
     return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""Where statistics of captured tensors go besides the terminal: files, and TensorBoard."""
+"""Writes statistics of captured tensors to files and to TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _FORMS = (".csv", ".jsonl")
 
 
 class Sink(Protocol):
-    """What an ``OutfeedCallback`` can give its tensors to."""
+    """An object to which an ``OutfeedCallback`` can pass its tensors."""
 
     def write(self, name: str, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the tensors of an epoch.
+        """Write the tensors of an epoch.
 
         Args:
             name: Headline of the callback.
             epoch: The epoch, counted from 1.
-            tensors: By key.
+            tensors: The tensors by key.
         """
 
 
@@ -43,17 +43,18 @@ class SummaryFile:
     ``infs`` count them.
 
     Args:
-        path: Of the file, ending with ``.csv`` or ``.jsonl``. What is there stays.
+        path: The path of the file, which ends with ``.csv`` or ``.jsonl``. Existing content is
+            kept.
 
     Raises:
-        UsageTypeError: It is no path.
-        UsageValueError: It ends otherwise.
-        OSError: It cannot be written.
+        UsageTypeError: ``path`` is not a path.
+        UsageValueError: The path ends otherwise.
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, (str, os.PathLike)):
-            raise UsageTypeError(f"SummaryFile: {path!r} is no path.")
+            raise UsageTypeError(f"SummaryFile: {path!r} is not a path.")
         self.path = Path(path)
         if self.path.suffix not in _FORMS:
             raise UsageValueError(
@@ -61,7 +62,7 @@ class SummaryFile:
                 "how it is written."
             )
         with self.path.open("a", encoding="utf-8"):
-            pass  # a mistake is not met at the end of an epoch
+            pass  # opening the file now reports a mistake at once, not at the end of an epoch
 
     def write(self, name: str, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Append the statistics of the tensors of an epoch.
@@ -69,7 +70,7 @@ class SummaryFile:
         Args:
             name: Headline of the callback.
             epoch: The epoch, counted from 1.
-            tensors: By key.
+            tensors: The tensors by key.
         """
         records = [
             {"name": name, "epoch": epoch, "key": key, **_statistics(tensor)}
@@ -87,16 +88,16 @@ class SummaryFile:
 
 
 class SummaryBoard:
-    """Gives TensorBoard the mean, deviation and norm of each tensor, and its histogram.
+    """Writes the mean, deviation, norm and histogram of each tensor to TensorBoard.
 
-    Tags are ``name/key/mean`` and the like, steps are epochs.
+    Tags are ``name/key/mean`` and similar; steps are epochs.
 
     Args:
-        writer: A ``torch.utils.tensorboard.SummaryWriter``, or what has its ``add_scalar`` and
-            ``add_histogram``.
+        writer: A ``torch.utils.tensorboard.SummaryWriter``, or another object with ``add_scalar``
+            and ``add_histogram``.
 
     Raises:
-        UsageTypeError: It has not.
+        UsageTypeError: The writer does not have these methods.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -114,7 +115,8 @@ class SummaryBoard:
         Args:
             name: Headline of the callback.
             epoch: The epoch, counted from 1.
-            tensors: By key. TensorBoard takes no histogram of one that is not finite.
+            tensors: The tensors by key. TensorBoard accepts no histogram of values that are not
+                finite.
         """
         for key, tensor in tensors.items():
             found = summarise(tensor)

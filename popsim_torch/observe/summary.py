@@ -1,6 +1,6 @@
 """Statistics of captured tensors, and the tables that show them.
 
-Computing and formatting are apart: ``summarise`` gives numbers, the ``*_table`` functions text.
+``summarise`` computes numbers; the ``*_table`` functions format them as text.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ __all__ = [
     "summary_table",
 ]
 
-# Stays in the caches when it is widened to float64.
+# A block of this size stays in the caches when it is converted to float64.
 _CHUNK = 1 << 16
 _QUANTILES = (0.01, 0.5, 0.99)
-# Six decimals show nothing of what is smaller.
+# Six decimals cannot show smaller numbers.
 _SMALL = 5e-7
 
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """Statistics over all elements of a tensor, in float64 whatever its type.
+    """Statistics over all values in a tensor, in float64 for any dtype.
 
     Attributes:
-        count: Elements (count).
-        mean: NaN for an empty tensor, and if any element is NaN; so are the three that follow.
-        std: Of the population: divided by ``count``.
-        minimum: Smallest element.
-        maximum: Largest element.
-        norm: Square root of the sum of squares.
-        nans: Elements that are NaN (count).
-        infs: Elements that are infinite (count).
-        zeros: Elements that are 0 (count).
-        subnormals: Elements other than 0 below the smallest normal number of the tensor's own
-            type (count).
-        quantiles: Value by share, such as 0.5 for the median, of the elements that are not NaN,
-            between neighbours linearly; empty unless asked for.
-        finite: The statistics of the elements that are finite; None if all are.
+        count: The number of values.
+        mean: The mean. This and the next three are NaN for an empty tensor, and if any value is
+            NaN.
+        std: The standard deviation of the population, divided by ``count``.
+        minimum: The smallest value.
+        maximum: The largest value.
+        norm: The square root of the sum of squares.
+        nans: The number of values that are NaN.
+        infs: The number of values that are infinite.
+        zeros: The number of values that are 0.
+        subnormals: The number of values other than 0 below the smallest normal number of the
+            tensor's dtype.
+        quantiles: Quantiles by share, such as 0.5 for the median, of the values that are not NaN,
+            with linear interpolation; empty unless requested.
+        finite: The statistics of the finite values; None if all values are finite.
     """
 
     count: int
@@ -71,7 +72,7 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Count, mean and sum of squared distances from it, of a part of the elements."""
+    """The count, the mean and the sum of squared distances of a part of the values."""
 
     count: int = 0
     mean: float = 0.0
@@ -83,7 +84,7 @@ class _Moments:
         return cls(chunk.numel(), mean.item(), (chunk - mean).square_().sum().item())
 
     def joined(self, other: _Moments) -> _Moments:
-        """Return those of both parts (Chan, Golub, LeVeque 1979)."""
+        """Return the moments of both parts together (Chan, Golub, LeVeque 1979)."""
         count = self.count + other.count
         distance = other.mean - self.mean
         if not math.isfinite(distance):
@@ -97,25 +98,25 @@ class _Moments:
 
 
 def summarise(values: Any, quantiles: Sequence[float] = ()) -> TensorSummary:
-    """Return the statistics of a tensor, computed in one pass over its elements.
+    """Return the statistics of a tensor, computed in one pass over its values.
 
-    Sums are kept in float64 and around the mean, so neither a large mean nor half precision costs
-    digits. Quantiles take a sort of their own.
+    Sums are computed in float64 and around the mean, so neither a large mean nor half precision
+    reduces the accuracy. Quantiles need an additional sort.
 
     Args:
-        values: Tensor of any shape and any real type, also of integers and booleans, or what
-            ``torch.as_tensor`` takes.
-        quantiles: Shares from 0 to 1 whose quantiles are wanted.
+        values: Tensor of any shape and any real dtype, including integers and booleans, or a value
+            that ``torch.as_tensor`` accepts.
+        quantiles: Shares from 0 to 1 for which to return quantiles.
 
     Raises:
-        UsageTypeError: The elements are not real numbers.
+        UsageTypeError: The values are not real numbers.
         UsageValueError: A share is not from 0 to 1.
     """
     return _summary_of(_real(values).reshape(-1), quantiles)
 
 
 def _summary_of(flat: torch.Tensor, quantiles: Sequence[float]) -> TensorSummary:
-    """Return the statistics of a tensor of one axis; ``summarise`` says what they are."""
+    """Return the statistics of a tensor with one axis, as ``summarise`` does."""
     tiny = torch.finfo(flat.dtype).tiny if flat.dtype.is_floating_point else 0.0
     moments = _Moments()
     nans = infs = zeros = subnormals = 0
@@ -149,16 +150,16 @@ def _summary_of(flat: torch.Tensor, quantiles: Sequence[float]) -> TensorSummary
 
 
 def step_norms(values: Any) -> torch.Tensor:
-    """Return the norm of each step of what a queue returned: of each entry of its first axis.
+    """Return the norm of each step in a tensor from a queue: of each entry on its first axis.
 
     Args:
-        values: Shape ``(steps, ...)``, any real type; a single number counts as one step.
+        values: Shape ``(steps, ...)``, any real dtype; a single number counts as one step.
 
     Returns:
-        Shape ``(steps,)``, float64. Elements that are NaN or infinite are left out.
+        Shape ``(steps,)``, float64. Values that are NaN or infinite are left out.
 
     Raises:
-        UsageTypeError: The elements are not real numbers.
+        UsageTypeError: The values are not real numbers.
     """
     tensor = _real(values)
     norms = [
@@ -172,14 +173,14 @@ def _real(values: Any) -> torch.Tensor:
     tensor = torch.as_tensor(values).detach().to("cpu")
     if tensor.dtype.is_complex:
         raise UsageTypeError(
-            f"summarise: has no statistics of {tensor.dtype} numbers; pass the real and the "
+            f"summarise: there are no statistics of {tensor.dtype} numbers; pass the real and the "
             "imaginary part, or the absolute value."
         )
     return tensor
 
 
 def _least(one: float, other: float) -> float:
-    """Return the lesser of two numbers; NaN if one of them is."""
+    """Return the smaller of two numbers; NaN if one of them is NaN."""
     return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
 
 
@@ -228,30 +229,32 @@ def named_leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def step_title(step: int) -> str:
-    """Return what leads the table of a step, counted from 0: a blank line, and the title."""
+    """Return the lines before the table of a step, counted from 0: a blank line, and the title."""
     return f"\nStep {step} - Summary Stats"
 
 
 def epoch_title(epoch: int) -> str:
-    """Return the line that leads the table of an epoch, counted from 1."""
+    """Return the line before the table of an epoch, counted from 1."""
     return f"Epoch {epoch} - Summary Stats"
 
 
 def summary_table(tensors: Mapping[str, Any], title: str = "", *, width: int | None = None) -> str:
-    """Return the statistics of some tensors, a line each.
+    """Return a table of statistics, with a line for each tensor.
 
     The columns are index, name, mean, standard deviation (of the population), minimum, maximum,
-    whether there is any NaN, and whether there is any infinity. Numbers have six decimals; those
-    that would read 0.000000 and are not zero have three significant digits.
+    whether there is any NaN, and whether there is any infinity. Numbers have six decimals; small
+    numbers that would become 0.000000 have three significant digits.
 
     Args:
-        tensors: Tensors by name, or a nest of them; all elements of one count together.
-        title: Line in front, such as ``epoch_title(1)``; empty for none.
-        width: Of the lines at most (characters); columns that do not fit go below. None for that
-            of the terminal; there is no limit where the output is a file.
+        tensors: Tensors by name, or a nest of tensors; the statistics are over all values in a
+            tensor.
+        title: The first line, such as ``epoch_title(1)``; empty for none.
+        width: The largest width of the lines (characters); columns that do not fit go below. None
+            for the width of the terminal, or for no limit if the output is a file.
 
     Returns:
-        Lines without a newline at the end; columns are padded with spaces, the last one too.
+        Lines without a newline at the end; all columns are padded with spaces, including the last
+        one.
     """
     rows = [
         (
@@ -266,10 +269,10 @@ def summary_table(tensors: Mapping[str, Any], title: str = "", *, width: int | N
 
 
 def finite_lines(tensors: Mapping[str, Any]) -> list[str]:
-    """Return a line for each tensor with NaN or infinities: how many, and how the others are.
+    """Return a line for each tensor with NaN or infinities: their number, and the other values.
 
     Args:
-        tensors: Tensors by name, or a nest of them.
+        tensors: Tensors by name, or a nest of tensors.
     """
     lines = []
     for name, tensor in named_leaves(tensors):
@@ -295,22 +298,24 @@ def extended_table(
     steps: bool = False,
     width: int | None = None,
 ) -> str:
-    """Return more statistics of some tensors than ``summary_table``, a line each.
+    """Return a table with more statistics than ``summary_table``, with a line for each tensor.
 
-    Numbers have six significant digits, so small ones keep theirs. NaN and infinities are counted,
-    and the other columns are of the elements that are finite. Zeros and subnormals (below the
-    smallest normal number of the tensor's type) tell of underflow; 1%, 50% and 99% are quantiles.
+    Numbers have six significant digits, also small ones. NaN and infinities are counted, and the
+    other columns are statistics of the finite values. Zeros and subnormals (below the smallest
+    normal number of the tensor's dtype) are signs of underflow; 1%, 50% and 99% are quantiles.
 
     Args:
-        tensors: Tensors by name, or a nest of them; all elements of one count together.
-        title: Line in front, such as ``epoch_title(1)``; empty for none.
-        weights: Adds the column ``Ratio``, for names (without ``_grad``) that are among these
-            weights: norm of the tensor over norm of the weight. A tensor with an axis in front has
-            one norm for each of its entries, and their root mean square counts. Of updates it is
-            the update/weight ratio; of gradients that is this times the learning rate, in SGD.
-        steps: The first axis of each tensor counts steps, as in what a queue returns: instead of
-            the norm of all steps together, ``NormFirst``, ``NormLast`` and ``NormMax`` are norms
-            of single steps.
+        tensors: Tensors by name, or a nest of tensors; the statistics are over all values in a
+            tensor.
+        title: The first line, such as ``epoch_title(1)``; empty for none.
+        weights: Weights by name; they add the column ``Ratio`` for tensors whose name (without
+            ``_grad``) is among them: the norm of the tensor divided by the norm of the weight. If
+            the tensor has one more axis, the first one, this is the root mean square of the norms
+            of its entries. For updates it is the update/weight ratio; for gradients in SGD,
+            multiply it by the learning rate to get that ratio.
+        steps: Whether the first axis of each tensor counts steps, as in the result of a queue:
+            instead of the norm of all steps together, ``NormFirst``, ``NormLast`` and ``NormMax``
+            are norms of single steps.
         width: As for ``summary_table``.
     """
     header = ["Name", "Mean", "Std", "Minimum", "Maximum"]
@@ -353,7 +358,7 @@ _short: Callable[[float], str] = "{:.6g}".format
 
 
 def _fixed(number: float) -> str:
-    """Return a number with six decimals, or with three digits where those would all be zero."""
+    """Return a number with six decimals, or with three digits if all decimals would be zero."""
     return f"{number:.3g}" if 0 < abs(number) < _SMALL else f"{number:.6f}"
 
 
@@ -364,7 +369,7 @@ def _table(
     title: str,
     width: int | None,
 ) -> str:
-    """Return lines of columns: an index, a name with 5 more characters than the longest, others."""
+    """Return lines of columns: an index, a name padded to the longest plus 5, and the others."""
     name = max((len(row[0]) for row in rows), default=0) + 5
     text = table(
         ("Index", *header),

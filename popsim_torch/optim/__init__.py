@@ -1,7 +1,7 @@
-"""PopTorch's optimizers, and what they do to the weights as data.
+"""PopTorch's optimizers, and their weight updates as data.
 
-``optimizers`` and ``base`` are what users see. ``settings`` copies an optimizer's values, ``rules``
-turns them into ops, and ``planning`` makes the ``plan`` of a model's update out of both.
+``optimizers`` and ``base`` have the public classes. ``settings`` copies an optimizer's values,
+``rules`` converts them to ops, and ``planning`` makes the ``plan`` of a model's update from both.
 """
 
 from popsim_torch.optim.base import DeviceLink, Optimizer, VariableAttributes

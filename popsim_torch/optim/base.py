@@ -1,4 +1,4 @@
-"""What PopTorch's optimizers have in common: variable attributes, and state on a device."""
+"""The common part of PopTorch's optimizers: variable attributes, and state on a device."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ACCUM_TYPES_MESSAGE = "Accumulation types must be either torch.float32 or torch
 
 
 class DeviceLink(Protocol):
-    """What an optimizer needs of the executor that runs its updates."""
+    """The interface of the executor that runs an optimizer's updates."""
 
     def version(self) -> object:
-        """Return what differs from before when state or scalars may have changed."""
+        """Return a value that changes whenever state or scalars may have changed."""
 
     def read_state(self) -> Tensors:
         """Return the state tensors (``Accl___w``, ``Step___w``, ...) on the CPU, by name."""
@@ -34,22 +34,22 @@ class DeviceLink(Protocol):
         """Return the variable scalars in their derived form on the CPU, by name."""
 
     def check_state(self, tensors: Tensors) -> None:
-        """Raise ``Error`` for states and scalars that ``write_state`` would not take."""
+        """Raise ``Error`` for states and scalars that ``write_state`` would not accept."""
 
     def write_state(self, tensors: Tensors) -> None:
-        """Take states and scalars over, by name.
+        """Set states and scalars, by name.
 
-        Names that the program does not have are ignored. States that the program has and that are
-        missing here keep their value; the link says so in a warning.
+        Names that the program does not have are ignored. States of the program that are missing
+        keep their value, with a warning.
         """
 
 
 class VariableAttributes:
-    """Which hyper-parameters of an optimizer can change after compilation.
+    """Stores which hyper-parameters of an optimizer can change after compilation.
 
     Args:
-        variable_attributes: Names of the variable ones.
-        allowed_attributes: Every name there is.
+        variable_attributes: The names of the variable hyper-parameters.
+        allowed_attributes: The names of all hyper-parameters.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class VariableAttributes:
         self._allowed = set(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Tell whether an attribute is part of the compiled program.
+        """Return whether an attribute is part of the compiled program.
 
         Args:
             attr: Name of a hyper-parameter.
@@ -71,7 +71,7 @@ class VariableAttributes:
         return attr not in self._variable
 
     def markAsConstant(self, attr: str) -> None:
-        """Make an attribute part of the program. To be called before compilation.
+        """Make an attribute part of the program; call this before compilation.
 
         Args:
             attr: Name of a hyper-parameter.
@@ -83,7 +83,7 @@ class VariableAttributes:
         self._variable.discard(attr)
 
     def markAsVariable(self, attr: str) -> None:
-        """Let an attribute change after compilation. To be called before compilation.
+        """Allow an attribute to change after compilation; call this before compilation.
 
         Args:
             attr: Name of a hyper-parameter.
@@ -102,7 +102,7 @@ class VariableAttributes:
 
 
 class AccumulationType:
-    """An element type of a state: float16 or float32."""
+    """A descriptor for the dtype of a state: float16 or float32."""
 
     def __init__(self, description: str) -> None:
         self.__doc__ = f"{description}: float16 or float32."
@@ -127,7 +127,7 @@ class AccumulationType:
 
 
 def accumulation_type(name: str, value: torch.dtype | None) -> torch.dtype:
-    """Return a constructor's element type, or the default."""
+    """Return the dtype that was passed to a constructor, or the default."""
     if value is None:
         return torch.float32
     if value not in _ACCUM_TYPES:
@@ -136,28 +136,28 @@ def accumulation_type(name: str, value: torch.dtype | None) -> torch.dtype:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What all poptorch optimizers have in common; a mix-in before a torch optimizer."""
+    """The base of all poptorch optimizers; a mix-in before a torch optimizer."""
 
     variable_attrs: VariableAttributes
-    """Which hyper-parameters can change after compilation."""
+    """The hyper-parameters that can change after compilation."""
     loss_scaling: float
     """Multiplies the loss before the backward pass; the update divides by it."""
 
     _device: DeviceLink | None = None
-    # What state_dict() returns while no device is linked. None: never compiled.
+    # The result of state_dict() while no device is linked. None: never compiled.
     _ipu_state: Tensors | None = None
     _ipu_param: Tensors | None = None
-    # What the device, or the next one, has yet to take over.
+    # Loaded state that the device, or the next one, does not have yet.
     _pending: Tensors | None = None
-    # The device's version that was read back.
+    # The device's version at the last read-back.
     _version: object = None
 
     def _set_common(self, variable: Iterable[str], loss_scaling: float | None) -> None:
-        """Set the common attributes; to be called after torch's constructor.
+        """Set the common attributes; must be called after torch's constructor.
 
         Args:
-            variable: Names of the hyper-parameters that were given explicitly.
-            loss_scaling: As given to the constructor.
+            variable: The names of the hyper-parameters that were given explicitly.
+            loss_scaling: The argument of the constructor.
         """
         allowed = {*self.defaults, "loss_scaling"}
         names = {*variable, *(["loss_scaling"] if loss_scaling is not None else [])}
@@ -165,23 +165,23 @@ class Optimizer(torch.optim.Optimizer):
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
 
     def _link(self, device: DeviceLink) -> None:
-        """Connect to the executor that runs the updates, and hand over loaded state, if any."""
+        """Connect to the executor that runs the updates, and pass on loaded state, if any."""
         if self._pending is not None:
             device.write_state(self._pending)
             self._pending = None
         self._device, self._version = device, None
 
     def _hand_over(self) -> None:
-        """Give loaded state to the device, if there is any that it does not have yet."""
+        """Pass loaded state to the device, if the device does not have it yet."""
         if self._device is not None and self._pending is not None:
             self._device.write_state(self._pending)
             self._pending = None
 
     def _unlink(self) -> None:
-        """Read the state back from the executor, and forget the executor.
+        """Read the state back from the executor, and drop the link to it.
 
-        The next executor takes the state over, but not the scalars: by then the attributes may have
-        other values.
+        The next executor gets the state, but not the scalars, because the attributes may have other
+        values by then.
         """
         if self._device is None:
             return
@@ -191,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         self._pending = self._ipu_state or None
 
     def _read_back(self) -> None:
-        """Copy state and scalars from the device, if they may differ from those here."""
+        """Copy state and scalars from the device, if they may differ from the copies here."""
         if self._device is None or self._pending is not None:
             return
         version = self._device.version()
@@ -207,8 +207,8 @@ class Optimizer(torch.optim.Optimizer):
 
         Returns:
             ``state`` and ``param_groups`` as in torch; ``ipu_state``: CPU tensors by name, such as
-            ``Accl1___fc.weight``; ``ipu_param``: the variable hyper-parameters as the device has
-            them, by name. The last two are None before the first compilation.
+            ``Accl1___fc.weight``; ``ipu_param``: the variable hyper-parameters in the device's
+            form, by name. The last two are None before the first compilation.
         """
         self._read_back()
         return {
@@ -218,29 +218,29 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned, before or after compilation.
+        """Restore a result of ``state_dict``, before or after compilation.
 
-        The groups change at once, the device's tensors with the next run or ``setOptimizer``. What
-        is missing keeps the device's value. Until then ``state_dict`` returns what was loaded.
+        The groups change at once, the device's tensors at the next run or ``setOptimizer``. Missing
+        tensors keep the device's value. Until then ``state_dict`` returns the loaded state.
 
         Args:
             state_dict: A dictionary from ``state_dict`` of the same class of optimizer.
 
         Raises:
-            RuntimeError: It is empty, or from a torch optimizer.
-            ValueError: Its groups are not those of this optimizer.
+            RuntimeError: The dictionary is empty, or from a torch optimizer.
+            ValueError: The groups are not those of this optimizer.
             Error: ``ipu_state`` or ``ipu_param`` does not hold tensors by name, or a tensor does
                 not have the shape of the device's.
         """
         if not state_dict:
             raise UsageRuntimeError(
-                "Cannot load optimizer state dictionary because it is empty. Pass what "
-                "state_dict() of a poptorch optimizer returned."
+                "Cannot load optimizer state dictionary because it is empty. Pass the result of "
+                "state_dict() of a poptorch optimizer."
             )
         if not {"ipu_state", "ipu_param"} <= set(state_dict):
             raise UsageRuntimeError(
                 "Only IPU optimizer states can be loaded onto the IPU: the keys 'ipu_state' and "
-                "'ipu_param' are missing. Pass what state_dict() of a poptorch optimizer returned."
+                "'ipu_param' are missing. Pass the result of state_dict() of a poptorch optimizer."
             )
         _check_tensors(state_dict)
         state, scalars = _copied(state_dict["ipu_state"]), _copied(state_dict["ipu_param"])
@@ -253,8 +253,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._read_back()
-        # torch keeps its own three entries and makes its hooks anew; a scheduler's wrapper around
-        # step() belongs to this object.
+        # torch copies only its own three entries, and makes its hooks again. A scheduler's wrapper
+        # around step() belongs to this object, so it is not copied.
         own = {
             name: value
             for name, value in vars(self).items()
@@ -277,8 +277,8 @@ def _check_tensors(state_dict: Mapping[str, Any]) -> None:
             if not isinstance(value, torch.Tensor):
                 raise Error(
                     f"load_state_dict: '{key}' has to hold tensors by name, got a "
-                    f"{type(value).__name__} for {name!r}. Pass what state_dict() of a poptorch "
-                    "optimizer returned."
+                    f"{type(value).__name__} for {name!r}. Pass the result of state_dict() of a "
+                    "poptorch optimizer."
                 )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers that hand gradients to queues: what the weight update needs to know of them."""
+"""Optimizers that pass gradients to queues: the information for the weight update."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ __all__ = [
 
 
 class GradientQueue(Protocol):
-    """A queue for gradients, as a compilation sees it."""
+    """The interface of a queue for gradients in a compilation."""
 
     note: str
-    """What the values are; the compilation says how they were accumulated."""
+    """A description of the values; the compilation sets it to how they were accumulated."""
     queue: Any
-    """The outfeed queue after it."""
+    """The outfeed queue that gets the elements."""
 
     def take_gradients(self, offers: Mapping[str, torch.Tensor]) -> tuple[Any, list[str]] | None:
         """Return the structure of the queue's elements and the keys that they have.
 
         Args:
-            offers: A tensor of the gradient's shape and type by key, in the order of elements.
+            offers: For each key a tensor with the gradient's shape and dtype, in the order of
+                elements.
 
         Returns:
             None if no key is taken.
@@ -40,13 +41,14 @@ class GradientQueue(Protocol):
 
 @dataclass(frozen=True)
 class GradientCapture:
-    """Gradients that a program is to enqueue.
+    """Gradients that a program should enqueue.
 
     Attributes:
-        queue: Where they go.
-        mode: Which ones.
-        names: What keys call parameters, by ``id``; empty: as the program does.
-        only: The ``id`` of each parameter whose gradient is meant; None: all that are updated.
+        queue: The queue for the gradients.
+        mode: Which gradients to enqueue.
+        names: The names of parameters in keys, by ``id``; empty for the program's names.
+        only: The ``id`` of each parameter whose gradient is enqueued; None for all updated
+            parameters.
     """
 
     queue: GradientQueue
@@ -57,15 +59,15 @@ class GradientCapture:
 
 @dataclass(frozen=True)
 class GradientEnqueue:
-    """An element of gradients, as the weight update makes it.
+    """An element of gradients that the weight update enqueues.
 
     Attributes:
-        queue: Number of the program's queue.
-        mode: Which gradients.
-        parameters: Whose, in the order of the element's tensors.
-        dtypes: Element types of the element's tensors.
-        micro_batches: Micro-batches of a weight update (count).
-        divisor: What accumulated gradients are divided by: 1 for their sum.
+        queue: The number of the program's queue.
+        mode: Which gradients are enqueued.
+        parameters: The parameters, in the order of the element's tensors.
+        dtypes: The dtypes of the element's tensors.
+        micro_batches: The number of micro-batches per weight update.
+        divisor: The divisor of accumulated gradients: 1 for their sum.
     """
 
     queue: int
@@ -77,7 +79,7 @@ class GradientEnqueue:
 
     @property
     def accumulated(self) -> bool:
-        """Whether gradients of several micro-batches are in an element."""
+        """Whether an element combines the gradients of several micro-batches."""
         return self.mode == OutfeedOptimizerMode.BEFORE_APPLY and self.micro_batches > 1
 
 
@@ -88,19 +90,19 @@ class ObservedOptimizer(torch.optim.Optimizer):
     """The optimizer that does the updates."""
 
     def capture(self) -> GradientCapture:
-        """Return which gradients go where."""
+        """Return the description of the gradients to capture, and of their queue."""
         raise NotImplementedError
 
 
 def unwrapped(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[torch.optim.Optimizer, tuple[GradientCapture, ...]]:
-    """Return the optimizer that does the updates, and what those around it capture."""
+    """Return the optimizer that does the updates, and the captures of its wrappers."""
     captures = []
     while isinstance(optimizer, ObservedOptimizer):
         captures.append(optimizer.capture())
         optimizer = optimizer.wrapped
-    # One around another is made for the same model.
+    # All wrappers around an optimizer are made for the same model.
     names = next((capture.names for capture in captures if capture.names), {})
     return optimizer, tuple(
         capture if capture.names else replace(capture, names=names) for capture in captures

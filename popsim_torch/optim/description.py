@@ -1,4 +1,4 @@
-"""What the log says of an optimizer: one line for the defaults, one for each group."""
+"""The log lines that describe an optimizer: one for the defaults, and one for each group."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ITEMS = {
 
 
 def describe(settings: OptimizerSettings, groups: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of the log on an optimizer.
+    """Return the log lines for an optimizer.
 
     Args:
-        settings: Its values.
+        settings: The values of the optimizer.
         groups: The names of each group's parameters.
     """
     type_name = settings.rule.type_name
@@ -48,7 +48,7 @@ def describe(settings: OptimizerSettings, groups: Sequence[Sequence[str]]) -> li
 def _items(
     settings: OptimizerSettings, values: Mapping[str, HyperParameter], prefix: str = ""
 ) -> Iterable[str]:
-    if settings.rule.type_name == "SGD2":  # velocities are stored times the loss scale
+    if settings.rule.type_name == "SGD2":  # stored velocities are multiplied by the loss scale
         values = {**values, "velocity_scaling": settings.loss_scaling}
     for attribute, name in _ITEMS.items():
         if attribute not in values:
@@ -79,5 +79,5 @@ def _types(settings: OptimizerSettings) -> list[str]:
 
 
 def _type(dtype: torch.dtype | None) -> str:
-    """Return an element type; None stands for the weight's."""
+    """Return the name of a dtype; None means the dtype of the weight."""
     return {torch.float32: "FLOAT", torch.float16: "FLOAT16", None: "UNDEFINED"}[dtype]

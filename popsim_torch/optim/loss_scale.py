@@ -1,4 +1,4 @@
-"""How the device adapts the loss scale to the size of the gradients."""
+"""The rule by which the device adapts the loss scale to the size of the gradients."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ _LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class LossScaleRule:
-    """Halves the loss scale when gradients are about to overflow, and doubles it otherwise.
+    """Halves the loss scale if gradients are close to overflow, and doubles it otherwise.
 
-    The scale of the backward pass is the optimizer's times a factor, which begins at 1. In each
-    update the elements of the parameters' gradients are counted, of all its micro-batches; after
+    The scale of the backward pass is the optimizer's scale times a factor, which begins at 1. In
+    each update the values in the parameters' gradients of all micro-batches are counted; after
     every ``period`` updates the factor changes.
 
     Attributes:
-        edge: Elements whose magnitude is above this, and those that are NaN, count as too large;
-            a share of 65504, the largest number of float16.
-        share: The factor is halved if the share of such elements is above this, else doubled.
-        micro_batches: Of an update.
-        period: Updates from one change of the factor to the next.
-        largest_scale: The factor is not doubled where optimizer's scale times factor would come
-            to more.
+        edge: Values with a larger magnitude than this, and NaN, count as too large; given as a
+            share of 65504, the largest number of float16.
+        share: The factor is halved if a larger share of the values is too large, and doubled
+            otherwise.
+        micro_batches: The number of micro-batches of an update.
+        period: The number of updates from one change of the factor to the next.
+        largest_scale: The factor is not doubled if the optimizer's scale times the factor would
+            exceed this.
         least_factor: The factor is not halved below this.
     """
 
@@ -35,5 +36,5 @@ class LossScaleRule:
 
     @property
     def threshold(self) -> float:
-        """The magnitude above which an element is too large."""
+        """The magnitude above which a value is too large."""
         return self.edge * _LARGEST_HALF

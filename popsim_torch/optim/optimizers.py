@@ -1,9 +1,9 @@
-"""PopTorch's optimizers: torch's, with what a device needs to know besides.
+"""PopTorch's optimizers: those of torch, with additional settings for a device.
 
 A hyper-parameter that is given explicitly to a constructor is a *variable*: it can be changed after
-compilation, through ``trainingModel.setOptimizer``. One that is left out (None) has PyTorch's
-default and is *constant*, part of the compiled program. Plain ``torch.optim`` optimizers work too;
-for them, what is constant follows from the values.
+compilation, through ``trainingModel.setOptimizer``. A hyper-parameter that is left out (None) has
+PyTorch's default and is *constant*, part of the compiled program. Plain ``torch.optim`` optimizers
+work, too; for them the values determine which hyper-parameters are constant.
 
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=128.0)
     optimizer.variable_attrs.isConstant("momentum")  # True
@@ -71,23 +71,23 @@ class SGD(Optimizer, torch.optim.SGD):
     Args:
         params: Parameters, or groups of them.
         lr: Learning rate.
-        momentum: Factor of the velocity, None: 0, and no velocity is kept. An explicit 0.0 keeps
-            one, so that the momentum can be raised later.
-        dampening: Share of the gradient that does not enter the velocity.
+        momentum: Factor of the velocity. None means 0, without a velocity. An explicit 0.0 keeps a
+            velocity, so the momentum can be raised later.
+        dampening: Share of the gradient that is not added to the velocity.
         weight_decay: L2 penalty.
         nesterov: Use Nesterov momentum.
         maximize: As in torch; ignored on the device.
         foreach: As in torch; ignored on the device.
         differentiable: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        velocity_scaling: Multiplies stored velocities, with ``use_combined_accum`` only.
+        velocity_scaling: Multiplies stored velocities, only with ``use_combined_accum``.
         use_combined_accum: Use one tensor per parameter as gradient accumulator and velocity.
-        accum_type: Element type of gradient accumulators; ignored with ``use_combined_accum``.
-        velocity_accum_type: Element type of velocities; ignored with ``use_combined_accum``.
+        accum_type: Dtype of gradient accumulators; ignored with ``use_combined_accum``.
+        velocity_accum_type: Dtype of velocities; ignored with ``use_combined_accum``.
         max_grad_norm: The largest global norm of the gradients; None: no clipping.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: torch does not accept a value.
         Error: ``max_grad_norm`` is NaN or negative.
     """
@@ -140,9 +140,9 @@ class _MomentOptimizer(Optimizer):
     """An optimizer that keeps averages of the gradient and of its square.
 
     Attributes:
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
     """
 
     accum_type = AccumulationType("The type that gradients are accumulated in")
@@ -177,13 +177,13 @@ class Adam(_MomentOptimizer, torch.optim.Adam):
         differentiable: As in torch; ignored on the device.
         fused: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
         max_grad_norm: The largest global norm of the gradients; None: no clipping.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: ``amsgrad`` is True, or torch does not accept a value.
         Error: ``max_grad_norm`` is NaN or negative.
     """
@@ -232,7 +232,7 @@ class AdamW(_MomentOptimizer, torch.optim.AdamW):
         lr: Learning rate.
         betas: Decay of the averages of the gradient and of its square.
         eps: Added to the denominator.
-        weight_decay: Share of the weight, times ``lr``, that each update takes away.
+        weight_decay: Share of the weight, times ``lr``, that each update subtracts.
         amsgrad: Must be False or None.
         maximize: As in torch; ignored on the device.
         foreach: As in torch; ignored on the device.
@@ -240,15 +240,15 @@ class AdamW(_MomentOptimizer, torch.optim.AdamW):
         differentiable: As in torch; ignored on the device.
         fused: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        bias_correction: Accepted without effect, as in PopTorch: the averages are always divided
-            by ``1 - beta ** step``, on the device and by ``step``.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        bias_correction: No effect, as in PopTorch: the averages are always divided by ``1 - beta **
+            step``, on the device and in ``step()`` on the host.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
         max_grad_norm: The largest global norm of the gradients; None: no clipping.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: ``amsgrad`` is True, or torch does not accept a value.
         Error: ``max_grad_norm`` is NaN or negative.
     """
@@ -300,19 +300,20 @@ class RMSprop(_MomentOptimizer, torch.optim.RMSprop):
         alpha: Decay of the average of the squared gradient.
         eps: Added to the denominator.
         weight_decay: L2 penalty.
-        momentum: Factor of the momentum buffer, None: 0, and no buffer is kept.
+        momentum: Factor of the momentum buffer. None means 0, without a buffer.
         centered: Divide by an estimate of the variance instead of the mean square.
         foreach: As in torch; ignored on the device.
         maximize: As in torch; ignored on the device.
         differentiable: As in torch; ignored on the device.
         loss_scaling: Multiplies the loss before the backward pass.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages.
         second_order_momentum_accum_type: Ignored.
-        use_tf_variant: Follow TensorFlow: ``eps`` inside of the square root, averages start at 1.
+        use_tf_variant: Whether to compute as TensorFlow does: ``eps`` inside of the square root,
+            and averages that start at 1.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: torch does not accept a value.
     """
 
@@ -347,7 +348,7 @@ class RMSprop(_MomentOptimizer, torch.optim.RMSprop):
 
 
 class LAMB(_MomentOptimizer):
-    """Adam whose step has, for each parameter, the norm of the weight.
+    """Adam with steps that are scaled to the norm of each weight.
 
     Args:
         params: Parameters, or groups of them.
@@ -355,15 +356,16 @@ class LAMB(_MomentOptimizer):
         betas: Decay of the averages of the gradient and of its square.
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay.
-        bias_correction: Divide the averages by ``1 - beta ** step``; None: True.
+        bias_correction: Whether to divide the averages by ``1 - beta ** step``; None means True.
         loss_scaling: Multiplies the loss before the backward pass.
-        max_weight_norm: Weights of a larger norm count as having this one; 0: no scaling.
-        accum_type: Element type of gradient accumulators.
-        first_order_momentum_accum_type: Element type of the averages of the gradient.
-        second_order_momentum_accum_type: Element type of the averages of its square.
+        max_weight_norm: The largest weight norm for the scaling; larger norms are replaced by it. 0
+            means no scaling.
+        accum_type: Dtype of gradient accumulators.
+        first_order_momentum_accum_type: Dtype of the averages of the gradient.
+        second_order_momentum_accum_type: Dtype of the averages of its square.
 
     Raises:
-        AssertionError: An element type is neither float16 nor float32.
+        AssertionError: A dtype is neither float16 nor float32.
         ValueError: A value is out of range.
     """
 
@@ -454,7 +456,7 @@ class LAMB(_MomentOptimizer):
 
 
 def _check_lamb_values(values: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for what torch's Adam would not accept either."""
+    """Raise ``ValueError`` for values that torch's Adam would not accept either."""
     for name in ("lr", "eps", "weight_decay", "max_weight_norm"):
         if not values[name] >= 0.0:
             raise UsageValueError(f"Invalid {name} value: {values[name]}. It must not be negative.")

@@ -1,6 +1,6 @@
-"""The weight update of a model as data: what an optimizer means on the device.
+"""The weight update of a model as data: the ops, states and scalars of an optimizer.
 
-How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of parameter ``w``:
+An ``OptimizerPlan`` becomes ir as follows, for every ``ParameterUpdate`` ``u`` of parameter ``w``:
 
 1. Every micro-batch (backward phase), for every ``a`` in ``u.accumulations``: op ``a.kind`` with
    inputs ``[Gradient___w, a.state, *a.scalars]`` and one output, a view of the whole of
@@ -10,18 +10,17 @@ How an ``OptimizerPlan`` becomes ir, for every ``ParameterUpdate`` ``u`` of para
    second inputs of all update ops, the attributes ``plan.norm_attributes``, and one float32 output
    of shape ``()``, ``GlobalNorm___0``.
 3. Once (update phase): op ``u.kind`` with inputs ``[w, gradient, *u.states, *u.scalars]``,
-   followed by the output of ``gradient_norm`` when ``u.clipped``. ``gradient`` is what
-   ``u.gradient`` says: the gradient itself, the accumulator, or nothing (an empty input slot).
-   Outputs: a view of the whole of ``w`` named ``u.updated_name``, then one view per state, in the
-   order of ``u.states``, named ``u.updated_state_names``, then those of ``u.terms`` that are
-   anchored.
+   followed by the output of ``gradient_norm`` when ``u.clipped``. ``u.gradient`` chooses
+   ``gradient``: the gradient itself, the accumulator, or nothing (an empty input slot). Outputs: a
+   view of the whole of ``w`` named ``u.updated_name``, then one view per state, in the order of
+   ``u.states``, named ``u.updated_state_names``, then the anchored ones of ``u.terms``.
 
 An accumulator adds up the gradients of all micro-batches of a device iteration;
 ``Cursor.accumulation_step`` is 0 for the first of them.
 
-Scalars are float32 tensors of shape ``()``; anchors show some of them in the weight's type. Those
-that are not constant are device variables and keep their name; constant ones can be unnamed
-constants.
+Scalars are float32 tensors of shape ``()``; anchors show some of them in the weight's dtype.
+Scalars that are not constant are variables of the device and keep their name; constant ones can be
+unnamed constants.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ AttributeValue = bool | int | float | str
 
 
 class GradientInput(enum.Enum):
-    """Where the gradient of an update op comes from."""
+    """The source of the gradient of an update op."""
 
     GRADIENT = "gradient"
     """``Gradient___w`` of the only micro-batch."""
@@ -64,7 +63,7 @@ class GradientInput(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class HyperParameter:
-    """A value of the optimizer object, before it is derived into scalars."""
+    """A value of the optimizer object, before scalars are derived from it."""
 
     value: float
     constant: bool
@@ -78,10 +77,11 @@ class Scalar:
         name: Tensor name, e.g. ``scaledLearningRate0___specific___fc1.weight``. Parameters outside
             of all groups share ``...___default___FLOAT``, so a name may occur in several updates.
         value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
-        constant: Part of the program: never uploaded again, and no tensor name to list.
-        dtype: Always ``torch.float32``, also where the name ends in ``FLOAT16``: in float16,
-            ``1 - lr * weight_decay`` would mostly be 1, and weights would not decay.
-        shown_dtype: As an anchor shows it: float16 for some of a float16 weight.
+        constant: Whether it is part of the program: never uploaded again, and without a listed
+            tensor name.
+        dtype: Always ``torch.float32``, even if the name ends in ``FLOAT16``: in float16, ``1 - lr
+            * weight_decay`` would mostly be 1, and weights would not decay.
+        shown_dtype: The dtype in an anchor: float16 for some scalars of a float16 weight.
         gradient_scale: 1: it is proportional to the scale of the gradients; -1: to its inverse;
             0: to neither.
     """
@@ -95,7 +95,7 @@ class Scalar:
 
     @property
     def kind(self) -> str:
-        """What it holds, whatever the parameter: ``scaledLearningRate0`` or the like."""
+        """The kind of scalar, independent of the parameter, such as ``scaledLearningRate0``."""
         return names.hyper_parameter_kind(self.name)
 
 
@@ -106,11 +106,11 @@ class State:
     Attributes:
         name: Tensor name, ``<kind>___<parameter>``.
         kind: ``Accum``, ``Accl``, ``Accl1``, ``Accl2``, ``Accl3`` or ``Step``.
-        dtype: Element type.
+        dtype: The dtype of the tensor.
         per_element: True: the shape of the parameter. False: shape ``(1,)``.
         initial: Value before the first update.
-        initial_per_weight: This times the initial weight is added to ``initial``.
-        scale: The tensor holds this times the true value.
+        initial_per_weight: The initial weight times this factor is added to ``initial``.
+        scale: The tensor holds the true value times this factor.
     """
 
     name: str
@@ -123,7 +123,7 @@ class State:
 
     @property
     def accumulates(self) -> bool:
-        """Whether it adds up gradients, and is nothing but that."""
+        """Whether the only purpose of the state is to add up gradients."""
         return self.kind == "Accum"
 
     def initial_value(self, weight: torch.Tensor) -> torch.Tensor:
@@ -144,10 +144,10 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A float32 tensor that an update op computes in passing, and writes where it is anchored.
+    """A float32 tensor that an update op computes internally, and writes only if it is anchored.
 
     Attributes:
-        name: Tensor name, ``AdamUpdater___<parameter>`` or the like.
+        name: Tensor name, such as ``AdamUpdater___<parameter>``.
         per_element: True: the shape of the parameter. False: one number, of shape ``()``.
     """
 
@@ -163,7 +163,7 @@ class Accumulation:
 
     Attributes:
         kind: Op name: ``accumulate`` or ``sgd_combined_accumulate``.
-        state: What is added to: ``Accum___w``, or ``Accl___w`` for combined SGD (then ``state``
+        state: The state to add to: ``Accum___w``, or ``Accl___w`` for combined SGD (then ``state``
             is also one of the update's states).
         output: Name of the op's output, e.g. ``UpdatedVar___Accum___w``.
         scalars: Further inputs.
@@ -190,13 +190,13 @@ class ParameterUpdate:
         parameter: Canonical name of the parameter, ``w``.
         kind: Op name: ``sgd_update``, ``sgd_momentum_update``, ``sgd_combined_update``,
             ``adam_update``, ``lamb_update`` or ``rmsprop_update``.
-        gradient: What the second input is.
+        gradient: The source of the second input.
         states: Tensors the op reads and writes, besides the parameter.
         scalars: Hyper-parameters the op reads.
         attributes: Attributes of the op.
         accumulations: Ops that run before, for every micro-batch.
-        clipped: The op takes the global gradient norm as its last input.
-        terms: What the op can give besides.
+        clipped: Whether the op takes the global gradient norm as its last input.
+        terms: Additional tensors that the op can return.
     """
 
     parameter: str
@@ -243,7 +243,7 @@ class ParameterUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerPlan:
-    """Everything a compiled program needs to know of an optimizer.
+    """Everything that a compiled program needs of an optimizer.
 
     Attributes:
         type_name: ``SGD1`` (combined), ``SGD2``, ``ADAM``, ``ADAMW``, ``LAMB`` or ``RMSPROP``.
@@ -254,9 +254,10 @@ class OptimizerPlan:
         groups: Per group of the optimizer, the names of its parameters in the model.
         defaults: Hyper-parameters of parameters in no group, by attribute name.
         group_values: Hyper-parameters per group, by attribute name.
-        modes: What cannot change after compilation, by its name in error messages (a plural).
-        loss_scale_rule: How the device adapts the loss scale by itself; None: it does not.
-        description: What the log says of it, line by line.
+        modes: The properties that cannot change after compilation, by their names in error messages
+            (a plural).
+        loss_scale_rule: How the device adapts the loss scale by itself; None if it does not.
+        description: The log lines that describe the optimizer.
     """
 
     type_name: str
@@ -288,14 +289,15 @@ class OptimizerPlan:
         return {state.name: state for update in self.updates for state in update.all_states}
 
     def saved_states(self) -> list[str]:
-        """Return the names of what belongs to ``ipu_state``: all but the accumulators."""
+        """Return the names of the states in ``ipu_state``: all except the accumulators."""
         saved = [name for name, state in self.states().items() if state.kind != "Accum"]
         return saved if self.loss_scale_rule is None else [*saved, names.LOSS_SCALE_FACTOR]
 
     def without_values(self) -> OptimizerPlan:
-        """Return what a program depends on: all but values that are written to the device.
+        """Return the plan without values that are written to the device.
 
-        Those are the values of variable scalars, and of states before the first update.
+        The removed values are those of variable scalars, and of states before the first update. The
+        program depends on everything else.
         """
 
         def bare(scalar: Scalar) -> Scalar:
@@ -329,7 +331,7 @@ class OptimizerPlan:
         )
 
     def check_replaceable(self, new: OptimizerPlan) -> None:
-        """Check that a program compiled with this plan can go on with another one.
+        """Check that a program that was compiled with this plan can continue with another plan.
 
         Args:
             new: Plan for the same parameters and the same accumulation settings.
@@ -338,8 +340,8 @@ class OptimizerPlan:
             Error: The new plan needs another program.
 
         Source:
-            PopTorch's behaviour: dampening, Adam's accumulator types and the TensorFlow variant of
-            RMSprop are not looked at; the compiled structure stays.
+            PopTorch's behaviour: dampening, Adam's accumulator dtypes and the TensorFlow variant of
+            RMSprop are not compared; the compiled structure stays.
         """
         for name, mode in self.modes.items():
             if name not in new.modes or new.modes[name] != mode:
@@ -359,7 +361,7 @@ class OptimizerPlan:
             _check_values(f"group {index}", old, values)
 
     def changed_scalars(self, new: OptimizerPlan) -> Iterator[Scalar]:
-        """Yield the variable scalars of this plan, as ``new`` has them, whose value differs."""
+        """Yield the variable scalars of ``new`` whose value differs from this plan."""
         replacements = new.scalars()
         for name, scalar in self.variable_scalars().items():
             replacement = replacements.get(name)
@@ -367,13 +369,13 @@ class OptimizerPlan:
                 yield replacement
 
     def state_ratios(self, new: OptimizerPlan) -> dict[str, float]:
-        """Return by which factors states must be multiplied when ``new`` replaces this plan.
+        """Return the factors by which states must be multiplied when ``new`` replaces this plan.
 
         Stored velocities are scaled: by the loss scale (separate momentum) or by the velocity scale
-        (combined). When that scale changes, the true velocity must not.
+        (combined). If that scale changes, the true velocity must stay the same.
 
         Returns:
-            State name to factor, only for factors other than 1.
+            The factors by state name, without factors of 1.
         """
         replacements = new.states()
         ratios = {}
@@ -385,7 +387,7 @@ class OptimizerPlan:
 
 
 def _group_difference(old: tuple[tuple[str, ...], ...], new: tuple[tuple[str, ...], ...]) -> str:
-    """Return the error text for parameter groups that differ."""
+    """Return the error message for parameter groups that differ."""
     advice = "The groups and their parameters must stay as they were when the model was compiled."
     if len(old) != len(new):
         return f"Number of optimizer groups do not match: {len(old)} and {len(new)}. {advice}"
@@ -399,7 +401,7 @@ def _group_difference(old: tuple[tuple[str, ...], ...], new: tuple[tuple[str, ..
 def _check_values(
     where: str, old: Mapping[str, HyperParameter], new: Mapping[str, HyperParameter]
 ) -> None:
-    """Raise ``Error`` when constants differ, or variables have become constants."""
+    """Raise ``Error`` if constants differ, or variables have become constants."""
     for name, before in old.items():
         after = new.get(name)
         if after is None:

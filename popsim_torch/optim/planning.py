@@ -1,11 +1,11 @@
-"""From an optimizer object to the plan of a model's weight update.
+"""Makes the plan of a model's weight update from an optimizer object.
 
     settings = read_optimizer(optimizer)  # when the model is wrapped, and by setOptimizer
     plan = plan_updates(settings, parameters, ...)  # when it is compiled, and by setOptimizer
 
-The two are apart because an optimizer's values count when it is given to a model, not when the
-model is compiled. ``settings`` does the first, ``plan`` says what a plan is and how it becomes ir,
-``rules`` has the formulas.
+There are two steps, because a model uses the optimizer's values from the time when it is wrapped,
+not from when it is compiled. ``settings`` does the first step, ``plan`` defines a plan and how it
+becomes ir, and ``rules`` has the formulas.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ __all__ = [
 
 
 def join_plans(plans: Sequence[OptimizerPlan], loss_scale: str) -> OptimizerPlan:
-    """Return one plan with the updates of several optimizers, of no parameter in common.
+    """Return one plan with the updates of several optimizers, which share no parameter.
 
     Args:
-        plans: One per optimizer; none for gradients that update nothing.
-        loss_scale: Name of the loss scale's tensor.
+        plans: One plan for each optimizer; empty for gradients that update nothing.
+        loss_scale: The name of the loss scale's tensor.
 
     Raises:
         Error: The optimizers cannot update weights in one program.
@@ -114,23 +114,23 @@ def plan_updates(
 ) -> OptimizerPlan:
     """Plan the weight update of a traced model.
 
-    A parameter in no group of the optimizer is trained with the optimizer's ``defaults``. A
+    A parameter that is in no group of the optimizer is trained with the optimizer's ``defaults``. A
     parameter of the optimizer that is not in ``parameters`` (frozen, or without influence on the
-    loss) is left alone.
+    loss) is not updated.
 
     Args:
-        optimizer: An optimizer, or what ``read_optimizer`` returned for one.
+        optimizer: An optimizer, or the result of ``read_optimizer`` for one.
         parameters: The parameters that have a gradient, by canonical name; the optimizer's groups
             are found by the identity of these objects.
         gradient_accumulation: Micro-batches per weight update.
         reduction: Sum or mean over micro-batches.
-        running_mean: Accumulators hold the mean so far (strategy Running); with Mean only.
+        running_mean: Whether accumulators hold the mean so far (strategy Running); only with Mean.
         relax_checks: As in ``read_optimizer``.
-        accumulator_dtype: The element type of each parameter's accumulator; None, for all or for
-            one: what the optimizer says.
+        accumulator_dtype: The dtype of each parameter's accumulator; None, for all or for one,
+            means the choice of the optimizer.
         all_parameters: Every parameter of the model by canonical name, also those without a
-            gradient; None: do not check whether the optimizer's parameters belong to the model.
-        loss_scale: Name of the loss scale's tensor.
+            gradient; None to skip the check that the optimizer's parameters belong to the model.
+        loss_scale: The name of the loss scale's tensor.
         loss_scale_rule: How the device adapts the loss scale by itself, if it does.
 
     Raises:
@@ -191,17 +191,17 @@ def plan_updates(
 def _check_has_accumulator(rule: Rule, dtype: torch.dtype | None) -> None:
     if rule.combined and dtype is not None:
         raise Error(
-            f"Gradients are to be accumulated in {dtype}, and SGD with use_combined_accum adds "
-            "them to its velocities, which are float32 or of the weights' type. Leave "
-            "use_combined_accum out, or the type (Options.Training.gradientAccumulationDtype, "
-            "gradient_accumulation_dtype)."
+            f"The options ask for gradients to be accumulated in {dtype}, but SGD with "
+            "use_combined_accum adds them to its velocities, which are float32 or have the "
+            "weights' dtype. Leave out use_combined_accum, or the dtype "
+            "(Options.Training.gradientAccumulationDtype, gradient_accumulation_dtype)."
         )
 
 
 def _group_names(
     settings: OptimizerSettings, known: Mapping[str, torch.nn.Parameter]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each group's parameters; those that are not known are left out."""
+    """Return the names of each group's parameters, without unknown parameters."""
     name_of = {id(parameter): name for name, parameter in list(known.items())[::-1]}
     return tuple(
         tuple(name_of[id(p)] for p in group.parameters if id(p) in name_of)
@@ -218,12 +218,12 @@ def _check_in_model(settings: OptimizerSettings, known: Mapping[str, torch.nn.Pa
                 raise Error(
                     f"Parameter {position} of optimizer group {index}, of shape "
                     f"{list(parameter.shape)}, is not in the model. Make the optimizer from the "
-                    "parameters of the wrapped model, and do not replace them afterwards."
+                    "parameters of the wrapped model, and do not replace them after that."
                 )
 
 
 def _modes(rule: Rule) -> dict[str, object]:
-    """Return what ``OptimizerPlan.modes`` holds."""
+    """Return the value of ``OptimizerPlan.modes``."""
     match rule.type_name:
         case "SGD1" | "SGD2":
             return {
@@ -249,7 +249,7 @@ def _modes(rule: Rule) -> dict[str, object]:
 
 
 def _check_range(settings: OptimizerSettings) -> None:
-    """Raise ``Error`` for values with which no update can be computed."""
+    """Raise ``Error`` for values that allow no update."""
     if settings.loss_scaling.value == 0:
         raise Error("Loss scaling cannot be 0.")
     _check_values(settings.defaults, "the defaults")
@@ -262,7 +262,7 @@ def _check_values(values: Mapping[str, HyperParameter], where: str) -> None:
         return Error(f"Optimizer value '{name}' in {where} is {values[name].value}; {rule}.")
 
     for name, hyper in values.items():
-        # Written so that NaN is refused too.
+        # The condition also refuses NaN.
         if name in ("eps", "velocity_scaling"):
             if not hyper.value > 0:
                 raise refuse(name, "it must be greater than 0")

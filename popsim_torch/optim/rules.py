@@ -1,8 +1,8 @@
-"""From the values of an optimizer to the update op of one parameter.
+"""Makes the update op of one parameter from the values of an optimizer.
 
-Names and formulas of the scalars are those of PopART's optimizer tensors; programs read and anchor
-them. ``lr``, ``dp`` (dampening), ``wd`` (weight decay), ``mm`` (momentum), ``ls`` (loss scaling)
-and ``vs`` (velocity scaling) stand for the values of the parameter's group.
+Names and formulas of the scalars are those of PopART's optimizer tensors, because programs read and
+anchor them. ``lr``, ``dp`` (dampening), ``wd`` (weight decay), ``mm`` (momentum), ``ls`` (loss
+scaling) and ``vs`` (velocity scaling) stand for the values of the parameter's group.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Rule:
 
     Attributes:
         type_name: ``SGD1``, ``SGD2``, ``ADAM``, ``ADAMW``, ``LAMB`` or ``RMSPROP``.
-        accum_type: Element type of ``Accum___w``; None: the weight's.
-        velocity_accum_type: Of ``Accl___w``; None: the weight's.
-        first_type: Of ``Accl1___w``, and RMSprop's ``Accl3___w``.
-        second_type: Of Adam's and LAMB's ``Accl2___w``.
+        accum_type: The dtype of ``Accum___w``; None for the weight's.
+        velocity_accum_type: The dtype of ``Accl___w``; None for the weight's.
+        first_type: The dtype of ``Accl1___w``, and RMSprop's ``Accl3___w``.
+        second_type: The dtype of Adam's and LAMB's ``Accl2___w``.
         max_grad_norm: The largest global gradient norm; None: no clipping.
         bias_correction: LAMB: divide the moments by ``1 - beta ** step``; Adam always does.
         centered: RMSprop: subtract the squared mean of the gradients.
-        tf_variant: RMSprop as TensorFlow defines it.
+        tf_variant: RMSprop as defined by TensorFlow.
     """
 
     type_name: str
@@ -55,17 +55,17 @@ class Rule:
 
     @property
     def combined(self) -> bool:
-        """One tensor is both accumulator and velocity."""
+        """Whether one tensor is both accumulator and velocity."""
         return self.type_name == "SGD1"
 
 
 @dataclasses.dataclass(frozen=True)
 class AccumulationMode:
-    """How many gradients an update combines, and how.
+    """The number of gradients that an update combines, and how it does so.
 
     Attributes:
-        steps: Micro-batches per weight update.
-        mean: Average them; else add them up.
+        steps: The number of micro-batches per weight update.
+        mean: Whether to average the gradients; otherwise they are added up.
         running: With ``mean``: accumulators hold the mean so far, instead of a sum.
     """
 
@@ -75,25 +75,25 @@ class AccumulationMode:
 
     @property
     def needed(self) -> bool:
-        """More than one gradient is combined."""
+        """Whether more than one gradient is combined."""
         return self.steps > 1
 
     @property
     def divisor(self) -> int:
-        """What the accumulated gradient is divided by in the update (``af``)."""
+        """The divisor of the accumulated gradient in the update (``af``)."""
         return self.steps if self.mean and not self.running else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The parameter an update is made for.
+    """The parameter of an update.
 
     Attributes:
         name: Canonical name.
-        dtype: Element type on the device.
-        values: Hyper-parameters of its group, ``loss_scaling`` among them, by attribute name.
-        in_group: False: it has the optimizer's defaults.
-        accumulator_dtype: Element type of its accumulator; None: what the rule says.
+        dtype: The dtype on the device.
+        values: Hyper-parameters of its group, including ``loss_scaling``, by attribute name.
+        in_group: False if it has the optimizer's defaults.
+        accumulator_dtype: The dtype of its accumulator; None for the choice of the rule.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Target:
         initial_per_weight: float = 0.0,
         scale: float = 1.0,
     ) -> State:
-        """Make a state of this parameter, with its shape; dtype None: and its element type."""
+        """Make a state with the shape of this parameter; with dtype None also its dtype."""
         return State(
             names.state(kind, self.name),
             kind,
@@ -128,9 +128,9 @@ class Target:
         *ingredients: str,
         gradient_scale: int = 0,
     ) -> Scalar:
-        """Make the scalar ``prefix``: ``formula`` of the values called ``ingredients``.
+        """Make the scalar ``prefix``: ``formula`` of the values with the names ``ingredients``.
 
-        ``gradient_scale`` is that of ``Scalar``.
+        ``gradient_scale`` is passed to ``Scalar``.
         """
         values = [self.values[ingredient] for ingredient in ingredients]
         follows_weight = prefix.startswith(("weightDecayScaleFactor", "scaledMomentum", "sgdMom"))
@@ -180,7 +180,7 @@ def _clip_attributes(rule: Rule) -> dict[str, AttributeValue]:
 def _separate_accumulation(
     rule: Rule, target: Target, mode: AccumulationMode
 ) -> tuple[GradientInput, tuple[Accumulation, ...]]:
-    """Return where the update's gradient comes from, and the op that puts it there."""
+    """Return the source of the update's gradient, and the ops that accumulate it there."""
     if not mode.needed:
         return GradientInput.GRADIENT, ()
     state = target.state("Accum", target.accumulator_dtype or rule.accum_type)
@@ -264,7 +264,7 @@ def _nesterov_scalars(
         divisor: ``af``.
 
     Source:
-        The names are PopART's; which factor stands under which name is ours.
+        The names are PopART's; the assignment of factors to names is specific to this package.
     """
     return [
         target.scalar(f"nesterovGradScaleFactor{version}", lambda s: s, velocity_scale),
@@ -290,8 +290,8 @@ def _nesterov_terms(target: Target) -> tuple[Term, ...]:
 def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """Return SGD whose velocity is also the accumulator.
 
-    Clipping and Nesterov momentum need the whole gradient by itself, so with them it is accumulated
-    separately, and the update op adds it to the velocity.
+    Clipping and Nesterov momentum need the whole gradient separately. With them it has its own
+    accumulator, and the update op adds it to the velocity.
     """
     nesterov = bool(target.values["nesterov"].value)
     separate = nesterov or rule.max_grad_norm is not None
@@ -400,7 +400,7 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
 
 
 def _rmsprop(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
-    """Return RMSprop; a momentum that is the constant 0 needs no buffer."""
+    """Return RMSprop; a constant momentum of 0 needs no buffer."""
     gradient, accumulations = _separate_accumulation(rule, target, mode)
     momentum = target.values["momentum"]
     has_momentum = not (momentum.constant and momentum.value == 0)

@@ -1,7 +1,7 @@
-"""Copies an optimizer's values: what it says about the weight update at one moment.
+"""Copies the values of an optimizer at one moment.
 
-A model reads its optimizer when it is wrapped and by ``setOptimizer``; what happens to the object
-in between does not count.
+A model reads its optimizer when it is wrapped and in ``setOptimizer``; changes of the object in
+between have no effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 _logger = logging.getLogger("poptorch::python")
 
-# Hyper-parameters per optimizer type, as they are called in the groups. ``betas`` is read as
+# Hyper-parameters of each optimizer type, by their names in the groups. ``betas`` is read as
 # ``beta1`` and ``beta2``.
 _ADAM_NAMES = ("lr", "betas", "eps", "weight_decay")
 _SGD_NAMES = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
@@ -53,10 +53,10 @@ _KNOWN_CLASSES = {
 
 @dataclasses.dataclass(frozen=True)
 class AttributeRecord:
-    """Names of an optimizer's attributes, to notice those that appear later.
+    """The names of an optimizer's attributes, to detect new ones later.
 
     Attributes:
-        type_name: Type of the optimizer, as messages spell it.
+        type_name: The name of the optimizer type in messages.
         object_names: Attributes of the object.
         default_names: Keys of its ``defaults``.
         group_names: Keys of each group.
@@ -70,7 +70,7 @@ class AttributeRecord:
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, type_name: str) -> AttributeRecord:
         """Record the attributes that ``optimizer`` has now."""
-        # Private names are torch's; a method on the object is a scheduler's wrapper.
+        # Skip private names, which are torch's, and methods, which are wrappers of schedulers.
         visible = (
             name
             for name, value in vars(optimizer).items()
@@ -84,11 +84,11 @@ class AttributeRecord:
         )
 
     def joined(self, later: AttributeRecord, *, relax_checks: bool) -> AttributeRecord:
-        """Report names that are new in a later record, and return both together.
+        """Report names that are new in a later record, and return both records together.
 
         Args:
             later: A record of the same optimizer, or of one of the same type that replaces it.
-            relax_checks: Report on level DEBUG instead of WARNING.
+            relax_checks: Whether to report at level DEBUG instead of WARNING.
         """
         pairs = [
             ("optimizer attribute", self.object_names, later.object_names),
@@ -120,11 +120,11 @@ Values = Mapping[str, HyperParameter]
 
 @dataclasses.dataclass(frozen=True)
 class GroupSettings:
-    """A parameter group as it was when the optimizer was read.
+    """A parameter group at the time when the optimizer was read.
 
     Attributes:
-        parameters: Its parameters; what counts is which objects they are.
-        values: Its hyper-parameters, by attribute name.
+        parameters: The parameters, which are identified by object.
+        values: The hyper-parameters, by attribute name.
     """
 
     parameters: tuple[torch.Tensor, ...]
@@ -133,7 +133,7 @@ class GroupSettings:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """A copy of everything that a model needs to know of an optimizer.
+    """A copy of everything that a model needs of an optimizer.
 
     Attributes:
         rule: Structure of the optimizer.
@@ -150,7 +150,7 @@ class OptimizerSettings:
     attributes: AttributeRecord
 
     def as_constant_as(self, other: OptimizerSettings) -> OptimizerSettings:
-        """Return these values, where those are constant that are so in other settings."""
+        """Return these values, with the same ones constant as in other settings."""
 
         def values(own: Values, others: Values) -> Values:
             return {
@@ -158,7 +158,7 @@ class OptimizerSettings:
                 for name, value in own.items()
             }
 
-        # (groups that have no counterpart cannot replace anything)
+        # (a group without a counterpart cannot replace another one)
         known = [*other.groups[: len(self.groups)], *self.groups[len(other.groups) :]]
         return dataclasses.replace(
             self,
@@ -174,10 +174,10 @@ class OptimizerSettings:
 
     @property
     def forces_running_mean(self) -> bool:
-        """Half-precision accumulators overflow in a sum, so they hold the running mean.
+        """Whether accumulators must hold the running mean, because sums in half precision overflow.
 
-        A model with Mean reduction that has no explicit strategy changes to Running for them; one
-        that is already compiled must refuse such an optimizer.
+        A model with Mean reduction and without an explicit strategy then changes to Running; a
+        model that is already compiled must refuse such an optimizer.
         """
         return not self.rule.combined and self.rule.accum_type == torch.float16
 
@@ -192,22 +192,22 @@ def read_optimizer(
     """Copy an optimizer's values.
 
     Args:
-        optimizer: Of ``poptorch.optim``, or a SGD, Adam, AdamW or RMSprop of ``torch.optim``, or
-            one around such.
-        automatic_loss_scaling: The loss scale changes while the program runs.
-        relax_checks: Report unexpected attributes on level DEBUG instead of WARNING.
-        known_attributes: ``attributes`` of the settings that these will replace; None for the
-            first optimizer of a model.
+        optimizer: An optimizer of ``poptorch.optim``, an SGD, Adam, AdamW or RMSprop of
+            ``torch.optim``, or a wrapper of one of these.
+        automatic_loss_scaling: Whether the loss scale changes while the program runs.
+        relax_checks: Whether to report unexpected attributes at level DEBUG instead of WARNING.
+        known_attributes: ``attributes`` of the settings that are replaced; None for the first
+            optimizer of a model.
 
     Raises:
         AssertionError: The type is not supported, or a value is not a number.
-        ValueError: The optimizer is an amsgrad one.
+        ValueError: The optimizer uses amsgrad.
     """
     optimizer, _ = unwrapped(optimizer)
     rule = _read_rule(optimizer)
     _warn_of_subclass(optimizer, rule.type_name)
     if known_attributes is not None and known_attributes.type_name != rule.type_name:
-        known_attributes = None  # what one type has says nothing of another
+        known_attributes = None  # attributes of another type cannot be compared
     if known_attributes is None:
         _warn_of_ignored(optimizer)
     attributes = AttributeRecord.of(optimizer, rule.type_name)
@@ -231,7 +231,7 @@ def read_optimizer(
 
 
 class _ValueReader:
-    """Reads the hyper-parameters of an optimizer's groups; what is constant is so for all."""
+    """Reads the hyper-parameters of an optimizer's groups; all groups have the same constants."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, type_name: str) -> None:
         self._optimizer = optimizer
@@ -255,19 +255,20 @@ class _ValueReader:
     def _is_constant(self, name: str) -> bool:
         if isinstance(self._optimizer, optim.Optimizer):
             return name in _STRUCTURAL or self._optimizer.variable_attrs.isConstant(name)
-        # Schedulers of PyTorch may change whatever a program can take without being another one.
+        # All others are variable, because PyTorch's schedulers may change them.
         return name in _STRUCTURAL or (name == "momentum" and not _has_momentum(self._optimizer))
 
 
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a torch optimizer has velocities: without, they cost memory for nothing."""
+    """Return whether a torch optimizer has momentum: if not, it needs no memory for velocities."""
     return any(group.get("momentum") for group in (optimizer.defaults, *optimizer.param_groups))
 
 
 def structure_of(optimizer: torch.optim.Optimizer) -> list[object]:
-    """Return what a program is compiled for; equal where only values differ.
+    """Return the structure that a program is compiled for; equal if only values differ.
 
-    A ``poptorch.optim`` optimizer says itself what is constant; there it is the parameters alone.
+    A ``poptorch.optim`` optimizer chooses its constants itself, so its structure is only the
+    parameters.
 
     Args:
         optimizer: As for ``read_optimizer``.
@@ -290,12 +291,12 @@ def _number(name: str, value: object) -> float:
 
 
 def _type_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the optimizer type, as messages spell it.
+    """Return the name of the optimizer type in messages.
 
     Raises:
         AssertionError: The type is not supported.
     """
-    # AdamW is a subclass of Adam, in torch.
+    # AdamW must come first: in torch it is a subclass of Adam.
     if isinstance(optimizer, torch.optim.AdamW):
         return "ADAMW"
     if isinstance(optimizer, torch.optim.Adam):
@@ -350,7 +351,7 @@ def _max_grad_norm(optimizer: torch.optim.Optimizer) -> float | None:
 
 
 def _warn_of_subclass(optimizer: torch.optim.Optimizer, type_name: str) -> None:
-    """Warn of an update rule that the user may have written, and the device does not know."""
+    """Warn of an update rule in a subclass, which the device does not run."""
     if type(optimizer) not in _KNOWN_CLASSES:
         _logger.warning(
             "%s is a subclass of a supported optimizer. The device does not run Python optimizer "
@@ -360,7 +361,7 @@ def _warn_of_subclass(optimizer: torch.optim.Optimizer, type_name: str) -> None:
 
 
 def _warn_of_ignored(optimizer: torch.optim.Optimizer) -> None:
-    """Warn of what the user wrote and the device does not do."""
+    """Warn of settings that the device ignores."""
     if any("loss_scaling" in group for group in optimizer.param_groups):
         _logger.warning(
             "loss_scaling in a parameter group is ignored; there is one loss scaling per model. "

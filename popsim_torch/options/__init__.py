@@ -1,4 +1,4 @@
-"""``Options``: everything a user can ask of a model besides the model itself."""
+"""``Options``: the settings of a model and of its runs."""
 
 from popsim_torch.errors import ConfigFileError
 from popsim_torch.options.groups import _DistributedOptions as _DistributedOptions

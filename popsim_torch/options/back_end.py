@@ -1,4 +1,4 @@
-"""What is checked and logged of the settings of PopTorch's back end when a model is compiled.
+"""Checks and logs the settings of PopTorch's back end when a model is compiled.
 
 Package private.
 """
@@ -38,7 +38,7 @@ _KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("list", (list, set, tuple)),
     ("dict", dict),
 )
-"""The kinds of values with their types; the first that fits counts."""
+"""The kinds of values with their types; the first type that fits is used."""
 
 
 def check_back_end(options: Options) -> None:
@@ -48,9 +48,9 @@ def check_back_end(options: Options) -> None:
         options: All of the model's options, with an output mode.
 
     Raises:
-        Error: A setting does not exist, has a wrong value, or asks for values that popsim_torch
+        Error: A setting does not exist, has a wrong value, or would need values that popsim_torch
             does not compute.
-        UsageAssertionError: ``_Popart`` holds a setting of another group, too.
+        UsageAssertionError: ``_Popart`` holds a setting that belongs to another group.
     """
     settings = options.toDict()
     validate_options(settings)
@@ -64,14 +64,14 @@ def check_back_end(options: Options) -> None:
 
 
 def validate_options(settings: Mapping[str, Any]) -> None:
-    """Check settings against those that exist, and log each at level DEBUG.
+    """Check that all settings exist, and log each at level DEBUG.
 
     Args:
-        settings: What ``Options.toDict`` returned.
+        settings: The result of ``Options.toDict``.
 
     Raises:
         Error: A name does not exist for the type of its value, a value has a type that no setting
-            has, or it is no member of the setting's enum.
+            has, or a value is not a member of the setting's enum.
     """
     for key, value in settings.items():
         if key == _PROGRESS_BAR:
@@ -89,7 +89,7 @@ def validate_options(settings: Mapping[str, Any]) -> None:
 
 
 def log_computed(options: Options, *, pipelined: bool) -> None:
-    """Log the settings of the back end that follow from the model; warn of overridden ones.
+    """Log the back-end settings that follow from the model; warn if the user overrides one.
 
     Args:
         options: The model's options.
@@ -111,14 +111,15 @@ def log_computed(options: Options, *, pipelined: bool) -> None:
 
 
 def check_loss_scale(options: Options, loss_dtypes: Collection[torch.dtype]) -> None:
-    """Check the setting that asks for a float32 loss scale; warn where there is one anyway.
+    """Check the setting for a float32 loss scale; warn if the scale is float32 without it.
 
     Args:
         options: The model's options.
-        loss_dtypes: The element types of the losses that training starts from.
+        loss_dtypes: The dtypes of the losses that training starts from.
 
     Raises:
-        Error: A loss is of another type, and so is the scale, which is its gradient.
+        Error: A loss is not float32, so the scale, which is the gradient of the loss, is not
+            either.
     """
     key = "ensureFp32LossScaleTensor"
     if not options._Popart.options.get(key, False) or not loss_dtypes:
@@ -129,7 +130,7 @@ def check_loss_scale(options: Options, loss_dtypes: Collection[torch.dtype]) -> 
         raise not_supported_yet(
             call,
             f"a float32 scale of a {others[0]} loss",
-            "The scale of a loss has the loss's type: compute the loss in float32, loss.float(), "
+            "The scale of a loss has the loss's dtype: compute the loss in float32, loss.float(), "
             "or leave the setting out.",
         )
     logs.warn_once("%s has no effect: the loss is float32, and so is its scale.", call)
@@ -207,7 +208,7 @@ def _check_limits(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None
 
 
 def _warn_of_overruled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Warn, once in a process, of settings that say something else than what is computed."""
+    """Warn, once per process, of settings that differ from what is computed."""
     for key, limit in OVERRULED.items():
         ours = settings[limit.value] > 1 if isinstance(limit.value, str) else limit.value
         if given.get(key, ours) != ours:

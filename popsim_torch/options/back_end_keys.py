@@ -108,10 +108,10 @@ KEYS: dict[str, frozenset[str]] = {
         ("dict", _DICT),
     )
 }
-"""The names that a value of each kind may be stored under; those of ``Options`` come first."""
+"""The names under which a value of each kind may be stored; names of ``Options`` come first."""
 
 TEXT_DICTS = frozenset(_TEXT_DICTS.split())
-"""The dictionaries from str to str."""
+"""The settings that are dictionaries from strings to strings."""
 
 PARTIALS = ("float", "half")
 """The values of ``partialsTypeMatMuls``, and of ``partialsType`` in the options of products."""
@@ -130,15 +130,16 @@ NUM_MEMBERS: dict[str, int] = {
     "syntheticDataMode": 3,
     "virtualGraphMode": 4,
 }
-"""How many members the enums of the back end have, whose values are passed as ints."""
+"""The number of members of each enum of the back end, whose values are passed as ints."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A setting that changes what is computed, of which one value is what popsim_torch does.
+    """A setting that changes computed values, and of which popsim_torch supports one value.
 
     Attributes:
-        value: That value; if it is a str, the key of ``Options.toDict`` that holds it.
+        value: The supported value; if it is a string, the key of ``Options.toDict`` with that
+            value.
         reason: What popsim_torch does, and what to do instead.
     """
 
@@ -158,8 +159,9 @@ LIMITS: dict[str, Limit] = {
         [], "automatic loss scaling looks at the gradients of all parameters. Leave it out."
     ),
 }
-"""The settings that are refused with another value. See ``OVERRULED`` for those that are warned of;
-``ensureFp32LossScaleTensor`` is refused with a float16 loss, and warned of with others.
+"""The settings that are refused with another value. ``OVERRULED`` has those that only cause a
+warning. ``ensureFp32LossScaleTensor`` is refused with a float16 loss, and causes a warning with
+others.
 
 Those that take effect: ``autoRecomputation``, ``automaticLossScalingSettings`` (``enabled``,
 ``binEdgeLocation``, ``thresholdUpperCountProportion``, ``updatePeriod``), ``convolutionOptions``
@@ -170,9 +172,10 @@ and ``matmulOptions`` (``partialsType``), ``cachePath``, ``enableEngineCaching``
 ``instrumentWithHardwareCycleCounter``, ``partialsTypeMatMuls``, ``syntheticDataMode``,
 ``updatableNamedBuffers``.
 
-Two change rounding on a machine and nothing here: ``enableStableNorm`` (variances always come from
-deviations from the mean) and ``decomposeGradSum`` (gradients of a tensor are always added one by
-one). No value depends on any other: they are about time, memory, dumps and reports.
+Two settings change rounding on a real machine, but nothing here: ``enableStableNorm`` (variances
+always come from deviations from the mean) and ``decomposeGradSum`` (gradients of a tensor are
+always added one by one). The other settings change no values: they concern time, memory, dumps and
+reports.
 """
 
 _ONE_REPLICA = "this version runs one replica in one process"
@@ -189,7 +192,6 @@ OVERRULED: dict[str, Limit] = {
     "globalReplicaOffset": Limit(0, _ONE_REPLICA),
     "globalReplicationFactor": Limit(1, _ONE_REPLICA),
 }
-"""Settings whose other values would change what is computed, and have no effect: a warning, once.
-
-Programs set them along with the option that takes effect, or without need.
+"""Settings whose other values would change computed values. They have no effect, and a warning says
+so once. Programs set them in addition to the option that takes effect, or without need.
 """

@@ -1,4 +1,4 @@
-"""The machinery under ``Options`` and its groups: typed settings that can be frozen.
+"""The base classes of ``Options`` and its groups: typed settings that can be frozen.
 
 Package private.
 """
@@ -30,14 +30,15 @@ _OBJECT_ID = re.compile(r" (?:at 0x[0-9A-Fa-f]+|with id=\d+)")
 
 
 class Setting(Generic[T]):
-    """One stored value of a group, declared in its class body under the name it is stored by.
+    """One stored value of a group, declared in the class body under its name.
 
     Args:
-        default: The value of a new group; it is copied.
-        kind: The class values must have; that of ``default`` if None.
+        default: The value in a new group; it is copied.
+        kind: The class that values must have; None for the class of ``default``.
         enum: The integer enum whose values are stored, if any.
         setter: The mirrored method that sets it, for messages.
-        is_key: Whether ``repr``, ``toDict`` and ``exists`` know it; programs do not see the others.
+        is_key: Whether ``repr``, ``toDict`` and ``exists`` include it; other settings are hidden
+            from programs.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Setting(Generic[T]):
         """Return a setting without a default: it exists once it has been set.
 
         Args:
-            kind: The class values must have.
+            kind: The class that values must have.
             setter: The mirrored method that sets it, for messages.
         """
         return cls(_ABSENT, kind=kind, setter=setter)
@@ -79,7 +80,7 @@ class Setting(Generic[T]):
         """Return the docstring that the reference shows of the value."""
         source = f"The value that ``{self.setter}`` sets" if self.setter else "A stored value"
         if not self.has_default:
-            return f"{source}; it does not exist before."
+            return f"{source}; it does not exist before that."
         if self.enum is None:
             return f"{source}; ``{self.default!r}`` by default."
         default: Any = self.default
@@ -97,15 +98,15 @@ class Setting(Generic[T]):
         group.set(**{self.name: value})
 
     def check(self, path: str, value: object) -> object:
-        """Return a value as it is stored.
+        """Check a value, and return the value to store.
 
         Args:
             path: The group, for messages.
-            value: What the user gave.
+            value: The user's value.
 
         Raises:
-            UsageAssertionError: It is of the wrong class.
-            UsageValueError: It is no value of the enum.
+            UsageAssertionError: The value has the wrong class.
+            UsageValueError: The value is not in the enum.
         """
         if not isinstance(value, self.kind):
             raise UsageAssertionError(
@@ -115,13 +116,13 @@ class Setting(Generic[T]):
         if self.enum is not None and value not in list(self.enum):
             members = ", ".join(f"{self.enum.__name__}.{member.name}" for member in self.enum)
             raise UsageValueError(f"{path}.{self.setter or self.name}({value!r}): use {members}.")
-        # A boolean counts as a number, and so does an enum member where ints are kept.
+        # Accept a boolean as a number, and a member of an enum as an int.
         counts = issubclass(self.kind, int) and self.kind is not bool
         return self.kind(value) if counts else value
 
 
 class FreezableOptions(Described):
-    """An options object or one of its groups: changeable until it is frozen."""
+    """An options object or one of its groups, which can be changed until it is frozen."""
 
     _path: ClassVar[str] = "Options"
     _is_frozen: bool
@@ -130,10 +131,10 @@ class FreezableOptions(Described):
         self.__dict__["_is_frozen"] = False
 
     def freeze(self) -> Self:
-        """Refuse all later changes, here and in the groups inside.
+        """Refuse all later changes, in this object and in its groups.
 
-        Wrapping a model and building a ``DataLoader`` do this to the options they are given. A
-        clone can be changed again.
+        Wrapping a model or building a ``DataLoader`` freezes the options that they get. A clone can
+        be changed again.
 
         Returns:
             The object itself.
@@ -144,10 +145,10 @@ class FreezableOptions(Described):
         return self
 
     def checkIsFrozen(self) -> None:
-        """Do nothing, unless the object is frozen.
+        """Raise an error if the object is frozen.
 
         Raises:
-            UsageAttributeError: It is.
+            UsageAttributeError: The object is frozen.
         """
         if self._is_frozen:
             raise UsageAttributeError(
@@ -170,7 +171,7 @@ class FreezableOptions(Described):
         twin.__dict__.pop("_why_no_anchors", None)
         return twin
 
-    # Hidden from the type checker, which would take any name for a valid attribute.
+    # Hidden from the type checker, which would otherwise accept any name as an attribute.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -180,7 +181,7 @@ class FreezableOptions(Described):
 
 
 class OptionsGroup(FreezableOptions):
-    """Named values: read as attributes, set by methods, all checked on the way in.
+    """Named values: read as attributes, set by methods, and checked when they are set.
 
     The class body declares the values as :class:`Setting` objects; ``createOrSet`` adds others.
     """
@@ -203,10 +204,10 @@ class OptionsGroup(FreezableOptions):
         }
 
     def __call__(self, option: str) -> Any:
-        """Return the stored value of an option, like the attribute of that name.
+        """Return the stored value of an option, as the attribute of the same name does.
 
         Args:
-            option: Its name in snake case.
+            option: The name of the option in snake case.
 
         Raises:
             UsageAttributeError: No such value is stored.
@@ -216,7 +217,7 @@ class OptionsGroup(FreezableOptions):
         return self._values[option]
 
     def set(self, **values: object) -> Self:
-        """Set values that exist.
+        """Set existing values.
 
         Args:
             **values: New values by their names in snake case.
@@ -285,7 +286,7 @@ class OptionsGroup(FreezableOptions):
         return name in self._keys()
 
     def deleteIfExists(self, name: str) -> Self:
-        """Remove a value; a setting that has a default goes back to it.
+        """Remove a value; a setting with a default gets the default again.
 
         Args:
             name: The name in snake case.
@@ -308,7 +309,7 @@ class OptionsGroup(FreezableOptions):
         return self._keys()
 
     def _keys(self) -> dict[str, Any]:
-        """Return the stored values that programs see, by name."""
+        """Return the stored values that are visible to programs, by name."""
         settings = self._settings()
         return {
             name: value
@@ -325,7 +326,7 @@ class OptionsGroup(FreezableOptions):
         return [f"{name}={shown(value)}" for name, value in sorted(self._keys().items())]
 
     def _figures(self) -> dict[str, object]:
-        """Return the values that are not the defaults, as text, in the order of names."""
+        """Return the values that are not the defaults, as strings, sorted by name."""
         settings = self._settings()
         found: dict[str, object] = {}
         for name, value in sorted(self._keys().items()):
@@ -335,7 +336,7 @@ class OptionsGroup(FreezableOptions):
         return found
 
     def _unknown(self, name: str) -> str:
-        """Return the message for a name under which nothing is stored."""
+        """Return the message for a name without a stored value."""
         if name in self._settings():
             setter = self._settings()[name].setter
             return f"{self._path}.{name} has not been set. Call {self._path}.{setter} first."
@@ -358,20 +359,20 @@ class OptionsGroup(FreezableOptions):
 
 
 def shown(value: object) -> str:
-    """Return a value as text: the same text for equal values, without the ids of objects.
+    """Return a value as a string, equal for equal values and without ids of objects.
 
     Args:
-        value: What is stored.
+        value: The stored value.
     """
     return _OBJECT_ID.sub("", saferepr(value))
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise the error of a wrong argument unless a condition holds.
+    """Raise the error of a wrong argument unless a condition is true.
 
     Args:
         condition: What must be true.
-        message: The text of the error.
+        message: The message of the error.
 
     Raises:
         UsageAssertionError: ``condition`` is false.
@@ -385,10 +386,10 @@ def require_bool(call: str, value: object) -> None:
 
     Args:
         call: The setter, for the message.
-        value: What the user gave.
+        value: The user's value.
 
     Raises:
-        UsageAssertionError: ``value`` is something else, an int included.
+        UsageAssertionError: ``value`` is not a boolean; an int is refused, too.
     """
     require(isinstance(value, bool), f"{call}({value!r}): pass True or False.")
 
@@ -398,11 +399,11 @@ def require_enum(call: str, value: object, enum: type[IntEnum]) -> None:
 
     Args:
         call: The setter, for the message.
-        value: What the user gave.
-        enum: The enum it must belong to.
+        value: The user's value.
+        enum: The enum of the value.
 
     Raises:
-        UsageAssertionError: ``value`` is something else, a plain int included.
+        UsageAssertionError: ``value`` is not a member; a plain int is refused, too.
     """
     members = ", ".join(f"{enum.__name__}.{member.name}" for member in enum)
     require(isinstance(value, enum), f"{call}({value!r}): use one of {members}.")

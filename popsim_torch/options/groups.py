@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 AccumulationDType: TypeAlias = torch.dtype | Callable[[torch.nn.Parameter], torch.dtype]
-"""The element type of gradients' accumulators, or what returns it for a parameter."""
+"""The dtype of gradient accumulators, or a function that returns it for a parameter."""
 
 _logger = logging.getLogger("poptorch::python")
 
 
 def check_accumulation_dtype(where: str, dtype: object) -> torch.dtype:
-    """Return an element type in which gradients can be accumulated, or raise an error."""
+    """Return a dtype if gradients can be accumulated in it, or raise an error."""
     if dtype is torch.float32 or dtype is torch.float16:
         return dtype
     raise UsageTypeError(
@@ -45,12 +45,12 @@ def check_accumulation_dtype(where: str, dtype: object) -> torch.dtype:
 
 
 def own_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
-    """Return the type of a parameter on the device; optimizers with a type of their own keep it."""
+    """Return the dtype of a parameter on the device, for optimizers that use this dtype."""
     return held_dtype(parameter.dtype)
 
 
 class _GroupWithBackEnd(OptionsGroup):
-    """A group whose setters store some settings for the back end, in ``_Popart``.
+    """A group whose setters store some settings in ``_Popart``, for the back end.
 
     Args:
         back_end: The ``_Popart`` group of the same options.
@@ -63,7 +63,7 @@ class _GroupWithBackEnd(OptionsGroup):
         self.__dict__["_back_end"] = back_end
 
     def _parts(self) -> dict[str, FreezableOptions]:
-        # The back end's settings are a group of the options, not of this one.
+        # The back end's settings are a group of the options, not of this group.
         return {}
 
     def _set_back_end(self, key: str, value: object) -> Self:
@@ -73,9 +73,9 @@ class _GroupWithBackEnd(OptionsGroup):
 
 
 class _TrainingOptions(_GroupWithBackEnd):
-    """``Options.Training``: what a weight update is made of.
+    """``Options.Training``: how gradients are combined for a weight update.
 
-    Must keep its defaults for inference.
+    For inference all values must be the defaults.
     """
 
     _path = "Options.Training"
@@ -101,33 +101,33 @@ class _TrainingOptions(_GroupWithBackEnd):
         The input needs that many times more data. The range is checked when the model is compiled.
 
         Args:
-            gradient_accumulation: Micro-batches per weight update (count); 1 by default.
+            gradient_accumulation: The number of micro-batches per weight update; 1 by default.
 
         Returns:
             The group itself.
 
         Raises:
-            UsageAssertionError: It is not an int.
+            UsageAssertionError: The argument is not an int.
         """
         return self.set(gradient_accumulation=gradient_accumulation)
 
     def gradientAccumulationDtype(self, dtype: AccumulationDType | None) -> Self:
-        """Choose the element type in which the gradients of micro-batches are accumulated.
+        """Choose the dtype in which the gradients of micro-batches are accumulated.
 
-        The weight update reads that type. Optimizers of ``poptorch.optim`` have one of their own,
-        ``accum_type``, which this replaces. Sums in float16 overflow sooner: the mean reduction
-        strategy ``Running`` keeps means instead.
+        The weight update reads gradients of that dtype. It replaces the ``accum_type`` of
+        optimizers of ``poptorch.optim``. Sums in float16 overflow sooner; the mean reduction
+        strategy ``Running`` avoids this, because it keeps means instead.
 
         Args:
             dtype: ``torch.float32`` or ``torch.float16``; a function that returns one of them for a
-                parameter; None (the default) for that of the optimizer, float32 for those of
-                ``torch.optim``.
+                parameter; None (the default) for the dtype of the optimizer, which is float32 for
+                optimizers of ``torch.optim``.
 
         Returns:
             The group itself.
 
         Raises:
-            UsageTypeError: It is something else.
+            UsageTypeError: The argument is something else.
         """
         where = "Options.Training.gradientAccumulationDtype"
         if dtype is not None and not callable(dtype):
@@ -137,7 +137,7 @@ class _TrainingOptions(_GroupWithBackEnd):
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Choose whether the gradients of micro-batches are averaged or added up.
 
-        It has no bearing on the reduction inside the loss.
+        The reduction inside the loss does not change.
 
         Args:
             reduction_type: ``ReductionType.Mean`` (the default) or ``ReductionType.Sum``.
@@ -146,7 +146,7 @@ class _TrainingOptions(_GroupWithBackEnd):
             The group itself.
 
         Raises:
-            UsageValueError: It is something else.
+            UsageValueError: The argument is something else.
         """
         if reduction_type not in (ReductionType.Mean, ReductionType.Sum) or not isinstance(
             reduction_type, ReductionType
@@ -162,7 +162,7 @@ class _TrainingOptions(_GroupWithBackEnd):
     ) -> Self:
         """Choose when a mean over micro-batches is divided by their number.
 
-        It changes rounding and overflow only.
+        This changes only rounding and overflow.
 
         Args:
             mean_reduction_strategy: ``MeanReductionStrategy.Post`` (the default), ``Running``, or
@@ -173,7 +173,7 @@ class _TrainingOptions(_GroupWithBackEnd):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``MeanReductionStrategy``.
+            UsageAssertionError: The argument is not a ``MeanReductionStrategy``.
         """
         require_enum(
             "Options.Training.setMeanAccumulationAndReplicationReductionStrategy",
@@ -183,23 +183,24 @@ class _TrainingOptions(_GroupWithBackEnd):
         return self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Let the loss scale follow the size of the gradients.
+        """Adjust the loss scale automatically to the size of the gradients.
 
         The scale of the backward pass is the optimizer's ``loss_scaling`` times a factor, which the
-        device keeps; together they are the tensor ``finalLossScale``, which can be anchored. The
-        factor begins at 1. After every weight update it is halved if more than one in ten
-        million elements of the parameters' gradients came near to overflow (an eighth of 65504, the
-        largest number of float16, or more, or NaN), and doubled if not. It is not doubled where
-        ``finalLossScale`` would be more than 32768, and not halved below 2^-24. All micro-batches
-        of an update have the same scale.
+        device keeps. The product is the tensor ``finalLossScale``, which can be anchored. The
+        factor begins at 1. After every weight update it is halved if more than one in ten million
+        values in the parameters' gradients were close to overflow (an eighth of 65504, the largest
+        number of float16, or more, or NaN), and doubled otherwise. It is not doubled if
+        ``finalLossScale`` would then be more than 32768, and not halved below 2^-24. All
+        micro-batches of an update have the same scale.
 
-        Updates divide by the scale that the gradients carry: but for rounding, overflow and
-        underflow no weight changes, and no returned loss. ``Gradient___`` tensors show the scaled
-        gradients. An update with gradients that did overflow is carried out, as without this.
+        Updates divide the gradients by the scale, and returned losses are not scaled. So weights
+        and losses are the same as without scaling, except for rounding, overflow and underflow.
+        ``Gradient___`` tensors show the scaled gradients. An update whose gradients overflow is
+        applied all the same.
 
         ``state_dict()`` of an optimizer of ``poptorch.optim`` has the factor of the next run as
-        ``ipu_state["lossScaleUpdateFactor"]``; loading it goes on from there. The optimizer's
-        ``loss_scaling`` becomes a variable: ``setOptimizer`` can change it.
+        ``ipu_state["lossScaleUpdateFactor"]``; loading the dict restores the factor. The
+        optimizer's ``loss_scaling`` becomes a variable: ``setOptimizer`` can change it.
 
         ``Options._Popart.set`` changes the constants, by the names
         ``automaticLossScalingSettings.`` with ``binEdgeLocation`` (0.125, of 65504),
@@ -213,15 +214,15 @@ class _TrainingOptions(_GroupWithBackEnd):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.Training.setAutomaticLossScaling", enabled)
         return self._set_back_end("automaticLossScalingSettings.enabled", enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Hint to spread convolutions over the tiles at random offsets.
+        """Give a hint to spread convolutions over the tiles at random offsets.
 
-        It has no effect on values, and none yet on the model of time and memory.
+        It has no effect on values, and no effect yet on the model of time and memory.
 
         Args:
             enabled: Whether to do so.
@@ -231,7 +232,7 @@ class _TrainingOptions(_GroupWithBackEnd):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.Training.setConvolutionDithering", enabled)
         dithering = {"enableConvDithering": str(enabled).lower()}
@@ -244,31 +245,31 @@ class _PrecisionOptions(_GroupWithBackEnd):
     _path = "Options.Precision"
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """End a run with an error at the first op whose arithmetic fails.
+        """Raise an error at the first op of a run whose arithmetic fails.
 
         Running the model then raises ``Error``, which names the op, its result, the line of the
         model and one of these:
 
-        * invalid operation: a result is NaN where no operand is, as of ``inf - inf``, ``0 / 0``,
-          ``inf / inf``, ``0 * inf`` or the square root of a negative number; or an operand of
-          ``<``, ``<=``, ``>``, ``>=``, ``==`` or ``!=`` is NaN (but ``x != x`` may ask for NaN).
-        * division by zero: an element is infinite because a finite one was divided by zero, or for
-          ``log(0)``, ``rsqrt(0)``, ``0 ** -1``.
-        * overflow: a result is infinite where no operand is, for any other reason. A float16
+        * invalid operation: a result is NaN although no operand is, for example of ``inf - inf``,
+          ``0 / 0``, ``inf / inf``, ``0 * inf`` or the square root of a negative number; or an
+          operand of ``<``, ``<=``, ``>``, ``>=``, ``==`` or ``!=`` is NaN (except in ``x != x``,
+          which tests for NaN).
+        * division by zero: a value is infinite because a finite one was divided by zero, or as the
+          result of ``log(0)``, ``rsqrt(0)`` or ``0 ** -1``.
+        * overflow: a result is infinite although no operand is, for any other reason. A float16
           result overflows above 65504.
 
-        Elementwise ops are looked at element by element; other ops (products, sums, norms) have
-        failed where any element is NaN, or infinite, and none of their operands is. What counts
-        are results, not what an op computes on the way to them. Infinities and NaN that the model
-        is given - inputs, weights, constants such as a mask of ``-inf``, ``masked_fill(mask,
-        -inf)`` - are no failures, nor are results of infinities that are well defined:
-        ``exp(-inf)`` is 0.
+        Element-wise ops are checked value by value. Other ops (products, sums, norms) fail if any
+        value of the result is NaN or infinite and none of the operands is. Only results are
+        checked, not the intermediate values of an op. Infinities and NaN that the model gets are
+        not failures: inputs, weights, constants such as a mask of ``-inf``, ``masked_fill(mask,
+        -inf)``. Well-defined results of infinities are not failures either: ``exp(-inf)`` is 0.
 
-        What depends on constants only is computed, and checked, when the model is compiled. After
-        a failure the executor can be called again, as after any other error of a run; an update
-        that fails has changed its weight. The values are the same with and without the checks.
-        With them ops are not joined, and runs take several times as long; without them they cost
-        nothing.
+        Values that depend only on constants are computed, and checked, when the model is compiled.
+        After a failure the executor can be called again, as after any other error of a run; an
+        update that fails has already changed its weight. The checks change no values. With the
+        checks ops are not joined, and runs take several times as long; without them there is no
+        cost.
 
         Args:
             enabled: Whether to do so; False by default.
@@ -278,7 +279,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.Precision.enableFloatingPointExceptions", enabled)
         return self._set_back_end("enableFloatingPointChecks", enabled)
@@ -286,16 +287,16 @@ class _PrecisionOptions(_GroupWithBackEnd):
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 results up or down at random.
 
-        A result that lies between two numbers of float16 becomes the one above or the one below,
-        with the probabilities that leave it as it is on average. So what is too small to change a
-        float16 number counts all the same, in sums of many: half weights train with small learning
-        rates. A number that float16 has stays, and so do NaN and infinities; beyond 65504 numbers
-        are rounded to nearest.
+        A result between two float16 numbers becomes the one above or the one below, with
+        probabilities that keep the average equal to the result. So a sum of many terms takes even
+        terms into account that are too small to change a float16 number: half weights train with
+        small learning rates. Exact float16 numbers, NaN and infinities do not change; numbers
+        beyond 65504 are rounded to nearest.
 
-        This concerns each float16 result of an op of forward, backward and update - weights,
-        accumulators and optimizer state among them - and no other type. What depends on constants
-        only, and what is drawn at random, is rounded to nearest. Within an op float32 computes, so
-        ``setPartialsType(torch.half)`` has no effect beside this.
+        This applies to each float16 result of an op of forward, backward and update, including
+        weights, accumulators and optimizer state, and to no other dtype. Values that depend only on
+        constants, and random numbers, are rounded to nearest. An op computes in float32 internally,
+        so ``setPartialsType(torch.half)`` has no effect together with this option.
 
         The rounding depends on ``randomSeed``, the position in the model and the micro-batch, as
         other random numbers do: runs with the same seed have the same bits, on any number of
@@ -310,20 +311,20 @@ class _PrecisionOptions(_GroupWithBackEnd):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.Precision.enableStochasticRounding", enabled)
         return self._set_back_end("enableStochasticRounding", enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Choose the type of partial sums in products of float16 operands.
+        """Choose the dtype of partial sums in products of float16 operands.
 
-        It concerns matrix products, convolutions and recurrent layers, forward and backward; with
-        float32 operands partial sums are float32 whatever is chosen. In half, up to 16 products
-        at a time are summed in float32, and the running sum is rounded to float16 after each such
-        pass: above 65504 it becomes infinite. ``docs/half_partials.md`` says which products make
-        a pass. Of this call and ``_Popart`` settings of the partials type the last one counts; the
-        entry of ``matmulOptions`` goes before all others.
+        It applies to matrix products, convolutions and recurrent layers, forward and backward. With
+        float32 operands partial sums are always float32. In half, up to 16 products at a time are
+        summed in float32, and the running sum is rounded to float16 after each such pass: above
+        65504 it becomes infinite. ``docs/half_partials.md`` says which products make a pass. If
+        this call and ``_Popart`` settings choose the partials type, the last one takes effect; but
+        the entry of ``matmulOptions`` overrides all others.
 
         Args:
             dtype: ``torch.float``, the default, or ``torch.half``.
@@ -332,7 +333,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
             The group itself.
 
         Raises:
-            UsageValueError: It is neither.
+            UsageValueError: The argument is neither.
         """
         if dtype not in (torch.float, torch.half):
             raise UsageValueError(
@@ -343,7 +344,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
         return self._set_back_end("convolutionOptions", {"partialsType": partials})
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """Do nothing but log a warning: mixed operands follow PyTorch's promotion (deprecated).
+        """Only log a warning; no effect: mixed operands follow PyTorch's promotion (deprecated).
 
         Args:
             half_float_casting: Ignored.
@@ -362,7 +363,7 @@ class _PrecisionOptions(_GroupWithBackEnd):
         return self
 
     def runningStatisticsAlwaysFloat(self, enabled: bool) -> Self:
-        """Do nothing but log a warning: running statistics keep their own type (deprecated).
+        """Only log a warning; no effect: running statistics keep their own dtype (deprecated).
 
         Args:
             enabled: Ignored.
@@ -387,43 +388,46 @@ class _PrecisionOptions(_GroupWithBackEnd):
 
 
 class _JitOptions(OptionsGroup):
-    """``Options.Jit``: nothing is left to choose."""
+    """``Options.Jit``: kept for compatibility, without any choices."""
 
     _path = "Options.Jit"
 
     def traceModel(self, trace_model: bool) -> Self:
-        """Do nothing but log a warning (deprecated).
+        """Only log a warning; no effect (deprecated).
 
         Args:
-            trace_model: Only False.
+            trace_model: Must be False.
 
         Returns:
             The group itself.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageValueError: It is True: models are not traced with ``torch.jit``.
+            UsageValueError: The argument is True: models are not traced with ``torch.jit``.
         """
         self.checkIsFrozen()
         _logger.warning("Options.Jit.traceModel is deprecated and has no effect.")
         if trace_model:
             raise UsageValueError(
-                "Options.Jit.traceModel(True): tracing with torch.jit is gone. Remove the call."
+                "Options.Jit.traceModel(True): tracing with torch.jit is not supported. Remove "
+                "the call."
             )
         return self
 
 
 class _DistributedOptions(OptionsGroup):
-    """``Options.Distributed``: which of several host processes this one is.
+    """``Options.Distributed``: the ID of this process, and the number of host processes.
 
-    The process id and count come from the environment if a launcher has started several processes
-    when the options are made, else they are 0 and 1. Looked at are ``OMPI_COMM_WORLD_RANK`` and
-    ``_SIZE``, ``RANK`` and ``WORLD_SIZE`` (``torchrun``), ``PMI_RANK`` and ``PMI_SIZE``, and, in a
-    step of SLURM, ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS``, in this order.
+    If a launcher has started several processes, new options take the process ID and the number of
+    processes from the environment; otherwise these are 0 and 1. The variables are
+    ``OMPI_COMM_WORLD_RANK`` and ``_SIZE``, ``RANK`` and ``WORLD_SIZE`` (``torchrun``), ``PMI_RANK``
+    and ``PMI_SIZE``, and, in a step of SLURM, ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS``, in
+    this order.
 
-    This version runs one process. Several are an error when a model is wrapped or a loop compiled,
-    since each would train by itself, with a part of the data. Processes that are meant to work by
-    themselves call ``disable()``; those that run no model, such as workers of a loader, need not.
+    This version runs one process. With several processes, wrapping a model or compiling a loop
+    raises an error, because each process would train by itself, with a part of the data. Processes
+    that should work independently call ``disable()``. Processes that run no model, such as workers
+    of a loader, do not need this call.
     """
 
     _path = "Options.Distributed"
@@ -439,7 +443,7 @@ class _DistributedOptions(OptionsGroup):
         self._take_launched()
 
     def _take_launched(self) -> None:
-        """Take over what a launcher says that has started several processes, if there is one."""
+        """Use the process ID and count of a launcher that has started several processes, if any."""
         found = launched()
         if found is not None:
             self.configureProcessId(found.rank, found.size)
@@ -451,11 +455,11 @@ class _DistributedOptions(OptionsGroup):
 
     @property
     def numProcesses(self) -> int:
-        """How many processes run the program (count)."""
+        """The number of processes that run the program."""
         return self.num_distributed_processes
 
     def disable(self) -> Self:
-        """Go back to one process, whatever the environment says.
+        """Set the number of processes to one, and ignore the environment.
 
         Returns:
             The group itself.
@@ -466,11 +470,11 @@ class _DistributedOptions(OptionsGroup):
         return self.set(distributed_process_id=0, num_distributed_processes=1)
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Say which process this is.
+        """Set the ID of this process and the number of processes.
 
         Args:
             process_id: The number of this process, from 0.
-            num_processes: How many processes run the program (count).
+            num_processes: The number of processes that run the program.
 
         Returns:
             The group itself.
@@ -490,7 +494,7 @@ class _DistributedOptions(OptionsGroup):
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Read the number of processes and of this process from the environment, now.
+        """Read the number of processes and the ID of this process from the environment, now.
 
         Args:
             var_num_processes: The variable with the number of processes; 1 if it is not set.

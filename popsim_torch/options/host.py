@@ -1,6 +1,6 @@
-"""The settings of ``Options`` that no computed value depends on. Package private.
+"""The settings of ``Options`` that do not change computed values. Package private.
 
-They say where a model runs and what is reported, logged and kept around its runs.
+They choose where a model runs, and what is reported, logged and stored for its runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNLIMITED = 2**64 - 1
 
 
 class HostOptions(OptionsGroup):
-    """Where a model runs, and what is reported, logged and kept around its runs."""
+    """Settings for where a model runs, and what is reported, logged and stored for its runs."""
 
     _Popart: _PopartOptions
 
@@ -64,7 +64,7 @@ class HostOptions(OptionsGroup):
     module_namescope_enabled = Setting(True, setter="disableModuleNamescope", is_key=False)
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """Choose how the blocks of a model form stages and when these run; no value changes.
+        """Choose how the blocks of a model form stages, and when the stages run; no value changes.
 
         Args:
             strategy: A ``PipelinedExecution`` (the default, with ``AutoStage.SameAsIpu``), a
@@ -74,16 +74,17 @@ class HostOptions(OptionsGroup):
             The options.
 
         Raises:
-            UsageAssertionError: It is something else.
+            UsageAssertionError: The argument is something else.
         """
         return self.set(execution_strategy=strategy)
 
     def pipelineSchedule(self, schedule: PipelineSchedule) -> Self:
         """Choose when the stages of a pipeline run; no value changes.
 
-        A schedule that is chosen needs a number of micro-batches that is a multiple of those in
-        flight: for ``n`` stages, training, ``2 n`` (``Grouped``), ``n`` (``Interleaved``) or 1
-        (``Sequential``); inference ``n``, ``n`` or 1. It is checked when the model is compiled.
+        With a schedule other than ``Default``, the number of micro-batches must be a multiple of
+        the number in flight. For ``n`` stages the latter is ``2 n`` (``Grouped``), ``n``
+        (``Interleaved``) or 1 (``Sequential``) in training, and ``n``, ``n`` or 1 in inference. It
+        is checked when the model is compiled.
 
         Args:
             schedule: A ``PipelineSchedule``; ``Default`` is PopTorch's own.
@@ -93,37 +94,37 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``PipelineSchedule``.
+            UsageAssertionError: The argument is not a ``PipelineSchedule``.
         """
         require_enum("Options.pipelineSchedule", schedule, PipelineSchedule)
         return self.set(pipeline_schedule=schedule)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Reserve more IPUs, with a warning, when a model uses a number that is no power of two.
+        """Reserve more IPUs, with a warning, if a model uses a number that is not a power of two.
 
         Args:
-            auto_round_num_ipus: False, as in new options, makes such a model an error.
+            auto_round_num_ipus: Whether to do so. If False, the default, such a model is an error.
 
         Returns:
             The options.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self.set(auto_round_num_ipus=auto_round_num_ipus)
 
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> None:
-        """Hint how much of an IPU's memory convolutions and matrix products may use at a time.
+        """Give a hint how much of an IPU's memory convolutions and matrix products may use.
 
         It has no effect on values. The hint is stored for the model of time and memory, which does
-        not read it yet.
+        not use it yet.
 
         Args:
             available_memory_proportion: A share of the memory (1.0 is all of it) by IPU, for
                 example ``{"IPU0": 0.3}``. The share is not checked.
 
         Raises:
-            UsageAssertionError: It is not a dict, or a key is not ``IPU`` and a number.
+            UsageAssertionError: The argument is not a dict, or a key is not ``IPU`` and a number.
         """
         call = f"Options.setAvailableMemoryProportion({available_memory_proportion!r})"
         require(isinstance(available_memory_proportion, dict), f"{call}: pass a dict.")
@@ -139,21 +140,22 @@ class HostOptions(OptionsGroup):
         """Choose when a model attaches to its device.
 
         Args:
-            connection_type: ``ConnectionType.Always``, the default, attaches it before it is
-                compiled and ``OnDemand`` afterwards. With ``Never`` it is compiled and saved only.
+            connection_type: ``ConnectionType.Always``, the default, attaches the model before it is
+                compiled, and ``OnDemand`` after that. With ``Never`` the model can only be compiled
+                and saved.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``ConnectionType``.
+            UsageAssertionError: The argument is not a ``ConnectionType``.
         """
         require_enum("Options.connectionType", connection_type, ConnectionType)
         return self.set(connection_type=connection_type)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile for a machine that is not there, as with ``ConnectionType.Never``.
+        """Compile for a machine that is not available, as with ``ConnectionType.Never``.
 
         Args:
             ipu_version: The generation of the machine: 1, 2 or 21.
@@ -174,8 +176,8 @@ class HostOptions(OptionsGroup):
     def useIpuModel(self, use_model: bool) -> Self:
         """Choose between hardware and a software model of it.
 
-        It has no effect beyond a log line when a model is compiled: both choices run the
-        simulated machine.
+        Both choices run the simulated machine. The only effect is a log line when a model is
+        compiled.
 
         Args:
             use_model: Whether to use the software model.
@@ -185,12 +187,12 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self.createOrSet(use_model=use_model)
 
     def useIpuId(self, ipu_id: int) -> Self:
-        """Choose a device by its number; no effect on values, the devices are all alike.
+        """Choose a device by its number; no effect on values, because all devices are the same.
 
         Args:
             ipu_id: The number.
@@ -200,14 +202,14 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not an int.
+            UsageAssertionError: The argument is not an int.
         """
         return self.createOrSet(ipu_id=ipu_id)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
         """Choose which IPUs wait for each other.
 
-        It is stored and has no effect on values; it is meant for the model of time.
+        It has no effect on values; it is stored for the model of time.
 
         Args:
             sync_pattern: The pattern; ``SyncPattern.Full`` by default.
@@ -217,27 +219,27 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``SyncPattern``.
+            UsageAssertionError: The argument is not a ``SyncPattern``.
         """
         require_enum("Options.syncPattern", sync_pattern, SyncPattern)
         return self.set(sync_pattern=sync_pattern)
 
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
-        """Keep compiled programs in a directory, and take them from there; no value changes.
+        """Save compiled programs in a directory, and load them from there; no value changes.
 
-        There is a file for each program. Forward is traced all the same, since nobody can tell
-        otherwise what it does; what comes after the trace is saved. Processes may share the
-        directory.
+        There is one file for each program. The model is still traced every time, because only the
+        trace shows whether ``forward`` has changed; the cache saves the steps after the trace.
+        Several processes may share the directory.
 
         Args:
-            path: The directory, made when it is needed; None turns caching off.
+            path: The directory, which is created when it is needed; None turns caching off.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is no path.
+            UsageAssertionError: The argument is not a path.
         """
         self.checkIsFrozen()
         if path is not None:
@@ -246,25 +248,27 @@ class HostOptions(OptionsGroup):
         return self
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Ask for a report of every model; no value changes.
+        """Write a report of every model; no value changes.
 
-        It is written when the executor is destroyed or dropped, or the program ends, to
-        ``<profile_dir>/<model name>/profile.pop``, and is JSON: the ops of the program with their
-        tensors and lines of code, its memory, the number of calls. ``executor.profile()`` measures
-        how long each op takes. A setting ``autoReport.all`` of the variable
-        ``POPLAR_ENGINE_OPTIONS`` asks for it as well. PopVision does not read such reports. Where
-        several programs of a process have the same name, the second writes to
-        ``<model name>_2``, and so on. Other engine options have no effect, which a warning says.
+        The report is written to ``<profile_dir>/<model name>/profile.pop`` when the executor is
+        destroyed or dropped, or when the program ends. It is JSON, and contains the ops of the
+        program with their tensors and lines of code, the memory of the program and the number of
+        calls. ``executor.profile()`` measures how long each op takes. The setting
+        ``autoReport.all`` in the variable ``POPLAR_ENGINE_OPTIONS`` has the same effect. PopVision
+        cannot read these reports. If several programs of a process have the same name, the second
+        writes to ``<model name>_2``, and so on. Other engine options have no effect, and a warning
+        says so.
 
         Args:
-            profile_dir: The directory to write to, ``"."`` if None; made if it does not exist.
+            profile_dir: The directory to write to, ``"."`` if None; it is created if it does not
+                exist.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: ``profile_dir`` is no path.
+            UsageAssertionError: ``profile_dir`` is not a path.
         """
         self.checkIsFrozen()
         directory = "." if profile_dir is None else _as_path("enableProfiling", profile_dir)
@@ -272,7 +276,8 @@ class HostOptions(OptionsGroup):
         if "autoReport" in configured:
             _logger.warning(
                 "Options.enableProfiling: the environment variable POPLAR_ENGINE_OPTIONS "
-                "configures reports, too: %s. Remove that from it, or this call.",
+                "configures reports, too: %s. Remove these settings from the variable, or remove "
+                "this call.",
                 configured,
             )
         report = {
@@ -286,7 +291,7 @@ class HostOptions(OptionsGroup):
         return self
 
     def modelName(self, name: str) -> Self:
-        """Name the model in reports.
+        """Set the name of the model in reports.
 
         Args:
             name: The name; ``training`` or ``inference`` if none is set.
@@ -296,15 +301,15 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a string.
+            UsageAssertionError: The argument is not a string.
         """
         return self.createOrSet(model_name=name)
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Ask for the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
+        """Count the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
 
-        This version has no model of the machine's time yet: compiling a model warns of that, and
-        ``cycleCount()`` raises.
+        This version has no model of the machine's time yet: compiling a model logs a warning about
+        this, and ``cycleCount()`` raises an error.
 
         Args:
             log_cycle_count: Whether to do so; False by default.
@@ -314,14 +319,14 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.logCycleCount", log_cycle_count)
         self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """Choose where the back end puts its logs; no effect, this one writes none.
+        """Choose where the back end writes its logs; no effect, because this back end writes none.
 
         Args:
             log_dir: The directory; ``"."`` by default.
@@ -331,14 +336,14 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a string.
+            UsageAssertionError: The argument is not a string.
         """
         return self.set(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """Limit how often the same warning is repeated in the log; one line then says so.
+        """Limit how often the same warning is repeated in the log; a line says when it is reached.
 
-        Lines of other levels are never left out. A compilation counts anew.
+        Lines of other levels are always written. Each compilation starts the count again.
 
         Args:
             max_lines: The limit (count), 4 by default; None for no limit.
@@ -348,15 +353,15 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is neither an int nor None.
+            UsageAssertionError: The argument is neither an int nor None.
         """
         return self.set(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
 
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar on the standard error stream while a model is compiled.
 
-        Without a call of this method it is shown on a terminal, and nowhere else.
-        ``compilationTime()`` needs it to be on.
+        If this method is not called, the bar is shown only on a terminal. ``compilationTime()``
+        needs it to be on.
 
         Args:
             show: Whether to show it; True by default.
@@ -366,24 +371,24 @@ class HostOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self.set(show_compilation_progress_bar=show, progress_bar_asked_for=show)
 
     def sourceLocationExcludes(self, excludes: list[str]) -> Self:
-        """Choose the stack frames that are never given as the source of an operation.
+        """Choose stack frames that are never named as the source of an operation.
 
         Args:
-            excludes: Pieces of paths; a frame whose path contains one is skipped, unless all are.
-                Replaces those that name Python's own and installed files. Frames of PyTorch and of
-                this package are always skipped.
+            excludes: Parts of paths; a frame whose path contains one is skipped, unless all frames
+                do. They replace the default parts, which match Python's own and installed files.
+                Frames of PyTorch and of this package are always skipped.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a list of strings.
+            UsageAssertionError: The argument is not a list of strings.
         """
         require(
             isinstance(excludes, list) and all(isinstance(piece, str) for piece in excludes),
@@ -392,17 +397,17 @@ class HostOptions(OptionsGroup):
         return self.set(source_location_excludes=list(excludes))
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
-        """Add to the pieces of paths of ``sourceLocationExcludes``.
+        """Add parts of paths to those of ``sourceLocationExcludes``.
 
         Args:
-            *excludes: Pieces of paths.
+            *excludes: Parts of paths.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: One is not a string.
+            UsageAssertionError: An argument is not a string.
         """
         require(
             all(isinstance(piece, str) for piece in excludes),
@@ -414,19 +419,19 @@ class HostOptions(OptionsGroup):
         """Report unknown attributes of an optimizer at level DEBUG instead of WARNING.
 
         Args:
-            relax: Whether to do so; options that were never told so do not.
+            relax: Whether to do so; without a call of this method the level is WARNING.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self.set(relax_optimizer_checks=relax)
 
     def disableModuleNamescope(self) -> Self:
-        """Leave the path of the modules out of the names of operations and tensors.
+        """Remove the path of the modules from the names of operations and tensors.
 
         Returns:
             The options.

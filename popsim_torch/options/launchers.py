@@ -1,4 +1,4 @@
-"""What launchers of several processes say in the environment of each. Package private."""
+"""Reads the environment variables that launchers set for each process. Package private."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 _LAUNCHERS = (
     MPI,
     ("RANK", "WORLD_SIZE"),  # torchrun
-    ("PMI_RANK", "PMI_SIZE"),  # MPICH and its relatives
-    # Inside of a step only (``srun``): a batch script is one process, whatever SLURM_NTASKS says.
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH and similar launchers
+    # Only in a step (``srun``): a batch script is one process, even if SLURM_NTASKS is larger.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
 @dataclass(frozen=True)
 class Launched:
-    """Which process of how many this one is, and which variables say so."""
+    """The ID of this process, the number of processes, and the variables that hold them."""
 
     rank: int
     size: int
@@ -29,10 +29,10 @@ class Launched:
 
 
 def launched() -> Launched | None:
-    """Return what the first launcher says that has started several processes; None without one.
+    """Return the values of the first launcher with several processes; None if there is none.
 
-    Two variables that do not hold a number and a count that it is below are no launcher's: others
-    use names such as ``RANK``, too.
+    Two variables are ignored if they do not hold a count and an ID below the count, because other
+    programs also use names such as ``RANK``.
     """
     for names in _LAUNCHERS:
         texts = [os.environ.get(name, "").strip() for name in names]

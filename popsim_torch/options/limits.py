@@ -1,4 +1,4 @@
-"""What this version cannot carry out of settings that ``Options`` stores. Package private."""
+"""Refuses settings of ``Options`` that this version does not support. Package private."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def check_limits(options: Options) -> None:
-    """Check that models can be run with some options.
+    """Check that this version can run models with some options.
 
     Args:
-        options: Those that a model is about to be wrapped with, or a loop compiled.
+        options: The options of a model to wrap, or of a loop to compile.
 
     Raises:
-        Error: They ask for several replicas or several processes.
+        Error: The options need several replicas or several processes.
     """
     replicas = options.replication_factor
     if replicas != 1:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TensorLocationSettings:
     """A description of where one kind of tensor is kept, built by chaining its methods.
 
-    Everything in it is a hint about memory and time, with no effect on values: see
+    All its settings are hints about memory and time, with no effect on values: see
     ``Options.TensorLocations``.
 
     Example:
@@ -27,44 +27,44 @@ class TensorLocationSettings:
         self._settings: dict[str, int] = {}
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Keep smaller tensors on the chip in any case; no effect on values.
+        """Always keep smaller tensors on the chip; no effect on values.
 
         Args:
-            min_elements: The least number of elements of a tensor kept off the chip (count).
+            min_elements: The smallest number of values in a tensor that is kept off the chip.
 
         Returns:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is not an int.
+            UsageAssertionError: The argument is not an int.
         """
         return self._set_int("minElementsForOffChip", min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Keep smaller tensors whole on every replica; no effect on values.
+        """Keep smaller tensors as a whole on every replica; no effect on values.
 
         Args:
-            min_elements: The least number of elements of a tensor divided among replicas (count).
+            min_elements: The smallest number of values in a tensor that is divided among replicas.
 
         Returns:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is not an int.
+            UsageAssertionError: The argument is not an int.
         """
         return self._set_int("minElementsForReplicatedTensorSharding", min_elements)
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """Choose the memory on the chip or the one beside it; no effect on values.
+        """Choose between the memory on the chip and the memory beside it; no effect on values.
 
         Args:
-            use: Whether to stay on the chip; None removes the choice.
+            use: Whether to use the memory on the chip; None removes the choice.
 
         Returns:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is neither a bool nor None.
+            UsageAssertionError: The argument is neither a bool nor None.
         """
         if use is None:
             self._settings.pop("onChip", None)
@@ -81,12 +81,12 @@ class TensorLocationSettings:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self._set_bool("useReplicatedTensorSharding", use)
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load the tensor through tiles set aside for that; no effect on values.
+        """Load the tensor through tiles that are reserved for it; no effect on values.
 
         Args:
             use: Whether to do so.
@@ -95,12 +95,12 @@ class TensorLocationSettings:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self._set_bool("useIOTilesToLoad", use)
 
     def useIOTilesToStore(self, use: bool = True) -> Self:
-        """Store the tensor through tiles set aside for that; no effect on values.
+        """Store the tensor through tiles that are reserved for it; no effect on values.
 
         Args:
             use: Whether to do so.
@@ -109,12 +109,12 @@ class TensorLocationSettings:
             The object itself.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self._set_bool("useIOTilesToStore", use)
 
     def toDict(self) -> dict[str, int]:
-        """Return the settings made, by name, with 0 and 1 for bools, as a new dictionary."""
+        """Return the settings by name as a new dictionary, with 0 and 1 for booleans."""
         return dict(self._settings)
 
     def __repr__(self) -> str:
@@ -135,8 +135,8 @@ class TensorLocationSettings:
 class _TensorLocationOptions(OptionsGroup):
     """``Options.TensorLocations``: hints about memory and time, with no effect on values.
 
-    Every tensor of the simulated machine stays where it is; the hints are kept for the model of
-    time and memory, which does not read them yet.
+    The simulated machine does not move tensors; the hints are stored for the model of time and
+    memory, which does not use them yet.
     """
 
     _path = "Options.TensorLocations"
@@ -147,18 +147,18 @@ class _TensorLocationOptions(OptionsGroup):
     location_accumulator = Setting[dict[str, int]].absent(dict, "setAccumulatorLocation")
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Set tiles aside for input and output; no effect on values.
+        """Reserve tiles for input and output; no effect on values.
 
         Args:
-            num_tiles: Tiles per IPU (count), even, from 32 to 192. It is stored under the name of
-                this method: ``options.TensorLocations("numIOTiles")`` returns it.
+            num_tiles: The number of tiles per IPU, even, from 32 to 192. It is stored under the
+                name of this method: ``options.TensorLocations("numIOTiles")`` returns it.
 
         Returns:
             The group itself.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is no such number.
+            UsageAssertionError: The argument is not such a number.
         """
         require(
             isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0,
@@ -178,7 +178,7 @@ class _TensorLocationOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            UsageAssertionError: The argument is not a ``TensorLocationSettings``.
         """
         return self.createOrSet(location_activation=_plain("setActivationLocation", location))
 
@@ -193,7 +193,7 @@ class _TensorLocationOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            UsageAssertionError: The argument is not a ``TensorLocationSettings``.
         """
         return self.createOrSet(location_weight=_plain("setWeightLocation", location))
 
@@ -208,7 +208,7 @@ class _TensorLocationOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            UsageAssertionError: The argument is not a ``TensorLocationSettings``.
         """
         return self.createOrSet(location_optimizer=_plain("setOptimizerLocation", location))
 
@@ -223,7 +223,7 @@ class _TensorLocationOptions(OptionsGroup):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a ``TensorLocationSettings``.
+            UsageAssertionError: The argument is not a ``TensorLocationSettings``.
         """
         return self.createOrSet(location_accumulator=_plain("setAccumulatorLocation", location))
 

@@ -1,7 +1,8 @@
-"""What ``set_pipelining_options`` and its like have set on models, and how it gets into options.
+"""Stores settings on models for ``set_pipelining_options`` and similar functions.
 
-The settings are an attribute of the model, so copies of it have them, and so does a model that it
-is a part of. Package private: the public functions are those of ``pipelining``.
+They are added to the options of the model. The settings are an attribute of the model, so copies of
+the model have them, and so does a model that contains it. Package private: the public functions are
+in ``pipelining``.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _num_calls = 0
 
 @dataclass(frozen=True)
 class Owned:
-    """Settings, and who brings them.
+    """Settings, and the object that has them.
 
     Attributes:
-        owner: A model or a function, for messages.
-        settings: Its settings.
+        owner: The description of a model or a function, for messages.
+        settings: The settings of the model or function.
     """
 
     owner: str
@@ -45,19 +46,19 @@ class Owned:
 
 
 def set_on_model(model: nn.Module, settings: PipeliningOptions) -> None:
-    """Keep settings on a model, in place of earlier ones."""
+    """Store settings on a model, in place of earlier ones."""
     global _num_calls
     setattr(model, _ATTRIBUTE, settings)
     _num_calls += 1
 
 
 def num_calls() -> int:
-    """Return how often settings were put on any model so far."""
+    """Return how often settings were stored on any model so far."""
     return _num_calls
 
 
 def settings_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Owned]]:
-    """Return the settings on modules and on their parts, each module once."""
+    """Return the settings of modules and of their submodules, once for each module."""
     found: dict[int, tuple[nn.Module, Owned]] = {}
     for module in modules:
         for part in module.modules():
@@ -72,15 +73,16 @@ def settings_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Owned]]:
 def changes_of(
     options: Options, owned: Sequence[Owned], *, training: bool
 ) -> dict[str, tuple[str, Change]]:
-    """Return what settings change on options: owner and change by the setter's name.
+    """Return the changes of options by some settings: owner and change, by the setter's name.
 
     Args:
         options: What they are added to.
         owned: The settings.
-        training: Whether the program trains; else counts and reductions are left out.
+        training: Whether the program trains; otherwise counts and reductions are left out.
 
     Raises:
-        UsageValueError: Two of them, or they and the options, say something else.
+        UsageValueError: Two of the settings contradict each other, or a setting contradicts the
+            options.
     """
     fresh = Options()
     taken: dict[str, tuple[str, Change]] = {}
@@ -90,8 +92,8 @@ def changes_of(
             if before[1].value != change.value:
                 raise UsageValueError(
                     f"{before[0]} set {change.setter} to {shown(before[1].value)}, and {one.owner} "
-                    f"to {shown(change.value)}. A program has one: say the same in both, or leave "
-                    "one of the two out."
+                    f"to {shown(change.value)}. A program has only one value: set the same value "
+                    "in both, or leave one of the two out."
                 )
             now = change.read(options)
             if now not in (change.value, change.read(fresh)):
@@ -105,15 +107,15 @@ def changes_of(
 
 
 def add_settings(options: Options, model: nn.Module, *, training: bool) -> None:
-    """Add what was set on a model, or on a part of it, to the options that it runs with.
+    """Add the settings of a model and of its submodules to the options that it runs with.
 
     Args:
         options: Changed in place.
         model: The model.
-        training: Whether it is trained; else counts and reductions are left out.
+        training: Whether the model is trained; otherwise counts and reductions are left out.
 
     Raises:
-        UsageValueError: The options say something else, or another part does.
+        UsageValueError: A setting contradicts the options or another setting.
     """
     owned = [one for _, one in settings_of([model])]
     for _, change in changes_of(options, owned, training=training).values():
@@ -121,11 +123,12 @@ def add_settings(options: Options, model: nn.Module, *, training: bool) -> None:
 
 
 class SettingsThen:
-    """What a model had set when an executor took over its options.
+    """The settings of a model at the time when an executor copied its options.
 
     Args:
         model: The model.
-        training: Whether the executor trains it; else counts and reductions do not matter.
+        training: Whether the executor trains the model; otherwise counts and reductions are
+            ignored.
     """
 
     def __init__(self, model: nn.Module, *, training: bool) -> None:
@@ -135,10 +138,10 @@ class SettingsThen:
         self._then = self._now()
 
     def check_kept(self) -> None:
-        """Check that the model has the same settings still; next to no work if nobody set any.
+        """Check that the settings of the model have not changed; fast if no model has any.
 
         Raises:
-            UsageValueError: They were made, or changed, since.
+            UsageValueError: Settings were added or changed since then.
         """
         if self._num_calls == num_calls():
             return
@@ -147,13 +150,13 @@ class SettingsThen:
             owner = next((one[0] for one in now if one not in self._then), "Pipelining options")
             wrapping = "trainingModel" if self._training else "inferenceModel"
             raise UsageValueError(
-                f"{owner} were set after {wrapping}, which had taken its options by then. Call "
+                f"{owner} were set after {wrapping}, which had already copied its options. Call "
                 f"set_pipelining_options and set_gradient_accumulation_options before {wrapping}."
             )
         self._num_calls = num_calls()
 
     def _now(self) -> list[tuple[str, list[tuple[str, Any]]]]:
-        """Return what changes options: for each owner, setters and values."""
+        """Return the changes of options: for each owner, setters and values."""
         found = []
         for _, one in settings_of([self._model]):
             changes = [(each.setter, each.value) for each in one.settings.changes(self._training)]

@@ -1,9 +1,10 @@
-"""``Options``: everything a user can ask of a model besides the model itself.
+"""``Options``: the settings of a model and of its runs.
 
-Every setter checks its own argument and returns the options, so calls chain. A setting that this
-version cannot carry out is an ``Error`` when a model is wrapped or compiled, never ignored; one
-that has no effect on a simulated machine says so in its documentation. The groups ``Training``,
-``Precision``, ``Jit``, ``TensorLocations``, ``Distributed`` and ``_Popart`` are attributes.
+Every setter checks its argument and returns the options, so calls can be chained. A setting that
+this version does not support raises an ``Error`` when a model is wrapped or compiled; it is never
+ignored. If a setting has no effect on a simulated machine, its documentation says so. The groups
+``Training``, ``Precision``, ``Jit``, ``TensorLocations``, ``Distributed`` and ``_Popart`` are
+attributes.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ __all__ = ["ConfigFileError", "Options", "TensorLocationSettings"]
 _logger = logging.getLogger("poptorch::python")
 
 _NORMAL_DATA = 2
-"""The ``syntheticDataMode`` of the back end that draws normal values."""
+"""The ``syntheticDataMode`` of the back end with random numbers of the normal distribution."""
 
 
 class Options(OutputOptions, HostOptions):
     """The settings of a model and of its data loader.
 
-    New options hold the defaults, changed by the environment: ``POPTORCH_CACHE_DIR`` stands for a
-    call of ``enableExecutableCaching``, then ``POPTORCH_DEFAULT_OPTIONS`` (JSON) for one of
-    ``from_json``. Values are read by their names in snake case, ``options.device_iterations``, and
-    can be assigned.
+    New options hold the defaults, changed by two environment variables: ``POPTORCH_CACHE_DIR`` has
+    the effect of a call of ``enableExecutableCaching``, and after it ``POPTORCH_DEFAULT_OPTIONS``
+    (JSON) that of a call of ``from_json``. Values are attributes with names in snake case, such as
+    ``options.device_iterations``, which can be read and assigned.
 
-    ``trainingModel``, ``inferenceModel`` and ``DataLoader`` freeze the options they are given; use
+    ``trainingModel``, ``inferenceModel`` and ``DataLoader`` freeze the options that they get; use
     ``clone()`` for a copy that can be changed.
 
     Raises:
-        Error: The environment asks for something that does not exist or is not supported.
+        Error: A variable of the environment has a setting that does not exist or is not supported.
 
     Example:
         ::
@@ -80,11 +81,11 @@ class Options(OutputOptions, HostOptions):
     Precision: _PrecisionOptions
     """Floating-point exceptions, stochastic rounding, and the type of partial sums."""
     Jit: _JitOptions
-    """Deprecated; a warning, as in PopTorch."""
+    """Deprecated; logs a warning, as in PopTorch."""
     TensorLocations: _TensorLocationOptions
     """Where a real machine keeps tensors; no effect here."""
     Distributed: _DistributedOptions
-    """Which part of the data each of several processes loads."""
+    """The ID of this process and the number of processes, which divide the data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,13 +119,13 @@ class Options(OutputOptions, HostOptions):
         range is checked when the model is compiled.
 
         Args:
-            device_iterations: Repetitions (count); 1 by default.
+            device_iterations: The number of repetitions; 1 by default.
 
         Returns:
             The options.
 
         Raises:
-            UsageAssertionError: It is not an int.
+            UsageAssertionError: The argument is not an int.
         """
         return self.set(device_iterations=device_iterations)
 
@@ -132,15 +133,15 @@ class Options(OutputOptions, HostOptions):
         """Set how many copies of the model share the data.
 
         Args:
-            replication_factor: Copies (count); 1 by default. This version runs one: another
-                number is an error when a model is wrapped.
+            replication_factor: The number of copies; 1 by default. This version supports only 1:
+                another number is an error when a model is wrapped.
 
         Returns:
             The options.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not an int.
+            UsageAssertionError: The argument is not an int.
         """
         return self.set(replication_factor=replication_factor)
 
@@ -149,18 +150,19 @@ class Options(OutputOptions, HostOptions):
     ) -> Self:
         """Give the replicas of one group the same input; call it after ``replicationFactor``.
 
-        It has no effect on one replica, the only number this version runs.
+        It has no effect on one replica, and this version supports only one.
 
         Args:
-            input_group_size: Replicas per group (count); 1 by default.
-            input_group_type: How replicas are grouped. ``NoGrouping`` stands for groups of one.
+            input_group_size: The number of replicas per group; 1 by default.
+            input_group_type: How replicas are grouped. ``NoGrouping`` means groups of one replica.
 
         Returns:
             The options.
 
         Raises:
             UsageAssertionError: An argument has the wrong type.
-            UsageValueError: The type is ``All``, or the size does not divide the replicas.
+            UsageValueError: The type is ``All``, or the size does not divide the number of
+                replicas.
         """
         call = f"Options.inputReplicaGrouping({input_group_size!r}, {input_group_type!r})"
         require(isinstance(input_group_size, int), f"{call}: the size must be an int.")
@@ -178,26 +180,26 @@ class Options(OutputOptions, HostOptions):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Choose whether the replicas of a buffer are kept equal.
 
-        It has no effect on one replica, the only number this version runs.
+        It has no effect on one replica, and this version supports only one.
 
         Args:
             broadcast_buffers: True, the default, refuses models that change a buffer on several
-                replicas; False gives every replica its own.
+                replicas; False gives every replica its own copy.
 
         Returns:
             The options.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         return self.set(broadcast_buffers=broadcast_buffers)
 
     def randomSeed(self, random_seed: int) -> Self:
-        """Set the seed of the device's random numbers, and at once ``torch.manual_seed`` too.
+        """Set the seed of the device's random numbers, and call ``torch.manual_seed`` with it.
 
         Args:
-            random_seed: The seed, from -2**63 to 2**64 - 1; a negative one stands for the seed that
-                is 2**64 higher. Without this call the device's seed is unspecified, and
+            random_seed: The seed, from -2**63 to 2**64 - 1; a negative one means the seed plus
+                2**64. Without this call the device's seed is unspecified, and
                 ``exists("random_seed")`` is False.
 
         Returns:
@@ -205,8 +207,8 @@ class Options(OutputOptions, HostOptions):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not an int.
-            UsageValueError: It is out of range.
+            UsageAssertionError: The argument is not an int.
+            UsageValueError: The seed is out of range.
         """
         if isinstance(random_seed, int) and not -(2**63) <= random_seed < 2**64:
             raise UsageValueError(
@@ -217,7 +219,7 @@ class Options(OutputOptions, HostOptions):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variances of norm layers more accurately: as popsim_torch always does.
+        """Compute the variances of norm layers more accurately, as popsim_torch always does.
 
         It has **no effect**, on values or speed. Batch, group, instance and layer norm compute the
         mean first and the variance from the differences to it, in float32 also for float16; never
@@ -231,21 +233,22 @@ class Options(OutputOptions, HostOptions):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.enableStableNorm", enabled)
         self._Popart.set("enableStableNorm", enabled)
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Run on random data made on the device; what comes back has no meaning.
+        """Run on random data that the device makes; the returned values have no meaning.
 
-        The model is called as ever, with tensors that tell shapes and types, but nothing is read of
-        them. Floating-point inputs hold numbers of the normal distribution with mean 0 and
-        deviation 1, new ones for every micro-batch, which follow from ``randomSeed``. Integers are
-        0 and booleans False: valid as labels and as indices. Outputs have the shapes and types
-        that they always have, and hold what the model makes of those numbers; training changes the
-        weights by them. Inputs that forward changes in place stay as they are on the host.
+        The model is called as usual. Only the shapes and dtypes of the given tensors are used, not
+        their values. Floating-point inputs hold random numbers of the normal distribution with mean
+        0 and deviation 1, which depend on ``randomSeed`` and are new in every micro-batch. Integers
+        are 0 and booleans False, which are valid labels and indices. Outputs have their usual
+        shapes and dtypes, and hold the values that the model computes from these inputs; training
+        updates the weights accordingly. If forward changes an input in place, the tensor on the
+        host does not change.
 
         Args:
             enabled: Whether to do so; False by default.
@@ -255,14 +258,14 @@ class Options(OutputOptions, HostOptions):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         require_bool("Options.enableSyntheticData", enabled)
         self._Popart.set("syntheticDataMode", _NORMAL_DATA if enabled else 0)
         return self
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:
-        """List the buffers ``copyNamedBuffersToDevice`` uploads.
+        """List the buffers that ``copyNamedBuffersToDevice`` uploads.
 
         Args:
             buffers: Names of buffers of the model.
@@ -272,7 +275,7 @@ class Options(OutputOptions, HostOptions):
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: It is not a list of strings.
+            UsageAssertionError: The argument is not a list of strings.
         """
         require(
             isinstance(buffers, list) and all(isinstance(name, str) for name in buffers),
@@ -287,8 +290,8 @@ class Options(OutputOptions, HostOptions):
         A line is a call or an assignment, for instance ``deviceIterations(4)``,
         ``Training.gradientAccumulation(8)  # comment`` or
         ``Precision.setPartialsType(torch.half)``. It may use the names ``poptorch``, ``torch`` and
-        ``options``. Blank lines and lines that begin with ``#`` are skipped. The file may do
-        whatever a Python program may: load only files that you trust.
+        ``options``. Blank lines and lines that begin with ``#`` are skipped. The file can run any
+        Python code: load only files that you trust.
 
         Args:
             filepath: The file, UTF-8 text.
@@ -297,10 +300,10 @@ class Options(OutputOptions, HostOptions):
             The options.
 
         Raises:
-            ConfigFileError: A line is not Python; names the line, counted without those that are
-                skipped. No line of the file has run then.
+            ConfigFileError: A line is not Python; the message has the line number, counted without
+                skipped lines. In this case no line of the file has run.
             OSError: The file cannot be read.
-            Exception: What a line raises.
+            Exception: The exception of a line.
         """
         text.apply_file(self, filepath)
         return self
@@ -310,26 +313,26 @@ class Options(OutputOptions, HostOptions):
 
         Args:
             string: An object with a setter per key, such as ``{"Training.gradientAccumulation":
-                8}``. A list stands for several arguments; a string like ``"OutputMode.All"`` for
-                the enum value, if there is one.
+                8}``. A list passes several arguments; a string such as ``"OutputMode.All"`` passes
+                the member of the enum, if it exists.
 
         Returns:
             The options.
 
         Raises:
-            UsageValueError: It is not a JSON object.
-            UsageAttributeError: There is no such setter.
-            Exception: What the setter raises.
+            UsageValueError: The string is not a JSON object.
+            UsageAttributeError: A setter does not exist.
+            Exception: The exception of a setter.
         """
         text.apply_json(self, string)
         return self
 
     def clone(self) -> Self:
-        """Return an independent copy that is not frozen, groups included."""
+        """Return an independent copy, including the groups, that is not frozen."""
         return self.__copy__()
 
     def toDict(self) -> dict[str, Any]:
-        """Return the settings of the strategy, ``_Popart``, the options and the groups as one dict.
+        """Return the settings of the strategy, ``_Popart``, the options and the groups in one dict.
 
         With the progress bar on, ``compilation_progress_bar_fn`` is a function to draw it.
 
@@ -362,7 +365,7 @@ class Options(OutputOptions, HostOptions):
         return "Options(" + ",\n        ".join(lines) + ")"
 
     def _figures(self) -> dict[str, object]:
-        """Return what is not the default, also of the groups, as text by path."""
+        """Return the values that are not the defaults, including groups, as strings by path."""
         found = super()._figures()
         strategy = self._settings()["execution_strategy"].default
         if repr(self.execution_strategy) != repr(strategy):

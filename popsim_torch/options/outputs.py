@@ -1,4 +1,4 @@
-"""The settings of ``Options`` about what a call brings back. Package private."""
+"""The settings of ``Options`` for what a call returns. Package private."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _logger = logging.getLogger("poptorch::python")
 
 
 class OutputOptions(OptionsGroup):
-    """Which micro-batches come back, and which tensors besides the outputs."""
+    """Settings for which micro-batches are returned, and which tensors besides the outputs."""
 
     output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
     output_return_period = Setting(1, setter="outputMode")
@@ -46,10 +46,10 @@ class OutputOptions(OptionsGroup):
         return self.output_mode == OutputMode.Default
 
     def _take_anchors(self, why_not: str = "") -> None:
-        """Take anchors from now on, or refuse them, since nobody would notice.
+        """Accept anchors from now on, or refuse them if they could not take effect.
 
         Args:
-            why_not: Why, as a clause, and what to do; empty: they are taken.
+            why_not: Why anchors are refused, as a clause, and what to do; empty to accept them.
         """
         self.__dict__["_why_no_anchors"] = why_not
 
@@ -63,20 +63,21 @@ class OutputOptions(OptionsGroup):
         anchor_mode: OutputMode | None = None,
         anchor_return_period: int | None = None,
     ) -> Self:
-        """Ask for an internal tensor, to be read with ``model.getAnchoredTensor`` after a run.
+        """Request an internal tensor, which ``model.getAnchoredTensor`` returns after a run.
 
-        It can be called on options that are frozen, until a model is wrapped with them: that model
-        has a copy of its own. On ``model.options`` it takes effect until the model is compiled. The
-        requests are ``options.anchored_tensors``: by short name a list of the long name, whether
-        mode and period are the model's, the mode and the period.
+        It can be called on frozen options, until a model is wrapped with them, because the model
+        has its own copy. On ``model.options`` it takes effect until the model is compiled. The
+        requests are in ``options.anchored_tensors``: for each short name a list of the long name,
+        whether to use the model's mode and period, the mode and the period.
 
         Args:
-            short_name: The name to fetch the tensor by. The same name again replaces the request.
+            short_name: The name for ``getAnchoredTensor``. The same name again replaces the
+                request.
             long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
             output_mode: Which micro-batches to return; the model's mode and period if None.
-            output_return_period: The period of ``EveryN`` (device iterations). One up to
-                ``deviceIterations`` counts those of each call, a longer one goes on from call to
-                call. Other modes ignore it, with a log line.
+            output_return_period: The period of ``EveryN`` (device iterations). A period up to
+                ``deviceIterations`` is counted in each call, a longer one across calls. Other modes
+                ignore it, with a log line.
             anchor_mode: An older spelling of ``output_mode``.
             anchor_return_period: An older spelling of ``output_return_period``.
 
@@ -85,8 +86,8 @@ class OutputOptions(OptionsGroup):
 
         Raises:
             UsageTypeError: Both spellings of one argument are given.
-            UsageAttributeError: A model was wrapped with these options, or they are those of a
-                model that is compiled.
+            UsageAttributeError: A model was wrapped with these options, or they belong to a model
+                that is already compiled.
             UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
                 period of ``EveryN`` is missing or not positive.
         """
@@ -112,7 +113,7 @@ class OutputOptions(OptionsGroup):
 
 
 def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:
-    """Return the value of an argument that has two spellings."""
+    """Return the value of an argument with two names."""
     if output is not None and anchor is not None:
         raise UsageTypeError(
             f"{call}: got both output_{name} and anchor_{name}, two spellings of one argument. "
@@ -122,7 +123,7 @@ def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:
 
 
 def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
-    """Return the return period to store for a mode, once both are checked."""
+    """Check a mode and a return period, and return the period to store."""
     require_enum(f"{call}: output_mode", mode, OutputMode)
     if mode == OutputMode.EveryN:
         require(
@@ -133,5 +134,5 @@ def _checked_period(call: str, mode: OutputMode, period: int | None) -> int:
         )
         return int(period or 1)
     if period is not None:
-        _logger.info("%s: output_return_period is ignored: it has a meaning for EveryN only.", call)
+        _logger.info("%s: output_return_period is ignored: only EveryN uses it.", call)
     return 1

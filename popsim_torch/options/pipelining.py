@@ -1,7 +1,7 @@
 """``set_pipelining_options`` and ``set_gradient_accumulation_options``.
 
-Programs of TensorFlow for IPUs set these on a model. They end in settings of ``Options``; those of
-a model are added to the options that it is wrapped with.
+TensorFlow programs for IPUs set these on a model. They become settings of ``Options``: those of a
+model are added to the options with which it is wrapped.
 """
 
 from __future__ import annotations
@@ -60,50 +60,50 @@ def set_pipelining_options(
     batch_serialization_iterations: int = 1,
     continuous_weight_updates: bool = False,
 ) -> PipeliningOptions:
-    """Say how a pipeline runs: on a model, or on the options that models are wrapped with.
+    """Set how a pipeline runs, on a model or on the options for models.
 
-    All is checked at once, but for what depends on the model's stages. ``explain()`` of the result
-    says what becomes of each option. On a model they replace what an earlier call of this function
-    or of ``set_gradient_accumulation_options`` has set.
+    All arguments are checked at once, except where the check needs the model's stages.
+    ``explain()`` of the result describes the effect of each option. On a model the options replace
+    those of an earlier call of this function or of ``set_gradient_accumulation_options``.
 
     Args:
         target: ``Options``, or a model that ``trainingModel``, ``inferenceModel``, ``fit`` or a
-            loop is going to use, by itself, as a copy, or in another module. What is set on a model
-            are additions: options, or other models of the same program, that say something else
-            are an error then.
-        gradient_accumulation_steps_per_replica: Micro-batches per weight update (count), a multiple
-            of ``2 n`` (``Grouped``), ``n`` (``Interleaved``) or 1 for ``n`` stages. It is needed
-            but for ``Sequential`` and where options have a count already.
-        device_mapping: The IPU of each stage; None for those of the same numbers.
+            loop will use: the model itself, a copy, or a module that contains it. The settings of a
+            model are added to the options; it is an error if the options, or another model of the
+            same program, contradict them.
+        gradient_accumulation_steps_per_replica: The number of micro-batches per weight update, a
+            multiple of ``2 n`` (``Grouped``), ``n`` (``Interleaved``) or 1 for ``n`` stages. It is
+            required, except for ``Sequential``, or if the options already have a count.
+        device_mapping: The IPU of each stage; None puts stage ``i`` on IPU ``i``.
         accumulate_outfeed: Return one sum of each output instead of its values
             (``OutputMode.Sum``).
-        gradient_accumulation_reduction_method: ``SUM``, also where the options have PopTorch's
-            mean, ``MEAN`` or ``RUNNING_MEAN``.
+        gradient_accumulation_reduction_method: ``SUM`` (the default, even if the options have
+            PopTorch's mean), ``MEAN`` or ``RUNNING_MEAN``.
         pipeline_schedule: A ``PipelineSchedule``; None for ``Grouped``.
-        recomputation_mode: What the backward pass rebuilds; None for ``Auto``.
-        gradient_accumulation_dtype: Element type of accumulators, or a function that returns it for
-            a parameter: ``torch.float32`` or ``torch.float16``; None for what the optimizer says.
-        accumulate_outfeed_dtype: None only: outputs add up in their own type.
+        recomputation_mode: Which values the backward pass rebuilds; None for ``Auto``.
+        gradient_accumulation_dtype: The dtype of accumulators, or a function that returns it for a
+            parameter: ``torch.float32`` or ``torch.float16``; None for the choice of the optimizer.
+        accumulate_outfeed_dtype: Must be None: outputs are added up in their own dtype.
         offload_weight_update_variables: A hint about memory, as ``Options.TensorLocations``.
-        offload_activations: The same.
-        offload_gradient_accumulation_buffers: The same.
-        offload_weights: The same.
-        replicated_optimizer_state_sharding: The same.
-        replicated_weight_sharding: The same.
+        offload_activations: A hint about memory.
+        offload_gradient_accumulation_buffers: A hint about memory.
+        offload_weights: A hint about memory.
+        replicated_optimizer_state_sharding: A hint about memory.
+        replicated_weight_sharding: A hint about memory.
         forward_propagation_stages_poplar_options: Hints about compute, a dict for each stage.
-        backward_propagation_stages_poplar_options: The same.
+        backward_propagation_stages_poplar_options: Hints about compute, a dict for each stage.
         weight_update_poplar_options: A hint about compute, a dict.
-        batch_serialization_iterations: 1 only.
-        continuous_weight_updates: False only.
+        batch_serialization_iterations: Must be 1.
+        continuous_weight_updates: Must be False.
 
     Returns:
-        What was set.
+        The options that were set.
 
     Raises:
-        UsageTypeError: An argument is of another type.
-        UsageValueError: An argument is out of range, or two do not go together.
+        UsageTypeError: An argument has a wrong type.
+        UsageValueError: An argument is out of range, or two contradict each other.
         UsageAttributeError: The options are frozen.
-        Error: It asks for what this version does not carry out.
+        Error: An option is not supported by this version.
     """
     given: dict[str, Any] = dict(locals())
     del given["target"]
@@ -120,25 +120,25 @@ def set_gradient_accumulation_options(
     offload_weight_update_variables: bool | None = None,
     replicated_optimizer_state_sharding: bool = False,
 ) -> PipeliningOptions:
-    """Say how a model that is no pipeline accumulates gradients.
+    """Set how a model that is not a pipeline accumulates gradients.
 
     Args:
         target: As for ``set_pipelining_options``.
-        gradient_accumulation_steps_per_replica: Micro-batches per weight update (count), 1 or more;
-            None for 1, or what the options have.
+        gradient_accumulation_steps_per_replica: The number of micro-batches per weight update, 1 or
+            more; None for the count of the options, or else 1.
         gradient_accumulation_reduction_method: As for ``set_pipelining_options``.
-        gradient_accumulation_dtype: The same.
-        offload_weight_update_variables: The same.
-        replicated_optimizer_state_sharding: The same.
+        gradient_accumulation_dtype: As for ``set_pipelining_options``.
+        offload_weight_update_variables: As for ``set_pipelining_options``.
+        replicated_optimizer_state_sharding: As for ``set_pipelining_options``.
 
     Returns:
         What was set.
 
     Raises:
-        UsageTypeError: An argument is of another type.
+        UsageTypeError: An argument has a wrong type.
         UsageValueError: An argument is out of range.
         UsageAttributeError: The options are frozen.
-        Error: It asks for what this version does not carry out.
+        Error: An option is not supported by this version.
     """
     given: dict[str, Any] = dict(locals())
     del given["target"]
@@ -149,7 +149,7 @@ def set_gradient_accumulation_options(
 def pipeline_settings(
     function: str, *, num_stages: int, training: bool, **given: Any
 ) -> PipeliningOptions:
-    """Return options of a pipeline whose stages are known.
+    """Return the options of a pipeline whose stages are known.
 
     Args:
         function: The call, for messages.
@@ -158,9 +158,9 @@ def pipeline_settings(
         **given: Arguments of ``set_pipelining_options``, without the target.
 
     Raises:
-        UsageTypeError: An argument is of another type, or there is no such argument.
-        UsageValueError: An argument is out of range, or two do not go together.
-        Error: It asks for what this version does not carry out.
+        UsageTypeError: An argument has a wrong type, or does not exist.
+        UsageValueError: An argument is out of range, or two contradict each other.
+        Error: An option is not supported by this version.
     """
     known = {
         name: parameter.default
@@ -177,7 +177,7 @@ def pipeline_settings(
 
 
 def _known_count(target: object) -> int | None:
-    """Return the count that the options have, if they have more than the default."""
+    """Return the count of the options, or None if it is the default."""
     if not isinstance(target, Options):
         return None
     count: int = target.Training.gradient_accumulation
@@ -189,7 +189,7 @@ def _set(function: str, target: object, settings: PipeliningOptions) -> Pipelini
         settings.apply(target)
         return settings
     model = target if isinstance(target, nn.Module) else getattr(target, "model", None)
-    # A model that is being trained has a class of ours (``executor.host_weights``).
+    # A model that is being trained has a class of this package (``executor.host_weights``).
     is_wrapped = model is not target or hasattr(type(model), "_popsim_class")
     if isinstance(model, nn.Module) and is_wrapped:
         raise UsageTypeError(

@@ -1,4 +1,4 @@
-"""The checks of the options of a pipeline, when they are set. Package private."""
+"""Checks the options of a pipeline when they are set. Package private."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def checked(
     training: bool = True,
     num_stages: int | None = None,
 ) -> PipeliningOptions:
-    """Return options of a pipeline, or of gradient accumulation without one.
+    """Check and return the options of a pipeline, or of gradient accumulation without one.
 
     Args:
         function: The call, for messages.
-        known_count: The gradient accumulation count that is set already, if one is.
-        given: The arguments by name; missing ones are not those of the function.
-        pipelined: Whether stages run at all.
+        known_count: The gradient accumulation count that is already set, if any.
+        given: The arguments by name; arguments that the function does not have are missing.
+        pipelined: Whether there is a pipeline.
         training: Whether there are backward stages.
-        num_stages: The number of stages; None where only ``device_mapping`` can tell.
+        num_stages: The number of stages; None if only ``device_mapping`` may show it.
 
     Raises:
-        UsageTypeError: An argument is of another type.
-        UsageValueError: An argument is out of range, or two do not go together.
-        Error: It asks for what this version does not carry out.
+        UsageTypeError: An argument has a wrong type.
+        UsageValueError: An argument is out of range, or two contradict each other.
+        Error: An option is not supported by this version.
     """
     values = dict(given)
     name = "gradient_accumulation_reduction_method"
@@ -90,17 +90,17 @@ _COUNT = "gradient_accumulation_steps_per_replica"
 
 
 def checked_count(function: str, name: str, value: object, *, optional: bool = False) -> int | None:
-    """Return a count, 1 or more.
+    """Check and return a count, which is 1 or more.
 
     Args:
         function: The call, for messages.
         name: The argument.
-        value: What the user gave.
-        optional: Whether None stands for no choice.
+        value: The value from the user.
+        optional: Whether None is allowed, and means no choice.
 
     Raises:
-        UsageTypeError: It is no int.
-        UsageValueError: It is less than 1.
+        UsageTypeError: The value is not an int.
+        UsageValueError: The value is less than 1.
     """
     if value is None and optional:
         return None
@@ -112,16 +112,16 @@ def checked_count(function: str, name: str, value: object, *, optional: bool = F
 
 
 def checked_member(function: str, name: str, value: object, enum: type[E]) -> E:
-    """Return a member of an enum.
+    """Check and return a member of an enum.
 
     Args:
         function: The call, for messages.
         name: The argument.
-        value: What the user gave.
+        value: The value from the user.
         enum: The enum.
 
     Raises:
-        UsageTypeError: It is something else.
+        UsageTypeError: The argument is something else.
     """
     if not isinstance(value, enum):
         members = ", ".join(f"{enum.__name__}.{member.name}" for member in enum)
@@ -130,14 +130,14 @@ def checked_member(function: str, name: str, value: object, enum: type[E]) -> E:
 
 
 def checked_schedule(function: str, value: object) -> PipelineSchedule:
-    """Return a schedule; None stands for ``Grouped``.
+    """Check and return a schedule; None means ``Grouped``.
 
     Args:
         function: The call, for messages.
-        value: What the user gave.
+        value: The value from the user.
 
     Raises:
-        UsageTypeError: It is something else.
+        UsageTypeError: The argument is something else.
     """
     if value is None:
         return PipelineSchedule.Grouped
@@ -145,15 +145,15 @@ def checked_schedule(function: str, value: object) -> PipelineSchedule:
 
 
 def checked_mapping(function: str, value: object) -> tuple[int, ...] | None:
-    """Return the IPU of each stage; None stands for no choice.
+    """Check and return the IPU of each stage; None means no choice.
 
     Args:
         function: The call, for messages.
-        value: What the user gave.
+        value: The value from the user.
 
     Raises:
-        UsageTypeError: It is no sequence of ints.
-        UsageValueError: It is empty, or an IPU is negative.
+        UsageTypeError: The value is not a sequence of ints.
+        UsageValueError: The value is empty, or an IPU is negative.
     """
     if value is None:
         return None
@@ -192,7 +192,7 @@ def _check_dtype(function: str, given: dict[str, Any]) -> None:
     if given.get("accumulate_outfeed_dtype") is not None:
         raise not_supported_yet(
             f"{function}(accumulate_outfeed_dtype={given['accumulate_outfeed_dtype']!r})",
-            "another type than that of the values",
+            "another dtype than that of the values",
             "Convert the output in forward.",
         )
 

@@ -1,6 +1,6 @@
-"""The options of a pipeline as data: what they become, and what they say about it.
+"""The options of a pipeline as data: the settings that they become, and their explanation.
 
-Package private: the public names are those of ``pipelining``.
+Package private: the public names are in ``pipelining``.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class GradientAccumulationReductionMethod(NamedIntEnum):
     """How the gradients of the micro-batches of an update are combined."""
 
     SUM = 0
-    """Added up; a mean over the batch needs a loss that is divided by the count."""
+    """Added up. For a mean over the batch, divide the loss by the count."""
     MEAN = 1
     """Added up, then divided by the count."""
     RUNNING_MEAN = 2
-    """The accumulator always holds the mean of what it has seen."""
+    """The accumulator always holds the mean of the gradients so far."""
 
 
 class RecomputationMode(NamedIntEnum):
-    """Which forward values of a stage the backward pass rebuilds; no value depends on it."""
+    """Which forward values of a stage the backward pass rebuilds; it changes no values."""
 
     Auto = 0
-    """Those of PopTorch's pipelines; none where one micro-batch is in flight."""
+    """The same values as in PopTorch's pipelines; none if one micro-batch is in flight."""
     RecomputeThenBackpropagate = 1
     """All but the inputs of the stage, for ``Grouped`` and ``Interleaved``."""
     RecomputeAndBackpropagateInterleaved = 2
-    """The same, each where it is needed, for ``Grouped`` and ``Sequential``."""
+    """The same, each rebuilt where it is needed, for ``Grouped`` and ``Sequential``."""
 
 
 _REDUCTIONS = {
@@ -57,7 +57,7 @@ _REBUILD_STAGE = 3
 """The ``autoRecomputation`` of pipelines."""
 
 _SHARD = "useReplicatedTensorSharding"
-# What a hint about memory is of, and what it asks for there.
+# For each hint about memory: the kind of tensor, and the setting of its location.
 LOCATIONS = {
     "offload_activations": ("setActivationLocation", "onChip"),
     "offload_weights": ("setWeightLocation", "onChip"),
@@ -75,7 +75,7 @@ COMPUTE_HINTS = (
 
 @dataclass(frozen=True)
 class Change:
-    """One setting of ``Options``: what it is to be, and how to set it."""
+    """One setting of ``Options``: its new value, and how to set it."""
 
     setter: str
     read: Callable[[Options], Any]
@@ -85,18 +85,18 @@ class Change:
 
 @dataclass(frozen=True)
 class PipeliningOptions:
-    """What ``set_pipelining_options`` or ``set_gradient_accumulation_options`` has set.
+    """The result of ``set_pipelining_options`` or ``set_gradient_accumulation_options``.
 
     Attributes:
-        values: The arguments by name, None where there is no choice.
-        schedule: When stages run; None for a model that is no pipeline.
+        values: The arguments by name; None means no choice.
+        schedule: When stages run; None for a model that is not a pipeline.
     """
 
     values: Mapping[str, Any]
     schedule: PipelineSchedule | None
 
     def explain(self) -> str:
-        """Return a text with a line for each option: its value, and what becomes of it."""
+        """Return a string with a line for each option: its value and its effect."""
         rows = [
             (name, shown(self.values[name]), effect)
             for name, effect in self._effects()
@@ -108,13 +108,13 @@ class PipeliningOptions:
         )
 
     def apply(self, options: Options) -> None:
-        """Set what follows on options that a user has given; they may say something else.
+        """Apply the settings to the user's options, and check that they do not contradict.
 
         Args:
             options: Changed in place.
 
         Raises:
-            UsageValueError: An output mode was set that does not add up.
+            UsageValueError: The options have an output mode other than ``Sum``.
         """
         changes = list(self.changes(training=True))
         for change in changes:
@@ -128,10 +128,10 @@ class PipeliningOptions:
             change.write(options)
 
     def changes(self, training: bool) -> Iterator[Change]:
-        """Yield what is to be set on options.
+        """Yield the changes to make to options.
 
         Args:
-            training: Whether the program trains; else counts and reductions are left out.
+            training: Whether the program trains; otherwise counts and reductions are left out.
         """
         values = self.values
         if training:
@@ -229,11 +229,11 @@ class PipeliningOptions:
             )
 
     def _effects(self) -> Iterator[tuple[str, str]]:
-        """Yield what becomes of each option, by name."""
+        """Yield the name and the effect of each option."""
         values = self.values
         count = values["gradient_accumulation_steps_per_replica"]
         counted = (
-            "as the options say" if count is None else f"an update every {count} micro-batches"
+            "as set in the options" if count is None else f"an update every {count} micro-batches"
         )
         yield "gradient_accumulation_steps_per_replica", f"in effect: {counted}"
         kind = _REDUCTIONS[values["gradient_accumulation_reduction_method"]][0]
@@ -244,21 +244,29 @@ class PipeliningOptions:
             mapping = values["device_mapping"]
             placed = "stage i is on IPU i" if mapping is None else _placed(mapping)
             yield "device_mapping", f"in effect: {placed}"
-            summed = "one sum over a call" if values["accumulate_outfeed"] else "as the options say"
-            yield "accumulate_outfeed", f"in effect: outputs come back {summed}"
+            summed = (
+                "as one sum over a call"
+                if values["accumulate_outfeed"]
+                else "as set in the options"
+            )
+            yield "accumulate_outfeed", f"in effect: outputs are returned {summed}"
             is_auto = values["recomputation_mode"] == RecomputationMode.Auto
-            rebuilt = "what the options say" if is_auto else "all but the inputs of a stage"
+            rebuilt = (
+                "the values that the options choose" if is_auto else "all but the inputs of a stage"
+            )
             yield "recomputation_mode", f"in effect: the backward pass rebuilds {rebuilt}"
         for name in LOCATIONS:
             yield name, "hint about memory: kept in Options.TensorLocations, no effect on values"
         for name in COMPUTE_HINTS:
             yield name, "hint about compute: kept here, no effect"
         chosen = values["gradient_accumulation_dtype"] is not None
-        dtypes = "accumulators have this type" if chosen else "accumulators are as optimizers say"
+        dtypes = (
+            "accumulators have this type" if chosen else "accumulators are as set in optimizers"
+        )
         yield "gradient_accumulation_dtype", f"in effect: {dtypes}"
-        yield "accumulate_outfeed_dtype", "the type of the outputs"
-        yield "batch_serialization_iterations", "only 1 is taken"
-        yield "continuous_weight_updates", "only False is taken"
+        yield "accumulate_outfeed_dtype", "not supported: sums have the dtype of the outputs"
+        yield "batch_serialization_iterations", "must be 1"
+        yield "continuous_weight_updates", "must be False"
 
 
 def _in_flight(schedule: PipelineSchedule, values: Mapping[str, Any]) -> str:
@@ -275,7 +283,7 @@ def _placed(mapping: tuple[int, ...]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a user writes it."""
+    """Return a value as the user writes it."""
     if isinstance(value, IntEnum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""``Options._Popart``: settings for the back end of the machine we stand in for.
+"""``Options._Popart``: settings for the back end of the real machine.
 
 Package private.
 """
@@ -21,45 +21,48 @@ _INITIAL: dict[str, Any] = {
 }
 
 _PRODUCT_OPTIONS = ("convolutionOptions", "matmulOptions")
-"""Dictionaries whose entries of several calls add up."""
+"""Dictionaries to which several calls add entries."""
 
 
 class _PopartOptions(FreezableOptions):
     """Settings by name for the back end of PopTorch.
 
-    Setters of ``Options`` store some of theirs here, and any others may be set. They are checked
-    when a model is compiled: an unknown name, or one whose value has another type, is an error.
+    Some setters of ``Options`` store their settings here, and the user may set any others. They are
+    checked when a model is compiled: an unknown name, or a value of a wrong type, is an error.
 
-    popsim_torch has another back end, so only some of these mean something here. Those that only
-    steer time, memory, compiler checks, dumps and reports (``enableOutlining``, ``numIOTiles``,
-    ``reportOptions``, ``patterns``, ``dotChecks``, ``strictOpVersions`` and their like) have **no
-    effect**; ``options/back_end_keys.py`` lists all. Three choose the type of partial sums,
-    ``"float"`` or ``"half"``, as ``Options.Precision.setPartialsType`` does for all products:
-    ``partialsTypeMatMuls``, the entry ``partialsType`` of ``matmulOptions``, which goes before it,
-    and that of ``convolutionOptions``. Other entries of these dictionaries have **no effect**.
+    popsim_torch has another back end, so only some settings have a meaning here. Settings that
+    concern only time, memory, compiler checks, dumps and reports (``enableOutlining``,
+    ``numIOTiles``, ``reportOptions``, ``patterns``, ``dotChecks``, ``strictOpVersions`` and similar
+    ones) have **no effect**; ``options/back_end_keys.py`` lists all. Three settings choose the
+    dtype of partial sums, ``"float"`` or ``"half"``, as ``Options.Precision.setPartialsType`` does
+    for all products: ``partialsTypeMatMuls``; the entry ``partialsType`` of ``matmulOptions``,
+    which overrides it; and the same entry of ``convolutionOptions``. Other entries of these
+    dictionaries have **no effect**.
 
-    ``autoRecomputation`` is carried out. It says which forward values are rebuilt in the backward
-    pass instead of being kept in memory until then; values and weights stay the same to the last
-    bit. Not set, it is 3 in a pipeline of several IPUs and 0 everywhere else.
+    ``autoRecomputation`` takes effect. It chooses which forward values the backward pass rebuilds,
+    instead of keeping them in memory; all values and weights stay exactly the same. If it is not
+    set, it is 3 in a pipeline of several IPUs and 0 in all other models.
 
     * 0: None.
-    * 1: What is cheap to rebuild, where that saves memory: elementwise ops, norms, softmax, copies.
-    * 2: The results of norms and of the elementwise ops directly after them.
-    * 3: On each stage everything but what comes from other stages and the tensors given to
-      ``recomputationCheckpoint``; on the last stage only what leads to such a tensor.
-    * 4: Everything but what comes from other stages, those tensors, and random numbers that are
-      drawn out of nothing.
+    * 1: Values that are cheap to rebuild, if that saves memory: element-wise ops, norms, softmax,
+      copies.
+    * 2: The results of norms and of the element-wise ops directly after them.
+    * 3: On each stage all values except those of other stages and the tensors that
+      ``recomputationCheckpoint`` marks; on the last stage only the values that such a tensor is
+      computed from.
+    * 4: All values except those of other stages, the marked tensors, and random numbers that
+      depend on no other value.
 
     The copy of a tensor ``t`` in the backward pass is called ``t__re``.
 
     ``groupNormStridedChannelGrouping`` makes a group of the channels c, c + G, c + 2G, ... of a
-    GroupNorm of G groups. ``enableNonStableSoftmax`` leaves out the subtraction that keeps a
-    softmax from overflowing, except inside of losses and of ``scaled_dot_product_attention``.
+    GroupNorm of G groups. ``enableNonStableSoftmax`` leaves out the subtraction that prevents
+    overflow in a softmax, except inside of losses and of ``scaled_dot_product_attention``.
 
-    Settings that would change values in a way that popsim_torch cannot are an error when a model is
-    compiled, or a warning, once in a process, where programs set them beside the option that takes
-    effect: ``enableGradientAccumulation``, those of several replicas, and
-    ``automaticLossScalingSettings.gradientTensorTrackingMethod``.
+    Settings that would change values in a way that popsim_torch does not support are an error when
+    a model is compiled. Some cause only a warning, once per process, because programs set them in
+    addition to the option that takes effect: ``enableGradientAccumulation``, those of several
+    replicas, and ``automaticLossScalingSettings.gradientTensorTrackingMethod``.
     """
 
     _path = "Options._Popart"
@@ -71,7 +74,7 @@ class _PopartOptions(FreezableOptions):
 
     @property
     def matmul_partials(self) -> str | None:
-        """``"float"`` or ``"half"``, where a setting chooses the partials of matrix products."""
+        """``"float"`` or ``"half"``, if a setting chooses the partials of matrix products."""
         partials: str | None = self._options.get("matmulOptions", {}).get(
             "partialsType", self._options.get("partialsTypeMatMuls")
         )
@@ -92,11 +95,11 @@ class _PopartOptions(FreezableOptions):
         """Store one setting.
 
         The entries of ``convolutionOptions`` and ``matmulOptions`` are added to those of earlier
-        calls; any other value takes the place of the one before.
+        calls; any other value replaces the earlier one.
 
         Args:
-            key: Its name in the back end.
-            value: Its value, which is looked at when a model is compiled.
+            key: The name in the back end.
+            value: The value, which is checked when a model is compiled.
 
         Returns:
             The object itself.
@@ -116,10 +119,9 @@ class _PopartOptions(FreezableOptions):
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
         """Store options of the execution engine.
 
-        Those that ask for reports take effect, as ``Options.enableProfiling`` does:
-        ``autoReport.all``, ``autoReport.outputGraphProfile``, ``autoReport.outputExecutionProfile``
-        (``"true"``) and ``autoReport.directory``. Others have no effect: a warning says so, once
-        for each.
+        Options for reports take effect, as ``Options.enableProfiling`` does: ``autoReport.all``,
+        ``autoReport.outputGraphProfile``, ``autoReport.outputExecutionProfile`` (``"true"``) and
+        ``autoReport.directory``. Others have no effect: a warning says so once for each.
 
         Args:
             engine_options: Values by option name, replacing those stored before.
@@ -138,18 +140,19 @@ class _PopartOptions(FreezableOptions):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> Self:
-        """Store which rewriting patterns the compiler may use; they have no effect.
+        """Store which rewrite patterns the compiler may use; they have no effect.
 
         Args:
             patterns: Whether each pattern is on, by name.
-            level: The set of patterns to begin with.
+            level: The set of patterns to start from.
 
         Returns:
             The object itself.
 
         Raises:
             UsageAttributeError: The options are frozen.
-            UsageAssertionError: ``patterns`` is not a dict from str to bool, or ``level`` no int.
+            UsageAssertionError: ``patterns`` is not a dict from strings to booleans, or ``level``
+                is not an int.
         """
         call = f"Options._Popart.setPatterns({patterns!r}, {level!r})"
         require(isinstance(patterns, dict), f"{call}: pass a dict of names to bool.")
@@ -165,7 +168,7 @@ class _PopartOptions(FreezableOptions):
         return f"_Popart({', '.join(f'{key}={shown(value)}' for key, value in items)})"
 
     def _figures(self) -> dict[str, object]:
-        """Return the settings that are not the defaults, as text, in the order of names."""
+        """Return the settings that are not the defaults, as strings, sorted by name."""
         items = sorted(self._options.items(), key=lambda item: str(item[0]))
         return {
             str(key): shown(value)

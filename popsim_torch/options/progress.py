@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 class CompilationProgressBar:
-    """A bar titled "Graph compilation"; call it with the steps done so far and in all.
+    """A bar titled "Graph compilation"; call it with the finished and the total steps.
 
     Args:
         stream: Where to draw; the standard error stream if None.
@@ -23,8 +23,8 @@ class CompilationProgressBar:
         """Draw the bar, and close it when all steps are done.
 
         Args:
-            progress: Steps done (count).
-            total: Steps in all (count).
+            progress: The number of finished steps.
+            total: The total number of steps.
         """
         if self._bar is None:
             self._bar = tqdm(

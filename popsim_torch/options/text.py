@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENUMS: dict[str, type[Enum]] = {name: getattr(enums, name) for name in enums.__all__}
 
-# The files that are being read, outermost first: a line of one may load another.
+# The files that are being read, outermost first: a line of a file may load another file.
 _being_applied: ContextVar[tuple[str, ...]] = ContextVar("popsim_torch_options_files", default=())
 
 
@@ -39,8 +39,8 @@ def apply_json(options: Options, text: str) -> None:
         text: The JSON text.
 
     Raises:
-        UsageValueError: It is not a JSON object.
-        UsageAttributeError: There is no such setter.
+        UsageValueError: The string is not a JSON object.
+        UsageAttributeError: A setter does not exist.
     """
     try:
         settings = json.loads(text)
@@ -107,10 +107,10 @@ def apply_file(options: Options, path: str | os.PathLike[str]) -> None:
         path: The file, UTF-8 text.
 
     Raises:
-        ConfigFileError: A line is not Python, or the file is not text.
+        ConfigFileError: A line is not Python, or the file is not UTF-8 text.
         UsageValueError: The file loads itself.
         OSError: The file cannot be read.
-        Exception: What a line raises.
+        Exception: The exception of a line.
     """
     opened, real_path = _being_applied.get(), os.path.realpath(path)
     if real_path in opened:
@@ -123,7 +123,7 @@ def apply_file(options: Options, path: str | os.PathLike[str]) -> None:
         )
     token = _being_applied.set((*opened, real_path))
     try:
-        # A layer below the package's public names cannot import them.
+        # Import here: this layer is below the public names of the package.
         package = importlib.import_module(__name__.partition(".")[0])
         names = {"options": options, "poptorch": package, "torch": torch}
         for code in _compiled_lines(path):

@@ -1,4 +1,4 @@
-"""A pipeline as a list of functions."""
+"""Pipelines that are given as a list of functions."""
 
 from popsim_torch.pipelining.pipeline import pipeline
 

@@ -48,47 +48,47 @@ def pipeline(
 ) -> None:
     """Run stages as a pipeline, ``repeat_count`` times for ``gradient_accumulation_count``.
 
-    It is a loop on the device, to be called in a ``poptorch.function``. What a stage returns are
-    the arguments of the next: a tensor, a tuple, or a dict of keyword arguments. The first stage
-    gets ``inputs``, then an element of the infeed. What changes from call to call and is no weight,
-    such as a temperature, is an argument of the ``poptorch.function`` that is passed in
-    ``inputs`` and from stage to stage until it is used.
+    This is a loop on the device; call it in a ``poptorch.function``. The results of a stage are the
+    arguments of the next one: a tensor, a tuple, or a dict of keyword arguments. The first stage
+    gets ``inputs``, then an element of the infeed. To use a value that changes from call to call
+    and is not a weight, such as a temperature, make it an argument of the ``poptorch.function``,
+    pass it in ``inputs``, and return it from each stage until it is used.
 
     An element of ``computational_stages`` may be a list of functions: all get the same arguments,
-    and their results follow one another as the arguments of the next stage. On this machine they
-    run one after another, on the IPU of the first.
+    and their results, joined in order, are the arguments of the next stage. On this machine the
+    functions run one after another, on the IPU of the first one.
 
     Args:
         computational_stages: The functions, two or more.
-        gradient_accumulation_count: Micro-batches per weight update, in inference per run of the
-            pipeline (count); a multiple of the micro-batches in flight. None for 1, with
-            ``Sequential`` only.
-        repeat_count: Runs of the pipeline (count): this many updates.
+        gradient_accumulation_count: The number of micro-batches per weight update, or in inference
+            per run of the pipeline; a multiple of the micro-batches in flight. None for 1, only
+            with ``Sequential``.
+        repeat_count: The number of runs of the pipeline, which is the number of updates.
         inputs: The first arguments of the first stage: a tensor or number, or a tuple of these.
-        infeed_queue: Gives each micro-batch an element.
-        outfeed_queue: Gets what the last stage returns, an element for each micro-batch. It is
-            needed if anything is returned.
-        optimizer_function: Gets what the last stage returns; returns the optimizer, made outside of
-            the function, and the loss. None: nothing is trained.
-        device_mapping: The IPU of each stage; None for those of the same numbers.
+        infeed_queue: Provides an element for each micro-batch.
+        outfeed_queue: Gets the results of the last stage, one element for each micro-batch. It is
+            required if anything is returned.
+        optimizer_function: Called with the results of the last stage; returns the optimizer, which
+            must be made outside of the function, and the loss. None for no training.
+        device_mapping: The IPU of each stage; None puts stage ``i`` on IPU ``i``.
         pipeline_schedule: A ``PipelineSchedule``; None for ``Grouped``.
-        outfeed_loss: Enqueue the loss instead.
-        outfeed_mask: True for each value of the last stage that is not enqueued.
-        accumulate_outfeed: Enqueue one sum for each weight update instead; the queue's mode is
-            ``ALL``.
-        accumulate_outfeed_dtype: Type of that sum, ``torch.float32`` or ``torch.float16``; None for
-            that of the values.
+        outfeed_loss: Whether to enqueue the loss instead of the results.
+        outfeed_mask: A list with True for each value of the last stage that is not enqueued.
+        accumulate_outfeed: Whether to enqueue one sum for each weight update instead; needs a queue
+            with the mode ``ALL``.
+        accumulate_outfeed_dtype: The dtype of that sum, ``torch.float32`` or ``torch.float16``;
+            None for the dtype of the values.
         reduction_method: How the gradients of an update are combined.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
         **options: Other arguments of ``set_pipelining_options``. Without a
-            ``gradient_accumulation_dtype``, here or in options, accumulators have the types of
+            ``gradient_accumulation_dtype``, here or in options, accumulators have the dtypes of
             their weights, or float16 if the optimizer was made with that ``accum_type``.
 
     Raises:
-        UsageTypeError: An argument is of another type.
-        UsageValueError: Arguments are out of range or do not go together, or contradict the options
-            of the ``poptorch.function``.
-        Error: A stage cannot run, or it is called outside of a ``poptorch.function``.
+        UsageTypeError: An argument has a wrong type.
+        UsageValueError: Arguments are out of range, contradict each other, or contradict the
+            options of the ``poptorch.function``.
+        Error: A stage cannot run, or the call is outside of a ``poptorch.function``.
     """
     stages = StageFunctions.checked(computational_stages)
     training = optimizer_function is not None
@@ -115,7 +115,7 @@ def pipeline(
     if owner is None:
         raise Error(
             "pipeline: it is called outside of a poptorch.function. Put the call into a function "
-            "with the decorator @poptorch.function, and call that."
+            "with the decorator @poptorch.function, and call that function."
         )
     stages.check_captured(lambda tensor: owner.number_of(tensor) is not None)
     first = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
@@ -138,7 +138,7 @@ def pipeline(
 
 @contextmanager
 def _settings_of(owner: Recording, settings: PipeliningOptions) -> Iterator[None]:
-    """Let the loops that are recorded in this scope have the options of a pipeline."""
+    """Apply the options of a pipeline to the loops that are recorded in this scope."""
     owner.settings = (Owned("the pipelining options of poptorch.pipeline", settings),)
     try:
         yield
@@ -147,7 +147,7 @@ def _settings_of(owner: Recording, settings: PipeliningOptions) -> Iterator[None
 
 
 def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:
-    """Compute gradients and update weights, as the user's function says; return the loss."""
+    """Compute gradients and update weights with the user's function; return the loss."""
     args, kwargs = as_arguments(result)
     made = call("optimizer_function", "the last stage", optimizer_function, args, kwargs)
     if not (
@@ -175,7 +175,7 @@ def _train(optimizer_function: Callable[..., Any], result: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Which results of the last stage are enqueued, and where."""
+    """The results of the last stage to enqueue, and their queue."""
 
     queue: OutfeedQueue | None
     loss: bool
@@ -184,7 +184,7 @@ class _Outputs:
     dtype: torch.dtype | None
 
     def check(self, training: bool) -> None:
-        """Check what does not depend on the outputs."""
+        """Check the settings that do not depend on the outputs."""
         if self.queue is not None and not isinstance(self.queue, OutfeedQueue):
             raise UsageTypeError(
                 f"pipeline: outfeed_queue is a {type(self.queue).__name__}. Pass a "
@@ -192,8 +192,8 @@ class _Outputs:
             )
         if self.loss and self.mask is not None:
             raise UsageValueError(
-                "pipeline: outfeed_loss and outfeed_mask exclude each other. With outfeed_loss the "
-                "loss is all that is enqueued: leave one out."
+                "pipeline: outfeed_loss and outfeed_mask exclude each other. With outfeed_loss "
+                "only the loss is enqueued: leave one out."
             )
         for name, given in (
             ("outfeed_loss", self.loss),
@@ -227,7 +227,7 @@ class _Outputs:
             )
 
     def enqueue(self, result: Any, loss: torch.Tensor | None) -> None:
-        """Enqueue what the user asks for, in the trace of an iteration."""
+        """Enqueue the requested values, in the trace of an iteration."""
         chosen = loss if self.loss else self._unmasked(result)
         if chosen is None:
             return
@@ -242,7 +242,7 @@ class _Outputs:
             self.queue.enqueue(chosen)
 
     def _unmasked(self, result: Any) -> Any:
-        """Return what the mask leaves of the last stage's values."""
+        """Return the values of the last stage that the mask does not exclude."""
         args, kwargs = as_arguments(result)
         if self.mask is None:
             return result if args or kwargs else None

@@ -1,4 +1,4 @@
-"""The functions that are the stages of a pipeline: checks, and one pass through all of them."""
+"""Checks the functions that are the stages of a pipeline, and runs all of them once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StageFunction = Callable[..., Any]
 
 
 def as_arguments(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a stage has returned as the arguments of the next.
+    """Return the result of a stage as the arguments of the next one.
 
     Args:
         result: Nothing, one value, a tuple or list of values, or a dict of values by name.
@@ -46,10 +46,10 @@ class StageFunctions:
 
     @classmethod
     def checked(cls, stages: object) -> StageFunctions:
-        """Return the stages that the user has listed.
+        """Check and return the user's list of stages.
 
         Raises:
-            UsageTypeError: It is no list of functions, or of lists of functions.
+            UsageTypeError: The argument is not a list of functions, or of lists of functions.
             UsageValueError: There are less than two stages, or one has no function.
         """
         if not isinstance(stages, list | tuple):
@@ -60,7 +60,7 @@ class StageFunctions:
         if len(stages) < 2:
             raise UsageValueError(
                 f"pipeline: {len(stages)} stages are listed. A pipeline has two or more; for one "
-                "call poptorch.repeat."
+                "stage call poptorch.repeat."
             )
         return cls(tuple(_checked_group(number, stage) for number, stage in enumerate(stages)))
 
@@ -68,19 +68,21 @@ class StageFunctions:
         return len(self.groups)
 
     def devices(self, mapping: object) -> list[int] | None:
-        """Return the IPU of each stage, after a look at those of concurrent functions.
+        """Check the IPUs of all functions, and return the IPU of each stage.
 
         Args:
-            mapping: One int for each stage, in the place of concurrent functions a list of ints.
+            mapping: One int for each stage, or a list of ints for a stage of concurrent functions.
 
         Raises:
-            UsageTypeError: It is something else.
-            UsageValueError: It has another length than the stages or the functions.
+            UsageTypeError: ``mapping`` is something else.
+            UsageValueError: Its length differs from the number of stages or of functions.
         """
         if mapping is None:
             return None
         if not isinstance(mapping, list | tuple):
-            raise UsageTypeError(f"pipeline: device_mapping={mapping!r}. Pass an int each stage.")
+            raise UsageTypeError(
+                f"pipeline: device_mapping={mapping!r}. Pass an int for each stage."
+            )
         if len(mapping) != len(self):
             raise UsageValueError(
                 f"pipeline: device_mapping has {len(mapping)} entries for {len(self)} stages. "
@@ -93,7 +95,7 @@ class StageFunctions:
 
     @staticmethod
     def _device(number: int, entry: object, num_functions: int) -> int:
-        """Return where a stage is: concurrent functions are where the first of them is."""
+        """Return the IPU of a stage: for concurrent functions that of the first one."""
         is_list = isinstance(entry, list | tuple)
         ids: list[Any] = list(entry) if isinstance(entry, list | tuple) else [entry]
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
@@ -115,13 +117,13 @@ class StageFunctions:
         return int(ids[0])
 
     def check_captured(self, is_argument: Callable[[torch.Tensor], bool]) -> None:
-        """Refuse tensors that would become constants without anybody having said so.
+        """Refuse tensors that would become constants without the user's intention.
 
         Args:
             is_argument: Whether a tensor has a new value in each call.
 
         Raises:
-            Error: A stage's function mentions a tensor that is no weight.
+            Error: A stage's function uses a tensor that is not a weight.
         """
         for number, group in enumerate(self.groups):
             for function in group:
@@ -135,11 +137,11 @@ class StageFunctions:
                     )
 
     def run(self, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Run all stages, each in its ``PipelineStage``; return what the last one returns.
+        """Run all stages, each in its ``PipelineStage``; return the results of the last one.
 
         Args:
             values: The positional arguments of the first stage.
-            named: Its keyword arguments.
+            named: The keyword arguments of the first stage.
         """
         args, kwargs = tuple(values), dict(named)
         result: Any = None
@@ -167,8 +169,8 @@ def _checked_group(number: int, stage: object) -> tuple[StageFunction, ...]:
     for function in stage:
         if isinstance(function, list | tuple):
             raise UsageTypeError(
-                f"pipeline: stage {number} has a list inside of its list. Concurrent functions do "
-                "not nest."
+                f"pipeline: stage {number} has a list inside of its list. Concurrent functions "
+                "cannot be nested."
             )
         if not callable(function):
             raise UsageTypeError(
@@ -184,17 +186,17 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call a function of the user's with what comes from the stage before it.
+    """Call a function of the user with the results of the stage before it.
 
     Args:
-        name: What it is, for messages.
+        name: The description of the function, for messages.
         before: Where its arguments come from, for messages.
         function: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
     Raises:
-        UsageTypeError: It takes other arguments.
+        UsageTypeError: The function takes other arguments.
     """
     given = f"{len(args)} value(s)" + (f" and {', '.join(kwargs)}" if kwargs else "")
     check_takes(function, f"pipeline: {name} gets {given} from {before},", args, kwargs)
@@ -206,7 +208,7 @@ def _before(number: int) -> str:
 
 
 def _joined(number: int, results: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the results of concurrent functions, one after another."""
+    """Return the results of concurrent functions in one list, in order."""
     joined: list[Any] = []
     for result in results:
         args, kwargs = as_arguments(result)
@@ -219,7 +221,7 @@ def _joined(number: int, results: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _mentioned_tensors(function: StageFunction) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a function's code names, but those inside of other objects."""
+    """Yield the tensors that a function's code names, except those inside of other objects."""
     if not inspect.isfunction(inspect.unwrap(function)):
         return
     found = inspect.getclosurevars(inspect.unwrap(function))

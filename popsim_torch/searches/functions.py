@@ -1,4 +1,4 @@
-"""The searches as models call them: checked arguments become those of an operator."""
+"""The search functions for models: check their arguments and call an operator."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def fps(
     ratio: float = 0.5,
     random_start: bool = False,
 ) -> torch.Tensor:
-    """Sample each segment of a table of points, by taking the farthest point again and again.
+    """Sample each segment of a table of points, by repeatedly taking the farthest point.
 
-    A segment begins with its first point, or with a random one. Each further point is the one whose
-    distance to the nearest of those that were taken is the longest; of several, the one in the
-    lowest row. No point is taken twice. Distances are Euclidean, in float32; one that is NaN counts
-    as infinite.
+    The first sample of a segment is its first point, or a random one. Each further sample is the
+    point with the longest distance to the nearest sample so far; of several such points the one in
+    the lowest row. No point is taken twice. Distances are Euclidean, in float32; a distance that is
+    NaN counts as infinite.
 
     Args:
         src: Points, shape ``(n, d)`` or ``(n,)``, floating point.
-        ptr: Bounds of the segments: rows ``ptr[i]`` to ``ptr[i + 1] - 1`` are one. They ascend;
-            segments may be empty, and rows in front of the first and after the last bound belong
-            to none.
+        ptr: Bounds of the segments, in ascending order: rows ``ptr[i]`` to ``ptr[i + 1] - 1`` are
+            one segment. Segments may be empty, and rows before the first and after the last bound
+            belong to no segment.
         ratio: Share of a segment's points to take, above 0 and up to 1.
-        random_start: Draw the first point of each segment: anew in each micro-batch, by the
-            model's seed.
+        random_start: Whether to draw the first point of each segment at random: a new one in each
+            micro-batch, from the model's seed.
 
     Returns:
         Rows of ``src``, ``ceil(ratio * size)`` for each segment in their order, integers.
@@ -77,29 +77,29 @@ def nearest(
 ) -> torch.Tensor:
     """Return for each row of ``x`` the nearest row of ``y`` in its batch.
 
-    Distances are Euclidean, in float32; of several nearest rows the lowest one counts. A distance
-    that is NaN counts as infinite.
+    Distances are Euclidean, in float32; of several nearest rows the lowest one is returned. A
+    distance that is NaN counts as infinite.
 
     Args:
         x: Points, shape ``(n, d)`` or ``(n,)``, floating point.
         y: Points to compare with, shape ``(m, d)`` or ``(m,)``, floating point; at least one.
-        batch_x: The batch of each row of ``x``: ``n`` integers that ascend, as a list or a tensor.
-            None: all are in batch 0.
-        batch_y: That of each row of ``y``, in the same way.
+        batch_x: The batch of each row of ``x``: ``n`` integers in ascending order, as a list or a
+            tensor. None means that all rows are in batch 0.
+        batch_y: The batch of each row of ``y``, in the same form.
 
     Returns:
         Rows of ``y``, shape ``(n,)``, integers.
 
     Raises:
         Error: An argument has another type (also a ``TypeError``), or a value that it may not have
-            (also a ``ValueError``): batches that do not ascend, or a batch of ``x`` without a row
-            in ``y``. Where tensors of the device say so, the run fails.
+            (also a ``ValueError``): batches that are not in ascending order, or a batch of ``x``
+            without a row in ``y``. If tensors of the device have such values, the run fails.
     """
     points, others = _points("nearest", "x", x), _points("nearest", "y", y)
     if points.shape[1] != others.shape[1]:
         raise UsageValueError(
             f"nearest: points of x have {points.shape[1]} coordinates, those of y have "
-            f"{others.shape[1]}; they must have as many."
+            f"{others.shape[1]}; the numbers must be equal."
         )
     if others.shape[0] == 0:
         raise UsageValueError("nearest: y has no rows, so none of them is the nearest.")
@@ -127,27 +127,27 @@ def ctc_beam_search_decoder(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the most likely labels of sequences, by a beam search over their beginnings.
 
-    The probability of a path of labels is that of all alignments with the steps that become it when
-    repeated labels count once and blanks are taken out. After each step the search goes on with the
-    ``beam_width`` paths that are the most likely; with as many as there can be it is exact. It
-    computes in float64. Of paths that are as likely, that one is first whose beginning was; then
-    the shorter one; then the one with the smaller label.
+    The probability of a path of labels is the sum over all alignments with the steps that become
+    this path when repeated labels count once and blanks are removed. After each step the search
+    keeps the ``beam_width`` most likely paths; with all possible paths it is exact. It computes in
+    float64. Equally likely paths are ordered as their beginnings were; then the shorter path is
+    first; then the one with the smaller label.
 
     Args:
         probs: Log-probabilities, shape ``(steps, batch, classes)``, floating point.
-        lengths: How many steps of each sequence count, shape ``(batch,)``, integers. Lengths that
-            are negative or above ``steps`` fail the run.
-        blank: The class that is no label.
-        beam_width: How many paths the search keeps, at least 1.
-        top_paths: How many paths to return, up to ``beam_width``.
+        lengths: The number of steps in each sequence, shape ``(batch,)``, integers. The run fails
+            for lengths that are negative or above ``steps``.
+        blank: The class that is not a label.
+        beam_width: The number of paths that the search keeps, at least 1.
+        top_paths: The number of paths to return, up to ``beam_width``.
 
     Returns:
         Three tensors, the most likely path first: log-probabilities, shape ``(batch, top_paths)``,
-        in the type of ``probs``; numbers of labels, shape ``(batch, top_paths)``, integers; and
-        labels, shape ``(batch, top_paths, steps)``, integers, with blanks after the last label.
-        Where there are fewer paths, the log-probability of the others is minus infinity and they
-        have no labels. Where a log-probability that counts is NaN or plus infinity, those of the
-        sequence's paths are NaN and they have no labels.
+        in the dtype of ``probs``; numbers of labels, shape ``(batch, top_paths)``, integers; and
+        labels, shape ``(batch, top_paths, steps)``, integers, with blanks after the last label. If
+        there are fewer paths, the log-probability of the others is minus infinity, and they have no
+        labels. If a log-probability within the length of a sequence is NaN or plus infinity, those
+        of the sequence's paths are NaN, and they have no labels.
 
     Raises:
         Error: An argument has another type (also a ``TypeError``), or a value that it may not have
@@ -186,7 +186,7 @@ def ctc_beam_search_decoder(
 
 
 def _check_numbers(name: str, numbers: dict[str, Any], most: dict[str, int]) -> None:
-    """Refuse numbers of another type or out of range."""
+    """Refuse numbers of a wrong type or out of range."""
     for argument, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise _wrong_type(name, argument, "an int", value)
@@ -211,7 +211,7 @@ def _points(name: str, argument: str, value: object) -> torch.Tensor:
 
 
 def _floating(name: str, argument: str, value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as the op reads it: in a type of the device, and without a gradient."""
+    """Return a tensor in the form for the op: in a dtype of the device, and without a gradient."""
     if not value.is_floating_point():
         raise UsageTypeError(f"{name}: {argument} must be floating-point, got {value.dtype}.")
     return (value.float() if value.dtype == torch.float64 else value).detach()
@@ -247,7 +247,7 @@ def _check_bounds(bounds: list[int], num_points: int) -> None:
 
 
 def _batch(argument: str, given: Any, points: torch.Tensor) -> torch.Tensor:
-    """Return the batch of each point as a tensor; check what is known of it."""
+    """Return the batch of each point as a tensor; check the values if they are known."""
     num_points = points.shape[0]
     if given is None:
         return torch.zeros(num_points, dtype=torch.int64, device=points.device)

@@ -1,4 +1,4 @@
-"""Runs an op of the device on host tensors, for calls that no model is compiled around."""
+"""Runs an op of the device on host tensors, for calls outside of a compiled model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def run_one_op(
     results: Sequence[tuple[torch.dtype, Sequence[int]]],
     attributes: Mapping[str, Any],
 ) -> list[torch.Tensor]:
-    """Return the results of an op that runs once.
+    """Run an op once, and return its results.
 
     Args:
         kind: Name in the op registry.
-        inputs: On the host, with elements; None for one that is left out.
-        results: Element type and shape of each.
-        attributes: As the registry entry asks for.
+        inputs: Tensors on the host that are not empty; None for an input that is left out.
+        results: Dtype and shape of each result.
+        attributes: The attributes that the registry entry needs.
 
     Raises:
-        Error: The op refuses the values that it is given.
+        Error: The op refuses the given values.
     """
     graph = _native.Graph()
 

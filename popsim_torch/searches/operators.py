@@ -1,4 +1,4 @@
-"""The operators after the searches: each becomes one op of the device."""
+"""The operators that the search functions call: each becomes one op of the device."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def _define(name: str, schema: str, shapes: Callable[..., Any], on_host: Callabl
     """Define ``popsim::<name>``, which is called with tensors that need no gradient.
 
     Args:
-        name: Of the operator.
-        schema: Its arguments and results.
+        name: The name of the operator.
+        schema: The arguments and results of the operator.
         shapes: Returns empty results.
-        on_host: Computes it from host tensors.
+        on_host: Computes the results from host tensors.
 
     Returns:
-        What the operator exists as long as.
+        An object to keep: the operator exists as long as this object.
     """
     library = new_library(NAMESPACE, "FRAGMENT")
     library.define(f"{name}{schema}")
@@ -87,7 +87,7 @@ def _define(name: str, schema: str, shapes: Callable[..., Any], on_host: Callabl
     return library
 
 
-# The operators exist as long as they do.
+# Keep these objects, because the operators exist as long as they do.
 _libraries = (
     _define(
         "fps",

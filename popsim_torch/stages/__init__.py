@@ -1,4 +1,4 @@
-"""Blocks, stages and execution strategies: how the user cuts a model into parts."""
+"""Blocks, stages and execution strategies, with which the user divides a model into parts."""
 
 from popsim_torch.stages.assignment import (
     assigned_stages,

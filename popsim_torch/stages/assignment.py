@@ -1,7 +1,8 @@
-"""``set_pipeline_stage_assignment`` and its relatives: a stage for each layer of a model.
+"""``set_pipeline_stage_assignment`` and related functions: a stage for each layer of a model.
 
-An assignment lives in forward pre-hooks: one on each layer, which tells its stage when the layer is
-called in a trace, and one on the model, which knows the layers that the stages were meant for.
+An assignment is stored in forward pre-hooks: one on each layer, which begins the stage when the
+layer is called in a trace, and one on the model, which has the list of layers at the time of the
+assignment.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _changes = [0]
 
 
 def num_assignments() -> int:
-    """Return how often any assignment has changed in this process."""
+    """Return how often assignments have changed in this process."""
     return _changes[0]
 
 
 def assigned_stages(model: nn.Module) -> list[tuple[str, int]]:
-    """Return the stages that layers of a model carry, with the layers' names.
+    """Return the stages that are stored on layers of a model, with the layers' names.
 
     Args:
         model: The model.
@@ -52,22 +53,22 @@ def assigned_stages(model: nn.Module) -> list[tuple[str, int]]:
 
 
 class _AssignedLayers:
-    """The forward pre-hook of a model with an assignment: the layers that it was made for."""
+    """The forward pre-hook of a model with an assignment; has the layers of the assignment."""
 
     def __init__(self, records: Sequence[PipelineStageRecord]) -> None:
         self.layers = [(record.name, record.layer) for record in leaves(records)]
 
     def __call__(self, model: nn.Module, *_: object) -> None:
-        """Check the layers, in a trace."""
+        """Check the layers when the model is traced."""
         if block_listener.get() is not None:
             self.check(model, "the pipeline stages of this model")
 
     def is_opened(self, name: str) -> bool:
-        """Whether layers inside of a layer have stages of their own."""
+        """Whether layers inside of a layer have their own stages."""
         return any(inner.startswith(f"{name}.") for inner, _ in self.layers)
 
     def check(self, model: nn.Module, where: str) -> None:
-        """Raise the error of a model whose layers are others now."""
+        """Raise an error if the layers of the model have changed."""
         records = layer_records(model, lambda name, layer: self.is_opened(name) and _has(layer))
         now = [(record.name, record.layer) for record in leaves(records)]
         if len(now) == len(self.layers) and all(
@@ -79,7 +80,7 @@ class _AssignedLayers:
         present = {id(layer) for _, layer in now}
         changes = [f"'{name}' is new" for name, layer in now if id(layer) not in known]
         changes += [f"'{name}' is gone" for name, layer in self.layers if id(layer) not in present]
-        what = ", ".join(changes[:3]) or "their order is another"
+        what = ", ".join(changes[:3]) or "their order has changed"
         raise Error(
             f"{where}: the layers of {type(model).__name__} have changed since their stages were "
             f"set: {what}. Call {_SET} again, or reset_pipeline_stage_assignment."
@@ -100,8 +101,8 @@ def _checked_model(function: str, model: object) -> nn.Module:
         inner = getattr(model, "model", None)
         if not isinstance(inner, nn.Module):
             raise UsageTypeError(
-                f"{function}: got a {type(model).__name__}. Pass a torch.nn.Module, or what "
-                "trainingModel or inferenceModel returned."
+                f"{function}: got a {type(model).__name__}. Pass a torch.nn.Module, or the result "
+                "of trainingModel or inferenceModel."
             )
         model = inner
     if not _has(model):
@@ -113,32 +114,33 @@ def _checked_model(function: str, model: object) -> nn.Module:
 
 
 def set_pipeline_stage_assignment(model: nn.Module, assignment: Any) -> None:
-    """Give each layer of a model the stage of a pipeline that it runs on.
+    """Assign each layer of a model to a stage of a pipeline.
 
     The layers of a model are its modules in the order in which they were registered
-    (``named_children``), for ``nn.Sequential`` that of execution. Elsewhere a forward that
-    calls them in an order in which stages do not ascend is an error when the model is compiled. A
-    stage begins when its layer is called and goes on until the next begins; a ``PipelineStage``
-    that is open then counts instead. A model that is simply called has no stages.
+    (``named_children``); for ``nn.Sequential`` this is the order of execution. If another model
+    calls its layers so that the stages are not in ascending order, compiling it raises an error. A
+    stage begins when its layer is called, and lasts until the next one begins; inside of a
+    ``PipelineStage``, that stage is used instead. Without an executor the stages have no effect.
 
-    An executor of the model that is compiled compiles anew at its next call, and goes on with its
-    weights, optimizer state and random numbers.
+    A compiled executor of the model compiles again at its next call, and keeps its weights,
+    optimizer state and random numbers.
 
     Args:
         model: The model, or an executor of it.
         assignment: One of
 
-            * a list with an int for each layer: the first is 0, each next the same or one more. In
-              the place of a layer that has layers, such as a nested ``nn.Sequential``, a list
-              for those may stand.
+            * a list with an int for each layer: the first is 0, each next one is the same or one
+              more. For a layer that has layers, such as a nested ``nn.Sequential``, the entry may
+              be a list for these layers.
             * the records of ``get_pipeline_stage_assignment``, edited.
-            * a dict of stages by name, with patterns such as ``"encoder.*"``: each moves the layers
-              that it matches and what is inside of them, whatever those before said.
+            * a dict of stages by name, with patterns such as ``"encoder.*"``: each pattern moves
+              the layers that it matches and all layers inside of them, and overrides earlier
+              patterns.
 
     Raises:
-        UsageTypeError: It is no list or dict, or a stage is no int.
-        UsageValueError: It breaks one of the rules; the message names rule and layer. Nothing has
-            changed then.
+        UsageTypeError: ``assignment`` is not a list or dict, or a stage is not an int.
+        UsageValueError: The assignment breaks one of the rules; the message names the rule and the
+            layer. In this case nothing has changed.
     """
     model = _checked_model(_SET, model)
     if isinstance(assignment, Mapping):
@@ -162,14 +164,15 @@ def set_pipeline_stage_assignment(model: nn.Module, assignment: Any) -> None:
 
 
 def get_pipeline_stage_assignment(model: nn.Module) -> list[PipelineStageRecord]:
-    """Return a record for each layer of a model, to look at, or to edit and set again.
+    """Return a record for each layer of a model, to read, or to edit and set again.
 
     Args:
         model: The model, or an executor of it.
 
     Returns:
         Records in the order of the layers. A layer without a stage has None. Nested models have
-        nested records: each ``nn.Sequential``, and what has layers with stages of their own.
+            nested records: each ``nn.Sequential``, and each layer whose layers have their own
+            stages.
 
     Raises:
         Error: The layers have changed since the stages were set.
@@ -182,10 +185,10 @@ def get_pipeline_stage_assignment(model: nn.Module) -> list[PipelineStageRecord]
 
 
 def reset_pipeline_stage_assignment(model: nn.Module) -> None:
-    """Take the stages from all layers of a model, those that they were built in included.
+    """Remove the stages of all layers of a model, including those in which they were built.
 
     Args:
-        model: The model, or an executor of it, which compiles anew at its next call.
+        model: The model, or an executor of it, which compiles again at its next call.
     """
     _clear(_checked_model("reset_pipeline_stage_assignment", model))
     _changes[0] += 1
@@ -211,13 +214,13 @@ def _is_model(_name: str, layer: nn.Module) -> bool:
     return isinstance(layer, nn.Sequential) or marked
 
 
-# The forms of an assignment
+# The forms of an assignment: list, records, names
 
 
 def _by_list(
     of: str, records: list[PipelineStageRecord], stages: Sequence[object], last: int = -1
 ) -> list[PipelineStageRecord]:
-    """Fill records with the stages of a list; ``last`` is the stage in front of them."""
+    """Fill records with the stages of a list; ``last`` is the stage before them."""
     if len(stages) != len(records):
         raise UsageValueError(
             f"{_SET}: {len(stages)} stages for the {len(records)} layers of {of}: "
@@ -227,7 +230,7 @@ def _by_list(
         if isinstance(stage, list):
             if not _has(record.layer):
                 raise UsageValueError(
-                    f"{_SET}: layer {_of(record)} has no layers, and a list in its place. Pass an "
+                    f"{_SET}: layer {_of(record)} has no layers, but its entry is a list. Pass an "
                     "int."
                 )
             inner = layer_records(record.layer, _never, f"{record.name}.")
@@ -259,7 +262,7 @@ def _by_records(model: nn.Module, given: Sequence[object]) -> list[PipelineStage
     for item in given:
         if not isinstance(item, PipelineStageRecord):
             raise UsageTypeError(
-                f"{_SET}: {item!r} stands among records. Pass the records of "
+                f"{_SET}: {item!r} is among the records. Pass only the records of "
                 "get_pipeline_stage_assignment, or one int for each layer."
             )
     records = [item for item in given if isinstance(item, PipelineStageRecord)]
@@ -274,7 +277,7 @@ def _by_records(model: nn.Module, given: Sequence[object]) -> list[PipelineStage
             )
     if len(found) > len(wanted):
         raise UsageValueError(
-            f"{_SET}: the record of {_of(found[len(wanted)])} is of no layer of "
+            f"{_SET}: the record of {_of(found[len(wanted)])} belongs to no layer of "
             f"{type(model).__name__}. Leave it out."
         )
     last = -1
@@ -301,7 +304,9 @@ def _by_names(model: nn.Module, stages: Mapping[Any, Any]) -> list[PipelineStage
     stage_of: dict[str, int] = {}
     for pattern, stage in stages.items():
         if not isinstance(pattern, str):
-            raise UsageTypeError(f"{_SET}: the key {pattern!r} is no string. Pass layers' names.")
+            raise UsageTypeError(
+                f"{_SET}: the key {pattern!r} is not a string. Pass layers' names."
+            )
         number = checked_stage(f"{_SET}: '{pattern}'", stage)
         matches = {name for name in names if fnmatchcase(name, pattern)}
         if not matches:
@@ -316,20 +321,21 @@ def _by_names(model: nn.Module, stages: Mapping[Any, Any]) -> list[PipelineStage
     used = sorted(set(stage_of.values()))
     if used != list(range(len(used))):
         raise UsageValueError(
-            f"{_SET}: layers have the stages {_shown(used)}. Stages count from 0 without a gap."
+            f"{_SET}: layers have the stages {_shown(used)}. Stages are numbered from 0 without a "
+            "gap."
         )
     return _filled(model, stage_of)
 
 
 def _around(name: str) -> Iterator[str]:
-    """Yield the names of the modules that one is inside of."""
+    """Yield the names of the modules that contain a module."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
 
 
 def _filled(model: nn.Module, stage_of: Mapping[str, int]) -> list[PipelineStageRecord]:
-    """Return records with the stages of names, nested where stages inside of a layer differ."""
+    """Return records with the stages of names, nested if stages inside of a layer differ."""
 
     def is_nested(name: str, layer: nn.Module) -> bool:
         inner = (stage for other, stage in stage_of.items() if other.startswith(f"{name}."))
@@ -340,14 +346,14 @@ def _filled(model: nn.Module, stage_of: Mapping[str, int]) -> list[PipelineStage
         record.stage = stage_of.get(record.name)
         if record.stage is None:
             raise UsageValueError(
-                f"{_SET}: no pattern matches layer {_of(record)}. Each layer needs a stage; "
-                "'*' in front gives one to all others."
+                f"{_SET}: no pattern matches layer {_of(record)}. Each layer needs a stage; '*' as "
+                "the first pattern gives one to all others."
             )
     return records
 
 
 def _check_shared(records: Sequence[PipelineStageRecord]) -> None:
-    """Refuse a layer that stands in two places with two stages."""
+    """Refuse a layer that is in two places with two different stages."""
     seen: dict[int, PipelineStageRecord] = {}
     for record in leaves(records):
         other = seen.setdefault(id(record.layer), record)

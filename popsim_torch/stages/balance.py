@@ -1,4 +1,4 @@
-"""Stages that take equally long, from the times that were measured of a model's layers."""
+"""Computes stages that take about equally long, from measured times of a model's layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BALANCED = "balanced_pipeline_stages"
 
 
 class TimedOp(Protocol):
-    """What is asked of the parts of a profile."""
+    """The attributes that the ops of a profile must have."""
 
     @property
     def phase(self) -> str:
@@ -27,35 +27,35 @@ class TimedOp(Protocol):
 
     @property
     def scope(self) -> str:
-        """Path of the modules that it belongs to."""
+        """Path of the modules that the op belongs to."""
 
     @property
     def seconds(self) -> float:
-        """What it took in one call."""
+        """The time of the op in one call."""
 
 
 @dataclass
 class LayerTime:
-    """What a layer took in one call, in seconds."""
+    """The time of a layer in one call, in seconds."""
 
     forward: float = 0.0
     backward: float = 0.0
 
     @property
     def total(self) -> float:
-        """Both passes."""
+        """The time of both passes."""
         return self.forward + self.backward
 
 
 def layer_times(
     records: Sequence[PipelineStageRecord], profile: Iterable[TimedOp], prefix: str = ""
 ) -> list[LayerTime]:
-    """Return what each layer with a stage of its own took, in order.
+    """Return the time of each layer that has its own stage, in order.
 
     Args:
         records: The layers.
-        profile: What ``executor.profile`` has returned.
-        prefix: The name of their model in the profiled one; empty if it is that one.
+        profile: The result of ``executor.profile``.
+        prefix: The name of their model in the profiled model; empty if it is the profiled model.
     """
     layers = list(leaves(records))
     times = [LayerTime() for _ in layers]
@@ -77,25 +77,26 @@ def layer_times(
 def balanced_pipeline_stages(
     model: nn.Module, profile: Iterable[TimedOp], num_stages: int, *, prefix: str = ""
 ) -> list[PipelineStageRecord]:
-    """Return stages for the layers of a model of which the slowest takes as little as possible.
+    """Return stages for the layers of a model so that the slowest stage is as fast as possible.
 
-    A stage is a row of layers; the time of a layer is that of its forward and backward pass. What
-    the program has fused counts in one of the layers, and what is outside of all layers in none.
+    A stage is a sequence of layers; the time of a layer is that of its forward and backward pass. A
+    fused op counts for one of its layers, and ops outside of all layers do not count.
 
     Args:
         model: The model, or an executor of it.
-        profile: What ``executor.profile(...)`` has returned for it.
-        num_stages: How many stages to make (count).
-        prefix: The name of ``model`` in the model that was profiled, such as ``"net"``; empty if it
-            is that one.
+        profile: The result of ``executor.profile(...)`` for it.
+        num_stages: The number of stages.
+        prefix: The name of ``model`` in the profiled model, such as ``"net"``; empty if it is the
+            profiled model.
 
     Returns:
         The records of ``get_pipeline_stage_assignment`` with other stages, for
-        ``set_pipeline_stage_assignment``. A nested model may be cut.
+        ``set_pipeline_stage_assignment``. A nested model may be divided.
 
     Raises:
-        UsageTypeError: ``model`` is no model, or ``num_stages`` no int.
-        UsageValueError: There are fewer layers than stages, or nothing was measured of the layers.
+        UsageTypeError: ``model`` is not a model, or ``num_stages`` is not an int.
+        UsageValueError: There are fewer layers than stages, or the profile has no times of the
+            layers.
     """
     if isinstance(num_stages, bool) or not isinstance(num_stages, int):
         raise UsageTypeError(f"{_BALANCED}: num_stages is {num_stages!r}. Pass an int.")
@@ -110,9 +111,9 @@ def balanced_pipeline_stages(
     if not any(seconds):
         raise UsageValueError(
             f"{_BALANCED}: the profile has no op of the layers "
-            f"{', '.join(record.name for record in layers[:4])} ... Pass what "
-            "executor.profile(...) has returned for this model, and prefix= where the model is a "
-            "part of the one that was profiled."
+            f"{', '.join(record.name for record in layers[:4])} ... Pass the result of "
+            "executor.profile(...) for this model, and prefix= if the model is a part of the "
+            "profiled one."
         )
     for record, stage in zip(layers, _shares(seconds, num_stages), strict=True):
         record.stage = stage
@@ -120,11 +121,11 @@ def balanced_pipeline_stages(
 
 
 def _shares(seconds: Sequence[float], num_stages: int) -> list[int]:
-    """Return the stage of each layer, so that the slowest stage takes as little as possible."""
+    """Return the stage of each layer, for the smallest possible time of the slowest stage."""
     sums = [0.0, *itertools.accumulate(seconds)]
     count = len(seconds)
-    # best[i]: the slowest of the stages so far that have the first i layers, and where the last
-    # of them begins.
+    # best[i]: for the first i layers, the time of the slowest stage so far, and where the last
+    # stage begins.
     best: list[tuple[float, int]] = [(sums[i], 0) for i in range(count + 1)]
     begins = []
     for stage in range(1, num_stages):

@@ -1,11 +1,11 @@
-"""Blocks, stages and execution strategies: how the user cuts a model into parts.
+"""Blocks, stages and execution strategies, with which the user divides a model into parts.
 
-A model marks its parts with *blocks* while its ``forward`` runs; an *execution strategy* sorts the
-blocks into *stages*, and every stage has an IPU. None of it changes a value the model computes.
+A model marks its parts with *blocks* while its ``forward`` runs; an *execution strategy* assigns
+the blocks to *stages*, and every stage has an IPU. This changes no values.
 
-Blocks report to the listener in :data:`block_listener`. While a model is traced that is the tracer,
-which asks a :class:`StageAssigner` where the operation at hand belongs; outside a trace there is no
-listener and blocks do nothing.
+Blocks report to the listener in :data:`block_listener`. While a model is traced the listener is the
+tracer, which asks a :class:`StageAssigner` for the stage of the current operation. Outside of a
+trace there is no listener, and blocks do nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class BlockListener(Protocol):
-    """Whoever wants to know which block the code now running belongs to."""
+    """Receives the beginning and the end of each block and stage."""
 
     def begin(self, user_id: str | None, ipu_id: int | None) -> None:
-        """Enter a block, leaving the one before.
+        """Enter a block, and leave the previous one.
 
         Args:
             user_id: The block's id, or None for the next automatic one.
@@ -56,10 +56,10 @@ class BlockListener(Protocol):
         """Leave the block; no block is active until the next ``begin``."""
 
     def begin_stage(self, stage_id: int) -> None:
-        """Enter a stage, leaving the block or stage before.
+        """Enter a stage, and leave the previous block or stage.
 
         Args:
-            stage_id: Its number.
+            stage_id: The number of the stage.
         """
 
     def return_to_stage(self, stage_id: int) -> None:
@@ -71,11 +71,11 @@ class BlockListener(Protocol):
 
 
 block_listener: ContextVar[BlockListener | None] = ContextVar("block_listener", default=None)
-"""The listener blocks report to; None outside a trace."""
+"""The listener that blocks report to; None outside of a trace."""
 
 
 class _AutomaticIds:
-    """The automatic block ids "0", "1", ... of one listener, that is of one trace."""
+    """The automatic block ids "0", "1", ... of one listener, which means of one trace."""
 
     def __init__(self, listener: BlockListener) -> None:
         self._listener = weakref.ref(listener)
@@ -90,11 +90,11 @@ class _AutomaticIds:
         return str(self._next - 1)
 
     def claim(self, automatic_id: str) -> None:
-        """Keep an id that an earlier trace gave to a module from being given out again."""
+        """Reserve an id that an earlier trace gave to a module."""
         self._next = max(self._next, int(automatic_id) + 1)
 
     def restart(self) -> None:
-        """Begin again at "0"."""
+        """Start again at "0"."""
         self._next = 0
 
 
@@ -118,7 +118,7 @@ def _begin(user_id: str | None, ipu_id: int | None) -> None:
 def _checked_ids(
     where: str, user_id: str | int | None, ipu_id: int | None
 ) -> tuple[str | None, int | None]:
-    """Return a block's ids in the form listeners get; a falsy ``user_id`` stands for None."""
+    """Return a block's ids in the form for listeners; a falsy ``user_id`` means None."""
     if user_id is not None and not isinstance(user_id, (str, int)):
         raise UsageTypeError(
             f"{where}: user_id={user_id!r} is a {type(user_id).__name__}. "
@@ -132,23 +132,25 @@ def _checked_ids(
                 f"{where}: ipu_id={ipu_id!r} is a {type(ipu_id).__name__}. Pass an int."
             ) from None
         if ipu_id < 0:
-            raise UsageValueError(f"{where}: ipu_id={ipu_id} is negative. IPUs count from 0.")
+            raise UsageValueError(
+                f"{where}: ipu_id={ipu_id} is negative. IPUs are numbered from 0."
+            )
     return (str(user_id) if user_id else None), ipu_id
 
 
 class Block(Described):
     """Assign the operations inside a ``with`` statement to one block.
 
-    When the statement ends no block is active, not even one around it; an operation outside every
-    block is then an error. Blocks do nothing outside a trace.
+    When the statement ends, no block is active, not even an enclosing one; an operation outside of
+    all blocks is then an error. Outside of a trace blocks do nothing.
 
     Args:
-        user_id: The block's id; the same id is the same block wherever it is used. None (or
-            anything falsy) stands for the next automatic id, "0", "1", ... in order of entry.
+        user_id: The block's id; the same id always means the same block. None (or any falsy value)
+            means the next automatic id, "0", "1", ... in order of entry.
         ipu_id: The IPU to run on, unless the block's ``Stage`` names one.
 
     Raises:
-        UsageTypeError: An id is of another type.
+        UsageTypeError: An id has a wrong type.
         UsageValueError: ``ipu_id`` is negative.
 
     Example:
@@ -193,7 +195,7 @@ class Block(Described):
             ipu_id: As for the class.
 
         Raises:
-            UsageTypeError: An id is of another type.
+            UsageTypeError: An id has a wrong type.
             UsageValueError: ``ipu_id`` is negative.
         """
         _begin(*_checked_ids("Block.start", user_id, ipu_id))
@@ -202,7 +204,7 @@ class Block(Described):
     def useAutoId() -> None:
         """Restart the automatic ids at "0"; call it first in ``forward``.
 
-        Every trace starts at "0" by itself, so this matters only within one ``forward``.
+        Every trace starts at "0" by itself, so this has an effect only within one ``forward``.
         """
         listener = block_listener.get()
         if listener is not None:
@@ -210,7 +212,7 @@ class Block(Described):
 
 
 class _BeginBlockHook:
-    """The forward pre-hook of a marked module; a class of its own so that it can be pickled."""
+    """The forward pre-hook of a marked module; a class, because it must be picklable."""
 
     def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
         self._user_id = user_id
@@ -218,7 +220,7 @@ class _BeginBlockHook:
         self._is_automatic = user_id is None
 
     def __call__(self, *_: object) -> None:
-        """Begin the block; an automatic id is fixed the first time."""
+        """Begin the block; an automatic id is chosen the first time, and then kept."""
         listener = block_listener.get()
         if listener is None:
             return
@@ -240,14 +242,14 @@ def _block_hooks(module: nn.Module) -> dict[int, _BeginBlockHook]:
 
 
 class _Call(nn.Module):
-    """Stands for a callable that is no module."""
+    """A module that wraps a callable which is not a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self._function = function
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the callable."""
         return self._function(*args, **kwargs)
 
 
@@ -262,22 +264,22 @@ def BeginBlock(
 def BeginBlock(
     layer_to_call: Any, user_id: str | int | None = None, ipu_id: int | None = None
 ) -> Any:
-    """Mark a module: a block begins when it is called, and goes on after it.
+    """Mark a module: a block begins when the module is called, and continues after it.
 
     Args:
         layer_to_call: A module, which gets a forward pre-hook, or another callable, which is
             wrapped.
-        user_id: The block's id. None stands for the next automatic id; a module keeps the one it is
-            given in the first trace.
+        user_id: The block's id. None means the next automatic id; a module keeps the id of the
+            first trace.
         ipu_id: The IPU to run on, unless the block's ``Stage`` names one.
 
     Returns:
-        The module itself, its class and parameter names unchanged; for another callable a module
-        that begins the block and calls it.
+        The module itself, with the same class and parameter names; for another callable, a module
+        that begins the block and calls the callable.
 
     Raises:
-        Error: The module is marked already, or ``layer_to_call`` cannot be called.
-        UsageTypeError: An id is of another type.
+        Error: The module is already marked, or ``layer_to_call`` cannot be called.
+        UsageTypeError: An id has a wrong type.
         UsageValueError: ``ipu_id`` is negative.
     """
     hook = _BeginBlockHook(*_checked_ids("BeginBlock", user_id, ipu_id))
@@ -285,7 +287,7 @@ def BeginBlock(
         for present in _block_hooks(layer_to_call).values():
             raise Error(
                 f"BeginBlock: this {type(layer_to_call).__name__} has already been assigned to a "
-                f"block: {present!r}. Call removeBlocks on it first to assign it anew."
+                f"block: {present!r}. To assign it again, call removeBlocks on it first."
             )
         layer_to_call.register_forward_pre_hook(hook)
         return layer_to_call
@@ -304,11 +306,11 @@ def BlockFunction(
     """Return a decorator that runs the body of a function inside a :class:`Block`.
 
     Args:
-        user_id: As for ``Block``; an automatic id is drawn at every call.
+        user_id: As for ``Block``; every call takes a new automatic id.
         ipu_id: As for ``Block``.
 
     Raises:
-        UsageTypeError: An id is of another type.
+        UsageTypeError: An id has a wrong type.
         UsageValueError: ``ipu_id`` is negative.
     """
     block = Block(user_id, ipu_id)
@@ -328,7 +330,7 @@ def removeBlocks(module: nn.Module) -> None:
     """Remove the marks of ``BeginBlock`` from a module and all modules in it.
 
     Args:
-        module: The module to clean; it can be marked again afterwards.
+        module: The module; it can be marked again after that.
 
     Raises:
         UsageAssertionError: ``module`` is not a ``torch.nn.Module``.
@@ -343,7 +345,7 @@ def removeBlocks(module: nn.Module) -> None:
 
 
 def module_repr(module: nn.Module) -> str:
-    """Return the tree of modules as text, each ``BeginBlock`` mark before the module's name.
+    """Return the tree of modules as a string, with ``BeginBlock`` marks before module names.
 
     Args:
         module: The module at the top of the tree.
@@ -361,18 +363,17 @@ def module_repr(module: nn.Module) -> str:
 
 
 class StageAssigner:
-    """Work out, block by block, the stage and the IPU of the operations a trace meets.
+    """Compute, block by block, the stage and the IPU of the operations in a trace.
 
-    Operations before the first block belong to stage 0 on IPU 0. One assigner serves one trace.
-
-    Where stages run one after another, a block may be on an earlier stage than the one before it:
-    what follows then runs together with the last stage that has begun.
+    Operations before the first block belong to stage 0 on IPU 0. One assigner is used for one
+    trace. If stages run one after another, a block may be on an earlier stage than the previous
+    block: its operations then run together with the last stage that has begun.
 
     Args:
-        strategy: The strategy the options name.
+        strategy: The strategy of the options.
 
     Raises:
-        UsageTypeError: ``strategy`` is none.
+        UsageTypeError: ``strategy`` is not an execution strategy.
     """
 
     def __init__(self, strategy: ExecutionStrategy) -> None:
@@ -388,17 +389,17 @@ class StageAssigner:
 
     @property
     def ipu_ids(self) -> tuple[int, ...]:
-        """The IPU of every block in order of entry; what :func:`count_stages` counts."""
+        """The IPU of every block in order of entry, for :func:`count_stages`."""
         return tuple(self._ipu_ids)
 
     @property
     def num_stages(self) -> int:
-        """The number of stages: one more than the highest that a block is on."""
+        """The number of stages: one more than the highest stage of a block."""
         return 1 + max(stage for stage, _ in [(0, 0), *self._blocks.values()])
 
     @property
     def ipu_of_stage(self) -> dict[int, int]:
-        """The IPU that each stage was given first."""
+        """The first IPU of each stage."""
         places = dict(reversed(self._blocks.values()))
         return {0: 0, **places}
 
@@ -410,9 +411,9 @@ class StageAssigner:
             ipu_id: The IPU the user asked for, if any.
 
         Raises:
-            UsageAssertionError: The strategy lists its blocks and this is none of them, or it needs
-                an IPU and none is given.
-            Error: The block was met before, on another IPU, or the strategy cannot use that IPU.
+            UsageAssertionError: The strategy lists its blocks, but not this one, or it needs an IPU
+                and none is given.
+            Error: The block was on another IPU before, or the strategy cannot use that IPU.
         """
         block = user_id or _automatic_ids_of(self).take()
         known = self._blocks.get(block)
@@ -423,17 +424,17 @@ class StageAssigner:
         if known and place != known:
             raise Error(
                 f"Block '{block}': asked to run on IPU {ipu_id}, but it was on IPU {known[1]} "
-                "before. The same id is the same block everywhere: use another id."
+                "before. The same id always means the same block: use another id."
             )
         self._blocks[block] = place
         self._enter(place)
         self._ipu_ids.append(place[1])
 
     def begin_stage(self, stage_id: int) -> None:
-        """Enter a stage that the model names by its number.
+        """Enter a stage by its number.
 
         Args:
-            stage_id: Its number.
+            stage_id: The number of the stage.
 
         Raises:
             Error: The strategy has no such stage.
@@ -456,22 +457,22 @@ class StageAssigner:
         self._current = place if self._strategy.is_pipelined else (self._last_stage, place[1])
 
     def end(self) -> None:
-        """Leave the block; asking for a stage is an error until the next one begins."""
+        """Leave the block; until the next one begins, an operation is an error."""
         self._current = None
 
     def current_stage(self) -> int:
-        """Return the stage of an operation issued now.
+        """Return the stage of an operation at this point.
 
         Raises:
-            Error: The block before has ended and no other has begun.
+            Error: The previous block has ended and no other has begun.
         """
         return self._active()[0]
 
     def current_ipu(self) -> int:
-        """Return the IPU of an operation issued now.
+        """Return the IPU of an operation at this point.
 
         Raises:
-            Error: The block before has ended and no other has begun.
+            Error: The previous block has ended and no other has begun.
         """
         return self._active()[1]
 

@@ -1,4 +1,4 @@
-"""The checks of a model that was cut into stages. Package private."""
+"""Checks a model that is divided into stages. Package private."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from popsim_torch.stages.strategies import ExecutionStrategy
 _logger = logging.getLogger("poptorch::python")
 
 MAX_IPUS = 64
-"""The most IPUs one process may use."""
+"""The largest number of IPUs that one process may use."""
 
 
 def check_pipeline(
@@ -25,20 +25,20 @@ def check_pipeline(
     device_iterations: int,
     auto_round: bool,
 ) -> int:
-    """Check that a model cut into stages can run, and return the number of IPUs it takes.
+    """Check that a model with stages can run, and return the number of IPUs that it needs.
 
     Args:
         num_stages: The forward stages, see :func:`count_stages`.
         ipu_ids: The IPU of each block; IPU 0 is always counted.
-        strategy: The strategy in use; only a pipeline needs enough micro-batches to fill.
-        training: Whether the backward stages run too.
+        strategy: The strategy in use; only a pipeline needs enough micro-batches to fill it.
+        training: Whether the backward stages run, too.
         gradient_accumulation: Micro-batches per weight update (count).
         device_iterations: How often the device repeats the step per call (count).
-        auto_round: Whether to take more IPUs when their number is not a power of two.
+        auto_round: Whether to reserve more IPUs if their number is not a power of two.
 
     Raises:
-        Error: More than 64 IPUs, a number of IPUs that is not a power of two while ``auto_round``
-            is off, or too few micro-batches to fill the pipeline.
+        Error: The model needs more than 64 IPUs, or, if ``auto_round`` is off, a number that is not
+            a power of two; or there are too few micro-batches to fill the pipeline.
     """
     num_ipus = _count_ipus(ipu_ids, auto_round)
     if num_stages > 1 and strategy.is_pipelined:

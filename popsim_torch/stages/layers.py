@@ -1,6 +1,6 @@
-"""The layers of a model, as stages are assigned to them.
+"""The layers of a model, to which stages are assigned.
 
-Package private: the public names are those of ``assignment``.
+Package private: the public names are in ``assignment``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PipelineStageRecord:
 
     @property
     def stage(self) -> int | None:
-        """The layer's stage, that of its first layer if it is a nested model; None if it has none.
+        """The layer's stage, for a nested model that of its first layer; None if it has none.
 
         Setting it moves all layers of a nested model.
         """
@@ -62,9 +62,9 @@ def layer_records(
 
     Args:
         model: The model.
-        is_nested: Whether a layer, with its name, counts as a model of its own.
+        is_nested: Called with a layer and its name; returns whether it is shown as a nested model.
         prefix: The model's name and a dot, if it has a name.
-        stage: The stage of layers that have none of their own.
+        stage: The stage of layers without their own stage.
     """
     records = []
     for name, layer in own_modules(model).items():
@@ -81,7 +81,7 @@ def layer_records(
 
 
 def leaves(records: Sequence[PipelineStageRecord]) -> Iterator[PipelineStageRecord]:
-    """Yield the records that have a stage of their own, in order."""
+    """Yield the records that have their own stage, in order."""
     for record in records:
         if record.nested:
             yield from leaves(record.nested)

@@ -1,6 +1,6 @@
-"""Phased execution: stages that share IPUs, moved on and off the chip in turn.
+"""Phased execution: stages that share IPUs, and are moved on and off the chip by turns.
 
-Package private: the public names are those of ``stages``.
+Package private: the public names are in ``stages``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SERIAL_ONLY = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
-# How far apart the numbers of neighbouring phases are: tensors move in the phases between.
+# The difference between the numbers of neighbouring phases: tensors move in the phases between.
 _STRIDES = {Liveness.OffChipAfterFwdNoOverlap: 2, Liveness.OffChipAfterEachPhase: 4}
-# Between the phases everything is kept off the chip, unless the user says otherwise.
+# Between the phases all tensors are kept off the chip, unless the user chooses otherwise.
 _LOCATIONS = tuple(
     f"location_{kind}" for kind in ("activation", "weight", "optimizer", "accumulator")
 )
 
 
 class Phase:
-    """Stages that run at the same time in a phased execution.
+    """Stages that run at the same time in phased execution.
 
     Args:
         *stages_or_block_ids: Stages, or the ids of the blocks of a single stage.
@@ -50,10 +50,10 @@ class Phase:
         return self._stages
 
     def stage(self, index: int) -> Stage:
-        """Return a stage by its place in the phase.
+        """Return a stage by its position in the phase.
 
         Args:
-            index: Its place, from 0.
+            index: The position, from 0.
 
         Raises:
             IndexError: The phase has fewer stages.
@@ -70,7 +70,8 @@ class Phase:
             The phase itself.
 
         Raises:
-            UsageAssertionError: The number of ids is not the number of stages, or an id is no int.
+            UsageAssertionError: The number of ids differs from the number of stages, or an id is
+                not an int.
         """
         if len(ids) != len(self._stages):
             raise UsageAssertionError(
@@ -88,7 +89,7 @@ class Phase:
 class _PhasedExecution(ExecutionStrategy):
     """The base of the strategies that move weights and tensors on and off the chip.
 
-    The phases run one after another, and nothing about them changes a value.
+    The phases run one after another, and change no values.
     """
 
     _execution_mode = 2
@@ -115,17 +116,17 @@ class _PhasedExecution(ExecutionStrategy):
 
     @property
     def num_phases(self) -> int:
-        """How many phases a machine would run: forward, backward, and those that move tensors."""
+        """The number of phases on a real machine, including those that move tensors."""
         last = self.phase_id(len(self._phases) - 1)
         if self._liveness != Liveness.AlwaysLive:
             return last + 1 + 3
         return last + 1 + int(self._separate_backward_phase)
 
     def phase(self, index: int) -> Phase:
-        """Return a phase by its place.
+        """Return a phase by its position.
 
         Args:
-            index: Its place, from 0.
+            index: The position, from 0.
 
         Raises:
             IndexError: There are fewer phases.
@@ -133,15 +134,15 @@ class _PhasedExecution(ExecutionStrategy):
         return self._phases[index]
 
     def phase_id(self, index: int) -> int:
-        """Return the number that a machine would give a phase in the forward pass.
+        """Return the number of a phase on a real machine, in the forward pass.
 
         Args:
-            index: Its place in the strategy, from 0.
+            index: The position of the phase in the strategy, from 0.
         """
         return index * _STRIDES.get(self._liveness, 1)
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Self:
-        """Begin the backward pass in a phase of its own; no effect on values.
+        """Begin the backward pass in a separate phase; no effect on values.
 
         Args:
             use: Whether to do so.
@@ -150,7 +151,7 @@ class _PhasedExecution(ExecutionStrategy):
             The strategy itself.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         _require_bool(f"{type(self).__name__}.useSeparateBackwardPhase", use)
         self._separate_backward_phase = use
@@ -160,14 +161,14 @@ class _PhasedExecution(ExecutionStrategy):
         """Choose how long tensors stay on the chip; no effect on values.
 
         Args:
-            liveness: When they leave. ``OffChipAfterFwdNoOverlap`` and ``OffChipAfterEachPhase``
-                are for serial phases only.
+            liveness: When tensors leave the chip. ``OffChipAfterFwdNoOverlap`` and
+                ``OffChipAfterEachPhase`` are for serial phases only.
 
         Returns:
             The strategy itself.
 
         Raises:
-            UsageAssertionError: It is not a ``Liveness``, or one for serial phases only.
+            UsageAssertionError: The argument is not a ``Liveness``, or is only for serial phases.
         """
         allowed = [m for m in Liveness if self._is_serial or m not in _SERIAL_ONLY]
         if not isinstance(liveness, Liveness) or liveness not in allowed:
@@ -213,11 +214,11 @@ class _PhasedExecution(ExecutionStrategy):
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """Run phases one after another on the same IPUs; values are those of any other strategy.
+    """Run phases one after another on the same IPUs; values are the same in every strategy.
 
     Args:
         *phases: The phases in order, each a ``Phase``, a list of stages, a list of block ids, a
-            ``Stage`` or a block id. Every block needs an IPU, from its stage or of its own.
+            ``Stage`` or a block id. Every block needs an IPU, from its stage or its own ``ipu_id``.
 
     Raises:
         UsageAssertionError: No phase is given, an argument is something else, or a block is in two
@@ -229,7 +230,7 @@ class SerialPhasedExecution(_PhasedExecution):
 
 
 class ParallelPhasedExecution(_PhasedExecution):
-    """Run phases in turn on even and odd IPUs; values are those of any other strategy.
+    """Run phases alternately on even and odd IPUs; values are the same in every strategy.
 
     Args:
         *phases: As for :class:`SerialPhasedExecution`. Phases 0, 2, ... use even IPUs, the others
@@ -242,7 +243,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     _is_serial = False
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
-        """Let tensors leave the chip after the forward phases; no effect on values.
+        """Move tensors off the chip after the forward phases; no effect on values.
 
         Args:
             off_chip: Whether to do so.
@@ -251,7 +252,7 @@ class ParallelPhasedExecution(_PhasedExecution):
             The strategy itself.
 
         Raises:
-            UsageAssertionError: It is not a bool.
+            UsageAssertionError: The argument is not a bool.
         """
         _require_bool("ParallelPhasedExecution.sendTensorsOffChipAfterFwd", off_chip)
         self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive

@@ -1,8 +1,8 @@
-"""``PipelineStage``: parts of a model by the number of their stage.
+"""``PipelineStage``: assigns parts of a model to stages by number.
 
-Inside a trace a stage is told to the listener of blocks, by its number. Outside of one, layers that
-are built inside of a stage are marked with a forward pre-hook, which tells the number when they are
-called in a trace.
+Inside of a trace a stage reports its number to the listener of blocks. Outside of a trace, layers
+that are built inside of a stage are marked with a forward pre-hook, which reports the number when
+the layers are called in a trace.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ __all__ = ["PipelineStage", "StageMark", "mark_stage", "stage_mark", "unmark_sta
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The stages that the code now running is inside of, outermost first, and who was told.
+# The stages around the code that runs now, outermost first, with the listener of each.
 _open: ContextVar[tuple[tuple[int, BlockListener | None], ...]] = ContextVar("_open", default=())
 
 
 class PipelineStage:
-    """A stage of a pipeline: a context of layers' calls or of their construction, or a decorator.
+    """A stage of a pipeline: a context for calling or building layers, or a decorator.
 
-    Inside of ``forward``, what is computed in the context belongs to the stage; what follows goes
-    on there until another stage begins, or with the stage around it if there is one. A layer that
-    is *built* in the context keeps the stage: it begins when the layer is called, but where
-    another ``PipelineStage`` is open then, that one counts. As a decorator it opens the context
-    around every call of a function.
+    Inside of ``forward``, operations in the context belong to the stage. Operations after the
+    context belong to the enclosing stage, or, if there is none, still to this stage until another
+    one begins. A layer that is *built* in the context keeps the stage, which begins when the layer
+    is called; but if another ``PipelineStage`` is open at that time, that one is used. As a
+    decorator it opens the context around every call of a function.
 
     Stages are those of ``PipelinedExecution`` and ``ShardedExecution``: stage ``i`` is on IPU
     ``i``, or on the IPU of the ``i``-th stage that the strategy lists (``device_mapping`` of
-    ``set_pipelining_options``). A model that is simply called has none.
+    ``set_pipelining_options``). Without an executor stages have no effect.
 
     Args:
         stage: The number, from 0.
 
     Raises:
-        UsageTypeError: It is no int.
-        UsageValueError: It is negative.
+        UsageTypeError: The number is not an int.
+        UsageValueError: The number is negative.
 
     Example:
         ::
@@ -92,7 +92,7 @@ class PipelineStage:
             listener.return_to_stage(outer[-1][0])
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function whose calls are in the stage."""
+        """Return a function that runs in the stage."""
         if isinstance(function, nn.Module | type) or not callable(function):
             raise UsageTypeError(
                 f"PipelineStage({self._stage}): got a {type(function).__name__} to decorate. Pass "
@@ -112,22 +112,24 @@ class PipelineStage:
 
 
 def checked_stage(where: str, stage: object) -> int:
-    """Return the number of a stage.
+    """Check and return the number of a stage.
 
     Args:
         where: The call, for messages.
-        stage: What the user gave.
+        stage: The user's value.
 
     Raises:
-        UsageTypeError: It is no int.
-        UsageValueError: It is negative.
+        UsageTypeError: The value is not an int.
+        UsageValueError: The value is negative.
     """
     if not isinstance(stage, int) or isinstance(stage, bool):
         raise UsageTypeError(
             f"{where}: the stage {stage!r} is a {type(stage).__name__}. Pass an int, from 0."
         )
     if stage < 0:
-        raise UsageValueError(f"{where}: the stage {stage} is negative. Stages count from 0.")
+        raise UsageValueError(
+            f"{where}: the stage {stage} is negative. Stages are numbered from 0."
+        )
     return int(stage)
 
 
@@ -142,7 +144,7 @@ class StageMark:
         self.stage = stage
 
     def __call__(self, *_: object) -> None:
-        """Begin the stage, unless the layer is called inside of another."""
+        """Begin the stage, unless the layer is called inside of another stage."""
         listener = block_listener.get()
         if listener is None or any(told is listener for _, told in _open.get()):
             return
@@ -163,7 +165,7 @@ def stage_mark(module: nn.Module) -> StageMark | None:
 
 
 def mark_stage(module: nn.Module, stage: int) -> None:
-    """Let a layer have a stage, whatever it had before.
+    """Give a layer a stage, in place of an earlier one.
 
     Args:
         module: The layer.
@@ -174,7 +176,7 @@ def mark_stage(module: nn.Module, stage: int) -> None:
 
 
 def unmark_stage(module: nn.Module) -> None:
-    """Let a layer have no stage.
+    """Remove the stage of a layer.
 
     Args:
         module: The layer.
@@ -187,8 +189,9 @@ def unmark_stage(module: nn.Module) -> None:
 class _Construction:
     """Marks the layers that are built while stages are open outside of a trace.
 
-    PyTorch tells nobody that a module is built, so its ``__init__`` is another one meanwhile. Other
-    threads build theirs as ever: which stages are open is known by context.
+    PyTorch has no hook for the construction of a module, so ``nn.Module.__init__`` is replaced
+    while stages are open. Other threads are not affected, because the open stages are stored by
+    context.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How much of its time a pipeline computes, and how many micro-batches that takes."""
+"""Computes how well a pipeline is used, and how many micro-batches it needs for that."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ def pipeline_use(
     backward: float = 1.0,
     update: float = 0.0,
 ) -> float:
-    """Return the share of its time that a stage of a pipeline computes on micro-batches.
+    """Return the share of time in which a stage of a pipeline computes on micro-batches.
 
-    The rest it waits, while the pipeline fills and drains, or updates weights. All stages take
-    equally long; the times may have any unit.
+    In the rest of the time the stage waits, while the pipeline fills and drains, or updates
+    weights. All stages take equally long; the times may have any unit.
 
     Args:
-        num_stages: Stages, each on an IPU of its own (count, 1 to 64).
-        gradient_accumulation: Micro-batches per weight update (count).
+        num_stages: The number of stages, each on its own IPU (1 to 64).
+        gradient_accumulation: The number of micro-batches per weight update.
         schedule: When stages run.
-        forward: Time of a stage forward.
-        backward: Time of a stage backward.
-        update: Time of the weight update.
+        forward: The time of a stage in the forward pass.
+        backward: The time of a stage in the backward pass.
+        update: The time of the weight update.
 
     Raises:
-        UsageTypeError: A count is no int, a time no number, or the schedule none.
+        UsageTypeError: A count is not an int, a time is not a number, or the schedule is not a
+            ``PipelineSchedule``.
         UsageValueError: A count or a time is out of range.
     """
     where = "pipeline_use"
@@ -58,18 +59,18 @@ def smallest_gradient_accumulation(
     backward: float = 1.0,
     update: float = 0.0,
 ) -> int:
-    """Return the smallest count of micro-batches with which a pipeline is used well enough.
+    """Return the smallest number of micro-batches with which a pipeline is used well enough.
 
-    It is one that the schedule takes: a multiple of the micro-batches in flight, or for ``Default``
-    as many as there are stages, forward and backward.
+    The number fits the schedule: it is a multiple of the micro-batches in flight, or for
+    ``Default`` at least the number of stages, forward and backward.
 
     Args:
-        num_stages: Stages, each on an IPU of its own (count, 1 to 64).
+        num_stages: The number of stages, each on its own IPU (1 to 64).
         schedule: When stages run.
-        use: What ``pipeline_use`` is to be at least (share, between 0 and 1).
-        forward: Time of a stage forward.
-        backward: Time of a stage backward.
-        update: Time of the weight update.
+        use: The smallest accepted result of ``pipeline_use`` (a share between 0 and 1).
+        forward: The time of a stage in the forward pass.
+        backward: The time of a stage in the backward pass.
+        update: The time of the weight update.
 
     Raises:
         UsageTypeError: As for ``pipeline_use``.
@@ -90,8 +91,8 @@ def smallest_gradient_accumulation(
     if limit < use or (limit == use and times.fixed):
         raise UsageValueError(
             f"{where}: a pipeline of {num_stages} stages with PipelineSchedule.{schedule.name} is "
-            f"used {limit:.0%} at most, and {use:.0%} are asked for. Ask for less, or choose "
-            "another schedule."
+            f"used {limit:.0%} at most, which is less than the requested {use:.0%}. Pass a smaller "
+            "use, or choose another schedule."
         )
     if limit == use:
         return least
@@ -103,12 +104,12 @@ def smallest_gradient_accumulation(
 
 
 _Pair = tuple[int, int]
-"""How many forward and backward passes an IPU runs at one time."""
+"""The numbers of forward and backward passes that an IPU runs at one time."""
 
 
 @dataclass(frozen=True)
 class _Times:
-    """An update takes ``g time + fixed`` for ``g`` micro-batches, of which each is ``work``."""
+    """An update of ``g`` micro-batches takes ``g time + fixed``; each has ``work`` to do."""
 
     work: float
     time: float
@@ -118,12 +119,12 @@ class _Times:
     def of(
         cls, n: int, schedule: PipelineSchedule, forward: float, backward: float, update: float
     ) -> _Times:
-        """Return the times of a schedule with ``n`` stages, read off the schedule itself."""
+        """Return the times of a schedule with ``n`` stages, computed from the schedule itself."""
 
         def seconds(pairs: frozenset[_Pair]) -> float:
             return max(forwards * forward + backwards * backward for forwards, backwards in pairs)
 
-        full = 2 * n  # micro-batches, with which every stage has had work at the same time
+        full = 2 * n  # with this many micro-batches, all stages have had work at the same time
         once, twice = _count_times(schedule, n, full), _count_times(schedule, n, 2 * full)
         time = fixed = 0.0
         for pairs, count in twice.items():
@@ -133,14 +134,15 @@ class _Times:
         return cls(forward + backward, time, fixed + update)
 
     def use(self, count: int) -> float:
-        """Return the share of the time that is work."""
+        """Return the share of time in which a stage computes."""
         return count * self.work / (count * self.time + self.fixed)
 
 
 def _count_times(schedule: PipelineSchedule, n: int, count: int) -> Counter[frozenset[_Pair]]:
-    """Count the times of an update by what IPUs do then: the busiest says how long one lasts.
+    """Count the time slots of an update by their work; the busiest IPU determines the length.
 
-    Where slots are interleaved, each IPU has time for either pass, and waits for the slower one.
+    If slots are interleaved, each slot is long enough for either pass, and IPUs wait for the slower
+    one.
     """
     found: Counter[frozenset[_Pair]] = Counter()
     for repeats, times in times_of(schedule, n, count):

@@ -1,4 +1,4 @@
-"""``poptorch.print``: the built-in function, for modules with their blocks."""
+"""``poptorch.print``: as the built-in function, but shows modules with their blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def print(*values: Any, **kwargs: Any) -> None:
     """Print values as the built-in ``print`` does, but modules as ``module_repr`` shows them.
 
     Args:
-        *values: What to print.
+        *values: The values to print.
         **kwargs: ``sep``, ``end``, ``file`` and ``flush`` of the built-in function.
     """
     shown = [module_repr(value) if isinstance(value, nn.Module) else value for value in values]

@@ -1,11 +1,11 @@
-"""The schedules that a pipeline can be asked for, and what each needs.
+"""The schedules of a pipeline, and the requirements of each.
 
-PopTorch has one of its own, in force where none is asked for: the last stage's backward follows its
-forward at once, and there is a least number of micro-batches. The others are those of pipelines
-in TensorFlow for IPUs.
+If no schedule is chosen, PopTorch's own is used: the backward pass of the last stage follows its
+forward pass at once, and there is a smallest number of micro-batches. The other schedules are those
+of pipelines in TensorFlow for IPUs.
 
-Which order each of them is, the device's library alone knows (``csrc/schedule``). What a schedule
-needs is read off it here.
+Only the device's library defines the order of actions in a schedule (``csrc/schedule``). This
+module computes the requirements from that order.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 
 class WrongNumberOfMicroBatches(Error):
-    """A pipeline cannot run with the micro-batches that it is given.
+    """A pipeline cannot run with the given number of micro-batches.
 
     Attributes:
-        rule: What it needs, such as "at least 3".
-        near: A count that does.
+        rule: The required number, such as "at least 3".
+        near: A valid number that is close.
     """
 
     def __init__(self, rule: str, near: int, message: str) -> None:
@@ -45,16 +45,16 @@ class WrongNumberOfMicroBatches(Error):
 def chosen_schedule(
     schedule: PipelineSchedule, strategy: ExecutionStrategy, *, num_stages: int, is_cut: bool
 ) -> PipelineSchedule:
-    """Return the schedule that the program runs by; ``Default`` is then PopTorch's pipeline.
+    """Return the schedule of the program, where ``Default`` means PopTorch's pipeline.
 
     Args:
-        schedule: What the options ask for.
+        schedule: The schedule in the options.
         strategy: How blocks form stages.
-        num_stages: Forward stages of the program.
-        is_cut: Whether the model goes from one IPU to another.
+        num_stages: The number of forward stages of the program.
+        is_cut: Whether the model uses several IPUs.
 
     Raises:
-        Error: The strategy runs stages one after another, and the schedule several at a time.
+        Error: The strategy runs stages one after another, but the schedule runs several at a time.
     """
     if schedule == PipelineSchedule.Default:
         overlaps = is_cut and strategy.is_pipelined
@@ -71,17 +71,17 @@ def chosen_schedule(
 
 
 def native_name(schedule: PipelineSchedule) -> str:
-    """Return what the device's library calls a schedule."""
+    """Return the device library's name of a schedule."""
     return "pipelined" if schedule == PipelineSchedule.Default else schedule.name.lower()
 
 
 def micro_batches_in_flight(schedule: PipelineSchedule, num_stages: int, *, training: bool) -> int:
-    """Return how many micro-batches are under way at a time, where there are enough.
+    """Return how many micro-batches are in flight at a time, if there are enough.
 
     Args:
-        schedule: The schedule that the program runs by.
-        num_stages: Forward stages.
-        training: Whether there are backward slots; without them no stage has two.
+        schedule: The schedule of the program.
+        num_stages: The number of forward stages.
+        training: Whether there are backward slots; without them no stage has two slots.
     """
     enough = 2 * num_stages  # a slot each
     return _native.max_in_flight(native_name(schedule), num_stages, enough, training)
@@ -90,39 +90,39 @@ def micro_batches_in_flight(schedule: PipelineSchedule, num_stages: int, *, trai
 def times_of(
     schedule: PipelineSchedule, num_stages: int, num_micro_batches: int
 ) -> list[tuple[int, list[list[str]]]]:
-    """Return what runs at each time of a weight update, but the update itself.
+    """Return the actions at each time slot of a weight update, except the update itself.
 
     Args:
-        schedule: The schedule that the program runs by.
-        num_stages: Forward stages, each on an IPU of its own.
-        num_micro_batches: Per weight update (count).
+        schedule: The schedule of the program.
+        num_stages: The number of forward stages, each on its own IPU.
+        num_micro_batches: The number of micro-batches per weight update.
 
     Returns:
-        Stretches of times: how often each repeats, one micro-batch further every time, and its
-        times, each the actions that run then, such as ``2F0``.
+        Sequences of time slots. Each has the number of its repetitions, which advance by one
+        micro-batch each, and its slots: for each slot the actions that run in it, such as ``2F0``.
     """
     name = native_name(schedule)
     return _native.schedule_times(name, num_stages, num_micro_batches, True)[:-1]
 
 
 def count_rule(schedule: PipelineSchedule, num_stages: int, *, training: bool) -> int:
-    """Return what the number of micro-batches must be a multiple of.
+    """Return the number of which the number of micro-batches must be a multiple.
 
-    It is the number of micro-batches that are in flight: the rotations that a schedule uses of the
-    ring of devices.
+    It is the number of micro-batches in flight: the rotations of the ring of devices that a
+    schedule uses.
 
     Args:
-        schedule: Not ``Default``.
-        num_stages: Forward stages.
+        schedule: Any schedule except ``Default``.
+        num_stages: The number of forward stages.
         training: Whether there are backward slots.
     """
     if num_stages == 1:
-        return 1  # there is nothing to overlap
+        return 1  # one stage cannot overlap with others
     return micro_batches_in_flight(schedule, num_stages, training=training)
 
 
 def in_flight_rule(schedule: PipelineSchedule) -> str:
-    """Return in words how many micro-batches are in flight in training with ``n`` stages.
+    """Return a phrase for how many micro-batches are in flight in training with ``n`` stages.
 
     Args:
         schedule: ``Grouped`` or ``Interleaved``.
@@ -139,18 +139,18 @@ def check_schedule(
     training: bool,
     count: int,
 ) -> None:
-    """Check that a model can run by a schedule that was asked for.
+    """Check that a model can run with the chosen schedule.
 
     Args:
-        schedule: The schedule; ``Default`` has a rule of its own (``check_pipeline``).
+        schedule: The schedule; ``check_pipeline`` checks ``Default``.
         ipu_of_stage: The IPU of each stage.
-        num_stages: Forward stages.
-        training: Whether the backward stages run too.
-        count: Micro-batches per weight update; in inference those of a call.
+        num_stages: The number of forward stages.
+        training: Whether the backward stages run, too.
+        count: The number of micro-batches per weight update; in inference per call.
 
     Raises:
-        Error: The number of micro-batches is no multiple of what the schedule needs, or it is
-            ``Interleaved``, training, and two stages share an IPU.
+        Error: The number of micro-batches is not a multiple of the number that the schedule needs,
+            or two stages share an IPU in training with ``Interleaved``.
     """
     if training and schedule == PipelineSchedule.Interleaved:
         _check_own_devices(ipu_of_stage)

@@ -1,6 +1,6 @@
-"""Stages, and the execution strategies that are made of them.
+"""Stages, and the execution strategies that consist of them.
 
-Package private: the public names are those of ``stages``.
+Package private: the public names are in ``stages``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from popsim_torch.tables import Described
 
 
 def names_of(items: Sequence[object]) -> str:
-    """Return the arguments of a call as text.
+    """Return the arguments of a call as a string.
 
     Args:
         items: The arguments.
@@ -53,7 +53,7 @@ class Stage(Described):
         return self._ipu_id
 
     def ipu(self, ipu: int) -> Stage:
-        """Choose the IPU to run on, whatever the blocks themselves ask for.
+        """Choose the IPU to run on, which overrides the choice of the blocks.
 
         Args:
             ipu: The IPU's id, from 0.
@@ -78,7 +78,7 @@ class Stage(Described):
 
 
 class ExecutionStrategy(Described):
-    """The base of all strategies; a strategy says which blocks form which stage."""
+    """The base of all strategies; a strategy assigns blocks to stages."""
 
     _overlaps_stages: ClassVar[bool] = False
     _execution_mode: ClassVar[int]
@@ -120,7 +120,7 @@ class ExecutionStrategy(Described):
         return self.find_stage(block_id)[1]
 
     def find_stage(self, block_id: str) -> tuple[int, Stage]:
-        """Return the listed stage that a block belongs to, after its number.
+        """Return the number of the listed stage that a block belongs to, and the stage.
 
         Args:
             block_id: The block's id.
@@ -145,23 +145,23 @@ class ExecutionStrategy(Described):
 
         Args:
             block_id: The block's id.
-            ipu_id: The IPU the block asks for, if any.
-            known: The places of the blocks met before.
+            ipu_id: The IPU that the block asks for, if any.
+            known: The stages and IPUs of the blocks so far.
 
         Raises:
-            UsageAssertionError: The strategy does not list the block, or lacks its IPU.
+            UsageAssertionError: The strategy does not list the block, or has no IPU for it.
             Error: The strategy cannot use that IPU.
         """
         raise NotImplementedError
 
     def place_stage(self, stage_id: int) -> tuple[int, int]:
-        """Return a stage that the model names by its number, and its IPU.
+        """Return a stage by its number, and its IPU.
 
         Args:
-            stage_id: The number, of a ``PipelineStage``.
+            stage_id: The number of a ``PipelineStage``.
 
         Raises:
-            Error: The strategy has no stages that go by a number, or no such stage.
+            Error: The strategy has no numbered stages, or no stage with this number.
         """
         raise Error(
             f"PipelineStage({stage_id}): {self!r} has no numbered stages. Call "
@@ -170,10 +170,10 @@ class ExecutionStrategy(Described):
         )
 
     def check_num_stages(self, num_stages: int) -> None:
-        """Check how many stages a model has turned out to have.
+        """Check the number of stages that a model has after tracing.
 
         Args:
-            num_stages: Forward stages.
+            num_stages: The number of forward stages.
 
         Raises:
             Error: The strategy has devices for another number of stages.
@@ -199,11 +199,11 @@ class PipelinedExecution(ExecutionStrategy):
 
     Args:
         *args: One ``AutoStage``, or the stages in order, each as a ``Stage``, the id of its only
-            block or a list of block ids. Nothing stands for ``AutoStage.SameAsIpu``.
+            block or a list of block ids. No argument means ``AutoStage.SameAsIpu``.
 
     Raises:
-        UsageAssertionError: An argument is something else, an ``AutoStage`` has company, or a block
-            is in two stages.
+        UsageAssertionError: An argument is something else, an ``AutoStage`` is not the only
+            argument, or a block is in two stages.
 
     Example:
         ``PipelinedExecution("front", ["middle", "back"], Stage("loss").ipu(1))`` has three stages,
@@ -224,7 +224,7 @@ class PipelinedExecution(ExecutionStrategy):
 
     @property
     def auto_stage(self) -> AutoStage | None:
-        """How stages are found for blocks, or None if the stages are listed."""
+        """How blocks get their stages, or None if the stages are listed."""
         return self._auto_stage
 
     def place(
@@ -239,29 +239,29 @@ class PipelinedExecution(ExecutionStrategy):
             stage_id = known[block_id][0] if block_id in known else len(known) + 1
         elif ipu_id is None:
             raise UsageAssertionError(
-                f"Block '{block_id}' has no ipu_id, and AutoStage.SameAsIpu takes a block's stage "
-                "from it. Give the block an ipu_id, or choose AutoStage.AutoIncrement or explicit "
-                "stages with Options.setExecutionStrategy."
+                f"Block '{block_id}' has no ipu_id, and AutoStage.SameAsIpu uses it as the stage "
+                "of a block. Give the block an ipu_id, or choose AutoStage.AutoIncrement or "
+                "explicit stages with Options.setExecutionStrategy."
             )
         else:
             stage_id = ipu_id
         return stage_id, stage_id if ipu_id is None else ipu_id
 
     def place_stage(self, stage_id: int) -> tuple[int, int]:
-        """Return a stage by its number, and its IPU: that of the same number, if none is given."""
+        """Return a stage by its number, and its IPU, which by default has the same number."""
         if self._auto_stage is not None:
             return stage_id, stage_id
         if stage_id >= len(self._stages):
             raise Error(
-                f"PipelineStage({stage_id}): {len(self._stages)} stages have a device, which "
-                f"count from 0: {self!r}. List one for each stage: device_mapping of "
+                f"PipelineStage({stage_id}): {len(self._stages)} stages have a device, and "
+                f"stages are numbered from 0: {self!r}. List one for each stage: device_mapping of "
                 "set_pipelining_options, or the stages of the execution strategy."
             )
         ipu = self._stages[stage_id].ipu_id
         return stage_id, stage_id if ipu is None else ipu
 
     def check_num_stages(self, num_stages: int) -> None:
-        """Check the number of stages against those that are listed by number, without blocks."""
+        """Check the number of stages against those that are listed without blocks."""
         listed = len(self._stages)
         if listed and num_stages != listed and not any(stage.blocks for stage in self._stages):
             raise Error(
@@ -299,7 +299,7 @@ def as_stage(strategy: str, arg: object) -> Stage:
         arg: A stage, the id of its only block, or a list of block ids.
 
     Raises:
-        UsageAssertionError: It is something else.
+        UsageAssertionError: The argument is something else.
     """
     if isinstance(arg, Stage):
         return arg
@@ -316,10 +316,10 @@ def as_stage(strategy: str, arg: object) -> Stage:
 def count_stages(ipu_ids: Sequence[int]) -> int:
     """Return the number of forward pipeline stages of a model.
 
-    It is 1 plus the number of times the IPU changes from one block to the next, beginning on IPU 0:
-    neighbouring blocks on one IPU count once, coming back to an IPU counts again.
+    It is 1 plus the number of changes of the IPU from one block to the next, starting from IPU 0:
+    neighbouring blocks on one IPU count once, and a later return to an IPU counts again.
 
     Args:
-        ipu_ids: The IPU of each block in the order the blocks are entered.
+        ipu_ids: The IPU of each block, in the order in which the blocks are entered.
     """
     return 1 + sum(before != after for before, after in zip([0, *ipu_ids], ipu_ids, strict=False))

@@ -1,4 +1,4 @@
-"""The stages of a model as a table."""
+"""Prints the stages of a model as a table."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def print_pipeline_stage_assignment_summary(
         print_fn: Called with each line; None for the built-in ``print``.
         details: Add columns with the number of parameters and their bytes, and the sums of each
             stage. A parameter that layers share counts in each of them.
-        profile: What ``executor.profile(...)`` has returned for the model. Adds columns with the
+        profile: The result of ``executor.profile(...)`` for the model. Adds columns with the
             microseconds of each layer's forward and backward pass, and the sums of each stage.
-        prefix: The name of ``model`` in the model that was profiled; empty if it is that one.
+        prefix: The name of ``model`` in the profiled model; empty if it is the profiled model.
 
     Raises:
         Error: The layers have changed since the stages were set.
@@ -74,14 +74,14 @@ def print_pipeline_stage_assignment_summary(
 
 @dataclass(frozen=True)
 class _Column:
-    """A figure of each layer, and how it is shown."""
+    """A column of the table: a figure of each layer, and its format."""
 
     name: str
     values: Sequence[float]
     form: str = "d"
 
     def text(self, places: Iterable[int]) -> str:
-        """Return the sum over some layers."""
+        """Return the sum over some layers as a string."""
         return format(sum(self.values[place] for place in places), self.form)
 
 
@@ -133,14 +133,14 @@ def _totals(records: Sequence[PipelineStageRecord], columns: Sequence[_Column]) 
 
 
 def _widths(line_length: int, num_columns: int) -> list[int]:
-    """Return the widths of the columns; the first has what the others leave."""
+    """Return the widths of the columns; the first one gets the rest of the line."""
     stage = len(_STAGE) + 2 if num_columns else max(line_length // 3, len(_STAGE) + 1)
     others = [stage, *(12 for _ in range(num_columns))]
     return [line_length - sum(others), *others]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line; what is too long for its column is cut, and a blank keeps columns apart."""
+    """Return a line; cells that are too long are cut, and spaces separate the columns."""
     return "".join(
         f"{cell[: width - 1]:<{width}}" for cell, width in zip(cells, widths, strict=True)
     ).rstrip()

@@ -1,4 +1,4 @@
-"""Training, evaluation and prediction in one call each, on device loops."""
+"""Training, evaluation and prediction with one call each, as device loops."""
 
 from popsim_torch.training.fit import evaluate, fit, predict
 from popsim_torch.training.history import EpochRecord, History

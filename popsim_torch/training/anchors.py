@@ -1,4 +1,4 @@
-"""What the anchors of a fit recorded: read while its program exists, and kept when that ends."""
+"""The values that the anchors of a fit recorded, also after the program has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["FittedAnchors"]
 
 
 class FittedAnchors(Mapping[str, torch.Tensor]):
-    """The anchored tensors of the latest run, by short name; each reading makes a new tensor.
+    """The anchored tensors of the latest run, by short name; each access returns a new tensor.
 
     Args:
-        function: Its one loop records them.
-        names: Their short names.
+        function: The function whose only loop records the anchors.
+        names: The short names of the anchors.
     """
 
     def __init__(self, function: Function, names: list[str]) -> None:
@@ -30,7 +30,7 @@ class FittedAnchors(Mapping[str, torch.Tensor]):
         """Return an anchored tensor.
 
         Raises:
-            UsageAssertionError: There is no such anchor, or it has no value.
+            UsageAssertionError: The anchor does not exist, or has no value.
         """
         if short_name not in self._names:
             raise unknown_anchor(short_name, self._names, "in the options that are passed")
@@ -44,20 +44,20 @@ class FittedAnchors(Mapping[str, torch.Tensor]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        """Return how many anchors there are."""
+        """Return the number of anchors."""
         return len(self._names)
 
     def __contains__(self, short_name: object) -> bool:
-        """Whether there is such an anchor, with a value or without."""
+        """Whether the anchor exists, with a value or without."""
         return short_name in self._names
 
     def keep(self) -> None:
-        """Read all of them: the program is about to end."""
+        """Read all anchors before the program ends, and keep their values."""
         self._kept = {name: self._read(name) for name in self._names}
         self._function = None
 
     def _read(self, short_name: str) -> torch.Tensor | UsageAssertionError:
-        """Return an anchored tensor, or why there is none."""
+        """Return an anchored tensor, or the error if there is none."""
         programs = [] if self._function is None else self._function.programs
         try:
             for program in programs:

@@ -1,4 +1,4 @@
-"""The data of a fit, one micro-batch after the other, as often as it takes."""
+"""The data of a fit as a sequence of micro-batches, repeated as often as needed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Batches:
     """Data as a sequence of micro-batches.
 
     Args:
-        function: Which, for messages.
-        data: Gives batches: a loader, a dataset, or any iterable. An element of a
-            ``poptorch.DataLoader`` is cut into the micro-batches that it joins.
-        name: What the function calls the data, for messages.
+        function: The name of the caller, for messages.
+        data: Yields batches: a loader, a dataset, or any iterable. An element of a
+            ``poptorch.DataLoader`` is split into its micro-batches.
+        name: The name of the argument with the data, for messages.
 
     Raises:
-        UsageTypeError: It is something else.
+        UsageTypeError: The data is something else.
     """
 
     def __init__(self, function: str, data: Any, name: str = "the data") -> None:
@@ -52,17 +52,17 @@ class Batches:
 
     @property
     def count(self) -> int | None:
-        """Micro-batches in one pass through the data; None where that is not known."""
+        """The number of micro-batches in one pass through the data; None if it is unknown."""
         try:
             return len(self._data) * self._parts
         except (TypeError, NotImplementedError):
             return None
 
     def stream(self, total: int) -> Iterator[Any]:
-        """Yield so many micro-batches; where the data ends, it begins anew.
+        """Yield some number of micro-batches; start the data again where it ends.
 
         Raises:
-            Error: The data cannot begin anew.
+            Error: The data cannot start again.
         """
         left = total
         while left:
@@ -75,8 +75,8 @@ class Batches:
             if left == before:
                 raise Error(
                     f"{self._function}: {self._name} ended after {total - left} of {total} steps, "
-                    "and has no batch when it is begun anew. Pass data that can be iterated more "
-                    "than once, such as a DataLoader, or ask for fewer steps."
+                    "and has no batch when it is started again. Pass data that can be iterated "
+                    "more than once, such as a DataLoader, or ask for fewer steps."
                 )
 
     def _one_pass(self) -> Iterator[Any]:
@@ -89,10 +89,10 @@ class Batches:
                 yield from _cut(element, self._parts)
 
     def check_sizes(self, total: int) -> None:
-        """Refuse a loader whose last batch is smaller, if so many steps get there.
+        """Refuse a loader whose last batch is smaller, if some number of steps would reach it.
 
         Raises:
-            Error: It is.
+            Error: The last batch is smaller.
         """
         loader, batches = self._data, self.count
         if (
@@ -119,7 +119,7 @@ class Batches:
 
 
 def _micro_batches_of(data: Any) -> int:
-    """Return how many micro-batches an element of the data has."""
+    """Return the number of micro-batches in an element of the data."""
     if not isinstance(data, BatchLoader) or data.combinedBatchSize is None:
         return 1
     options = data.options

@@ -1,4 +1,4 @@
-"""Objects that are told how a fit goes on."""
+"""Calls callbacks of the user while a fit runs."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _INSTEAD = {
     "on_fit_end": "the lines after the call of fit",
     "on_exception": "try and except around the call of fit",
 }
-"""Methods that other packages call, and what does their work here."""
+"""Methods that other packages call, and what replaces them here."""
 Logs = Mapping[str, torch.Tensor]
 
 
 class Callbacks:
-    """Calls some objects, each with as many of the arguments as its method takes.
+    """Calls some objects, each with as many arguments as its method takes.
 
     Args:
-        function: Which, for messages.
-        callbacks: One or several; each has at least one of ``on_epoch_begin(epoch)``,
+        function: The name of the caller, for messages.
+        callbacks: One or several callbacks; each has at least one of ``on_epoch_begin(epoch)``,
             ``on_epoch_end(epoch, logs, anchors)``, ``on_batch_end(step, logs)`` and
             ``on_fit_begin(model, optimizer)``.
 
     Raises:
-        UsageTypeError: One has none of these, or others that nobody would call.
+        UsageTypeError: A callback has none of these methods, or others that are never called.
     """
 
     def __init__(self, function: str, callbacks: Any) -> None:
@@ -62,20 +62,20 @@ class Callbacks:
                 self._monitored.append((type(callback).__name__, callback.monitor))
 
     def check_monitored(self, names: Sequence[str], *, validated: bool) -> None:
-        """Refuse a callback that waits for a value which there is not.
+        """Refuse a callback that monitors a value which does not exist.
 
         Args:
-            names: Of the values of each step.
+            names: The names of the values of each step.
             validated: Whether there is data for validation.
 
         Raises:
-            UsageValueError: There is one.
+            UsageValueError: A callback monitors such a value.
         """
         known = [*names, *(f"val_{name}" for name in names if validated)]
         for callback, monitor in self._monitored:
             if monitor not in known:
                 without = monitor.startswith("val_") and not validated
-                hint = " Values with 'val_' in front need validation_data." if without else ""
+                hint = " Values that begin with 'val_' need validation_data." if without else ""
                 raise UsageValueError(
                     f"{self._function}: {callback} monitors '{monitor}', and an epoch has "
                     f"{', '.join(map(repr, known))}.{hint}"
@@ -83,23 +83,23 @@ class Callbacks:
 
     @property
     def wants_batches(self) -> bool:
-        """Whether any is told of single steps."""
+        """Whether any callback is called for single steps."""
         return bool(self._methods["on_batch_end"])
 
     def fit_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """The training begins."""
+        """Call the callbacks before the training."""
         self._call("on_fit_begin", model, optimizer)
 
     def epoch_begin(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Call the callbacks before an epoch."""
         self._call("on_epoch_begin", epoch, {})
 
     def epoch_end(self, epoch: int, logs: Logs, anchors: Logs) -> None:
-        """An epoch has ended; ``logs`` has a tensor of all its steps for each value."""
+        """Call the callbacks after an epoch; ``logs`` has a tensor of all steps for each value."""
         self._call("on_epoch_end", epoch, logs, anchors)
 
     def batch_end(self, step: int, logs: Logs) -> None:
-        """A step has ended; ``logs`` has a scalar for each value."""
+        """Call the callbacks after a step; ``logs`` has a scalar for each value."""
         self._call("on_batch_end", step, logs)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -108,8 +108,8 @@ class Callbacks:
 
 
 def _no_callback(function: str, callback: object) -> str:
-    """Return what to say of an object that has nothing to call."""
-    said = f"{function}: a {type(callback).__name__} is no callback. "
+    """Return the message for an object without any method to call."""
+    said = f"{function}: a {type(callback).__name__} is not a callback. "
     if isinstance(callback, type):
         return f"{said}Pass an object, {callback.__name__}(...), not the class."
     if isinstance(callback, torch.optim.lr_scheduler.LRScheduler):
@@ -118,7 +118,7 @@ def _no_callback(function: str, callback: object) -> str:
 
 
 def _refuse_others(function: str, callback: object) -> None:
-    """Refuse an object that has methods of other packages' callbacks: nobody would call them."""
+    """Refuse an object with methods of other packages' callbacks, which are never called."""
     others = [
         name
         for name in dir(type(callback))
@@ -139,7 +139,7 @@ def _refuse_others(function: str, callback: object) -> None:
 
 
 def _num_taken(method: Callable[..., Any], most: int) -> int:
-    """Return how many positional arguments a method takes, at most so many."""
+    """Return how many positional arguments a method takes, up to a limit."""
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Some steps on the device, with the queues that they need, as often as asked."""
+"""Runs a number of steps on the device, with the queues that they need."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ Body = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 
 class Execution:
-    """Runs a step a number of times on the device, and returns what it gives each time.
+    """Runs a step a number of times on the device, and returns the results of all steps.
 
     Args:
-        caller: Which function asked for it, for messages.
-        body: Called with the arguments of a batch; returns what comes back. Traced once.
+        caller: The name of the caller, for messages.
+        body: Called with the arguments of a batch; returns the results of the step. Traced once.
         stream: The batches of all runs.
-        steps: In a run (count).
-        accumulation: Micro-batches per weight update (count); None if weights are not updated.
-        options: Of the program.
-        steps_name: What the caller calls ``steps``, for messages.
+        steps: The number of steps in a run.
+        accumulation: The number of micro-batches per weight update; None if weights are not
+            updated.
+        options: The options of the program.
+        steps_name: The caller's name for ``steps``, for messages.
 
     Attributes:
-        anchors: What the options' anchors recorded in the latest run.
+        anchors: The values that the options' anchors recorded in the latest run.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Execution:
         self._infeed = infeed = InfeedQueue(stream)
         self._outfeed = outfeed = OutfeedQueue()
         self._caller, self._steps, self._accumulation = caller, steps, accumulation
-        # What was read of the current run, in parts; other threads look at the newest step.
+        # The results of the current run so far, in parts; other threads read the newest step.
         self._parts: list[Any] = []
         self._newest: Any = None
         self._reading, self._is_live = threading.Lock(), False
@@ -70,23 +71,23 @@ class Execution:
 
     @property
     def batch_size(self) -> int:
-        """Samples in a batch: the first axis of its first tensor."""
+        """The number of samples in a batch: the size of the first axis of its first tensor."""
         (_, shape), *_ = self._infeed._element()[1]
         return shape[0] if shape else 1
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that compilation took so far."""
+        """The time that compilation has taken so far (seconds)."""
         programs = self._function.programs
         return sum(program.compiled.duration.total_seconds() for program in programs)
 
     @property
     def num_steps(self) -> int:
-        """Steps begun so far, over all runs; from any thread."""
+        """The number of steps begun so far, over all runs; may be called in any thread."""
         return sum(program.num_iterations for program in self._function.programs)
 
     def run(self) -> Any:
-        """Run once; return what the body gave, with an axis in front for the steps."""
+        """Run once; return the results of the body, with a first axis for the steps."""
         self._parts = []
         self._call()
         with self._reading:
@@ -95,24 +96,24 @@ class Execution:
         return parts[0] if len(parts) == 1 else tree_map(lambda *own: torch.cat(own), *parts)
 
     def newest(self) -> Any:
-        """Return what the newest step gave, None before the first one; from any thread."""
+        """Return the results of the newest step, None before the first one; for any thread."""
         with self._reading:
             if not self._is_live and self._outfeed.enqueued:
                 self._take()
             return self._newest
 
     def _take(self) -> None:
-        """Read the steps that are there, as a part of the run."""
+        """Read the available steps, as a part of the run."""
         part = self._outfeed.dequeue()
         counts = [len(tensor) for tensor in tree_leaves(part)]
-        # A run on synthetic data has no steps, and gives an empty part.
+        # A run on synthetic data has no results, and returns an empty part.
         if not self._parts or any(counts):
             self._parts.append(part)
         if any(counts):
             self._newest = tree_map(lambda tensor: tensor[-1], part)
 
     def run_live(self, each: Callable[[Any], None]) -> list[Any]:
-        """Run once, and hand over what each step gave as soon as it is there, in another thread.
+        """Run once, and pass on the results of each step as soon as they arrive, in another thread.
 
         Args:
             each: Called with one element after the other. An exception ends the run.
@@ -121,7 +122,7 @@ class Execution:
             All elements.
 
         Raises:
-            BaseException: What ``each`` raised, or what ended the run.
+            BaseException: The exception of ``each``, or of the run.
         """
         elements: list[Any] = []
         failures: list[BaseException] = []
@@ -156,7 +157,7 @@ class Execution:
         except BaseException as error:
             abandoned.set()
             reader.join()
-            # A callback that failed has ended the run.
+            # If a callback failed, it has ended the run.
             if failures and isinstance(error, Exception) and failures[0] is not error:
                 raise failures[0] from None
             raise
@@ -173,19 +174,19 @@ class Execution:
             self._function()
         except WrongNumberOfMicroBatches as error:
             raise UsageValueError(
-                f"{self._caller}: {self._steps_name} = {self._steps} does not go with the "
-                f"pipeline, which needs {error.rule} micro-batches in each run. Pass "
+                f"{self._caller}: {self._steps_name} = {self._steps} does not fit the pipeline, "
+                f"which needs {error.rule} micro-batches in each run. Pass "
                 f"{self._steps_name}={error.near}, or a suitable number of batches."
                 if self._accumulation is None
                 else f"{self._caller}: the {self._accumulation} micro-batches of a weight update "
-                f"do not go with the pipeline, which needs {error.rule}. Call "
+                f"do not fit the pipeline, which needs {error.rule}. Call "
                 f"options.Training.gradientAccumulation({error.near}), or pass "
                 f"gradient_accumulation_steps_per_replica={error.near} to set_pipelining_options, "
                 "and make steps_per_execution a multiple of it."
             ) from error
 
     def end(self) -> None:
-        """Bring the weights to the host, and let go of the program and the queues."""
+        """Copy the weights to the host, and release the program and the queues."""
         try:
             self.anchors.keep()
             self._function.destroy()

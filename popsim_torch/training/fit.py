@@ -1,4 +1,4 @@
-"""``fit``, ``evaluate`` and ``predict``: whole epochs on the device, queues made after them."""
+"""``fit``, ``evaluate`` and ``predict``: run whole epochs on the device."""
 
 from __future__ import annotations
 
@@ -53,46 +53,47 @@ def fit(
 ) -> History:
     """Train a model for some epochs, many steps in each run of the device.
 
-    The program is compiled once and takes its data from a queue that a thread fills ahead. Data
-    that ends before the last epoch does is begun anew.
+    The program is compiled once and takes its data from a queue that a thread fills in advance. If
+    the data ends before the last epoch, it starts again.
 
     Args:
-        model: A module, or what ``trainingModel`` returned, which brings optimizer and options.
-        data: Batches of one size: a loader or any iterable. With ``loss`` a batch is the inputs of
-            the model and, last, the target; else what forward takes.
-        epochs: How many (count).
-        steps_per_epoch: Micro-batches of an epoch (count); None for one pass through the data.
-        steps_per_execution: Micro-batches of one run of the device (count), a multiple of the
-            options' gradient accumulation, and a divisor of ``steps_per_epoch``; None for the
-            whole epoch, or for the options' device iterations if there are several.
+        model: A module, or the result of ``trainingModel``, which has an optimizer and options.
+        data: Batches of one size: a loader or any iterable. With ``loss`` a batch has the inputs of
+            the model and, last, the target; otherwise the arguments of forward.
+        epochs: The number of epochs.
+        steps_per_epoch: The number of micro-batches in an epoch; None for one pass through the
+            data.
+        steps_per_execution: The number of micro-batches in one run of the device, a multiple of the
+            options' gradient accumulation, and a divisor of ``steps_per_epoch``; None for the whole
+            epoch, or for the options' device iterations if there are several.
         callbacks: Objects with any of ``on_epoch_begin(epoch)``, ``on_epoch_end(epoch, logs)``,
             whose ``logs`` has a tensor of shape ``(steps_per_epoch,)`` for the loss and each
             metric, and ``on_batch_end(step, logs)``, which is called with scalars while the
-            device runs, in another thread. ``on_epoch_end`` may take a third argument: what the
-            options' anchors recorded in the latest run, by short name. ``on_fit_begin(model,
-            optimizer)`` is called first. One that raises ``StopIteration`` ends the training.
-            ``EarlyStopping``, ``Checkpoint`` and ``LearningRateScheduler`` are ready to use.
+            device runs, in another thread. ``on_epoch_end`` may take a third argument: the values
+            that the options' anchors recorded in the latest run, by short name.
+            ``on_fit_begin(model, optimizer)`` is called first. A callback that raises
+            ``StopIteration`` ends the training. ``EarlyStopping``, ``Checkpoint`` and
+            ``LearningRateScheduler`` are ready to use.
         loss: A function of the output and the target; None if forward returns the loss: a
             scalar, alone or in a tuple, or under the key ``"loss"``.
         optimizer: From ``torch.optim`` or ``poptorch.optim``, or an ``OutfeedOptimizer``.
-        options: Of the program; the gradient accumulation counts.
+        options: The options of the program; their gradient accumulation takes effect.
         metrics: Functions of the output and the target, or ``"accuracy"``; a sequence, or a mapping
             of names to functions. They are computed on the device.
-        verbose: 0 prints nothing, 1 a progress bar with the newest step's loss
-            and a line for each epoch, 2 the line alone;
-            ``"auto"`` is 1 on a terminal and 2 elsewhere.
-        validation_data: Batches like those of ``data``, which the model is evaluated on after each
-            epoch, in evaluation mode: ``val_loss`` and ``val_<metric>`` stand in the history, and
-            as scalars in the ``logs`` of ``on_epoch_end``.
-        validation_steps: Of them for each evaluation (count); None for one pass through them.
+        verbose: 0 prints nothing, 1 a progress bar with the newest step's loss and a line for each
+            epoch, 2 only the line; ``"auto"`` is 1 on a terminal and 2 elsewhere.
+        validation_data: Batches like those of ``data``. After each epoch the model is evaluated on
+            them, in evaluation mode: ``val_loss`` and ``val_<metric>`` are in the history, and as
+            scalars in the ``logs`` of ``on_epoch_end``.
+        validation_steps: The number of batches for each evaluation; None for one pass through them.
 
     Returns:
-        The numbers of each epoch; ``history.anchors`` has what anchors recorded, and so has
-        ``model.getAnchoredTensor`` of an executor.
+        The numbers of each epoch; ``history.anchors`` has the recorded values of anchors, as
+        ``model.getAnchoredTensor`` of an executor does.
 
     Raises:
-        UsageTypeError: An argument is something else.
-        UsageValueError: The counts do not fit together.
+        UsageTypeError: An argument has a wrong type.
+        UsageValueError: The counts contradict each other.
         Error: The model cannot be compiled, a step fails, or the data ends.
     """
     shown = checked_verbose("fit", verbose)
@@ -174,14 +175,14 @@ def evaluate(
 
     Args:
         model: As for :func:`fit`.
-        data: The same.
-        steps: Batches (count); None for one pass through the data.
-        steps_per_execution: Of them in one run of the device (count); None for all.
-        callbacks: Those of single steps, ``on_batch_end(step, logs)``, are called.
+        data: As for :func:`fit`.
+        steps: The number of batches; None for one pass through the data.
+        steps_per_execution: The number of batches in one run of the device; None for all.
+        callbacks: Objects whose ``on_batch_end(step, logs)`` is called after each step.
         loss: As for :func:`fit`.
-        options: Of the program; there is no gradient accumulation.
+        options: The options of the program; gradient accumulation is not used.
         metrics: As for :func:`fit`.
-        verbose: The same.
+        verbose: As for :func:`fit`.
 
     Returns:
         The means by name.
@@ -208,8 +209,8 @@ def evaluate(
             _, record = _run_epoch(execution, counts, 0, "Evaluation", told, shown)
         except _Ended:
             raise Error(
-                "evaluate: a callback raised StopIteration, and part of an evaluation means "
-                "nothing. Pass steps to look at less data."
+                "evaluate: a callback raised StopIteration, but a part of an evaluation has no "
+                "meaning. Pass steps to use less data."
             ) from None
     if shown:
         print(record.line("Evaluation"), flush=True)
@@ -225,19 +226,20 @@ def predict(
     options: Options | None = None,
     verbose: str | int = 0,
 ) -> Any:
-    """Return what a model makes of some data, in evaluation mode.
+    """Return the outputs of a model for some data, in evaluation mode.
 
     Args:
         model: As for :func:`fit`.
-        data: Batches of what forward takes. A last part that it cannot take, such as the target of
-            a batch for training, is left out.
-        steps: Batches (count); None for one pass through the data.
-        steps_per_execution: Of them in one run of the device (count); None for all.
-        options: Of the program.
+        data: Batches with the arguments of forward. A last part that forward cannot take, such as
+            the target of a batch for training, is left out.
+        steps: The number of batches; None for one pass through the data.
+        steps_per_execution: The number of batches in one run of the device; None for all.
+        options: The options of the program.
         verbose: 1 or ``"auto"`` on a terminal shows a progress bar.
 
     Returns:
-        What forward returns, the batches joined along the first axis; scalars become vectors.
+        The results of forward, with the batches joined along the first axis; scalars become
+        vectors.
 
     Raises:
         Error: As for :func:`fit`.
@@ -262,7 +264,7 @@ def predict(
 
 
 def _prediction(model: nn.Module) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
-    """Return what calls a model with a batch. Its tensors are named after the variable."""
+    """Return a function that calls a model with a batch; its name is used for tensor names."""
 
     def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         args, kwargs = inputs_of(model, args, kwargs)
@@ -273,18 +275,19 @@ def _prediction(model: nn.Module) -> Callable[[Sequence[Any], Mapping[str, Any]]
 
 
 def _without_steps(tensor: torch.Tensor) -> torch.Tensor:
-    """Join the axis of the steps with that of the batch."""
+    """Join the axis of the steps with the axis of the batch."""
     return tensor if tensor.dim() == 1 else tensor.flatten(0, 1)
 
 
 class _Ended(Exception):
-    """A callback ended the training."""
+    """Raised when a callback has ended the training."""
 
 
 @contextlib.contextmanager
 def _may_end() -> Iterator[None]:
     """Turn a ``StopIteration`` of a callback into ``_Ended``."""
-    # Not by `except`: a context manager that raises StopIteration says something else.
+    # A separate exception is needed: a StopIteration that leaves a context manager means something
+    # else.
     try:
         yield
     except StopIteration as error:
@@ -317,7 +320,7 @@ def _run_epoch(
 
 
 def _run_live(execution: Execution, first: int, told: Callbacks) -> Values:
-    """Run once, and tell callbacks of each step while it runs."""
+    """Run once, and call the callbacks for each step during the run."""
     step = first
 
     def tell(values: Values) -> None:
@@ -341,7 +344,7 @@ def _execution(
     accumulation: int | None,
     options: Options,
 ) -> Iterator[Execution]:
-    """Make the program of some epochs, for a scope."""
+    """Make the program of some epochs, and end it at the end of the scope."""
     total = epochs * steps.per_epoch
     batches.check_sizes(total)
     stream = batches.stream(total)

@@ -1,4 +1,4 @@
-"""What ``fit``, ``evaluate`` and ``predict`` make of what they are given."""
+"""Checks the arguments of ``fit``, ``evaluate`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unwrapped(
     options: Options | None,
     optimizer: torch.optim.Optimizer | None,
 ) -> tuple[nn.Module, Options, torch.optim.Optimizer | None]:
-    """Return the module of a model, and what it brings where nothing else was given."""
+    """Return the module of a model, and its options and optimizer if none were given."""
     if options is not None and not isinstance(options, Options):
         raise UsageTypeError(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
@@ -32,8 +32,8 @@ def unwrapped(
         return model.model, _options_of(function, model) if options is None else options, optimizer
     if not isinstance(model, nn.Module):
         raise UsageTypeError(
-            f"{function}: the model is a {type(model).__name__}. Pass a torch.nn.Module, or what "
-            "poptorch.trainingModel or poptorch.inferenceModel returned."
+            f"{function}: the model is a {type(model).__name__}. Pass a torch.nn.Module, or the "
+            "result of poptorch.trainingModel or poptorch.inferenceModel."
         )
     options = Options() if options is None else options
     if function != "fit" and options.anchored_tensors:
@@ -46,7 +46,7 @@ def unwrapped(
 
 
 def _options_of(function: str, executor: PoplarExecutor) -> Options:
-    """Return the options of an executor: anchors of a training program are those of ``fit``."""
+    """Return the options of an executor; anchors of a training executor are only for ``fit``."""
     if function == "fit" or not executor.training_mode:
         return executor.options
     options = executor.options.clone()
@@ -55,13 +55,13 @@ def _options_of(function: str, executor: PoplarExecutor) -> Options:
 
 
 def checked_verbose(function: str, verbose: object) -> int:
-    """Return what is to be printed: ``SILENT``, ``BAR`` or ``LINE``."""
+    """Return what to print: ``SILENT``, ``BAR`` or ``LINE``."""
     if verbose == "auto":
         return BAR if sys.stderr.isatty() else LINE
     if verbose not in (SILENT, BAR, LINE):
         raise UsageValueError(
             f"{function}: verbose must be 0, 1, 2 or 'auto', got {verbose!r}. 0 prints nothing, 1 "
-            "a progress bar and lines, 2 lines alone."
+            "a progress bar and lines, 2 only lines."
         )
     assert isinstance(verbose, int)
     return verbose

@@ -1,4 +1,4 @@
-"""What a fit reports: numbers of each epoch."""
+"""The result of a fit: the numbers of each epoch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["EpochRecord", "History"]
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """An epoch in numbers.
+    """The numbers of an epoch.
 
     Attributes:
-        epoch: Counted from 0.
-        means: Of the loss and of each metric over all steps, by name; those of the data for
-            validation have ``val_`` in front.
-        seconds: That its steps took, compilation and callbacks of single steps included, validation
-            not.
-        compile_seconds: The share of compilation, which the first epoch has.
-        samples: That were in its batches (count).
+        epoch: The number of the epoch, counted from 0.
+        means: The means of the loss and of each metric over all steps, by name; names of means over
+            the validation data begin with ``val_``.
+        seconds: The time of its steps, including compilation and callbacks of single steps, but not
+            validation.
+        compile_seconds: The part of this time for compilation, in the first epoch.
+        samples: The number of samples in its batches.
     """
 
     epoch: int
@@ -36,7 +36,7 @@ class EpochRecord:
         return self.samples / max(self.seconds - self.compile_seconds, 1e-9)
 
     def line(self, title: str) -> str:
-        """Return the epoch as a line of text."""
+        """Return the epoch as one line of text."""
         loss, *others = (f"{name}: {mean:.3f}" for name, mean in self.means.items())
         parts = [title, f"Mean {loss}", *others, f"{self.seconds:.2f} s"]
         if self.compile_seconds:
@@ -46,12 +46,12 @@ class EpochRecord:
 
 @dataclass
 class History:
-    """What :func:`fit` returns: ``history["loss"]`` has the mean loss of each epoch.
+    """The result of :func:`fit`: ``history["loss"]`` has the mean loss of each epoch.
 
     Attributes:
-        epochs: One record for each.
-        anchors: What each anchor of the options recorded in the latest run of the device, by its
-            short name.
+        epochs: One record for each epoch.
+        anchors: The values that each anchor of the options recorded in the latest run of the
+            device, by short name.
     """
 
     epochs: list[EpochRecord] = field(default_factory=list)
@@ -62,5 +62,5 @@ class History:
         return [record.means[name] for record in self.epochs]
 
     def __len__(self) -> int:
-        """Return how many epochs there were."""
+        """Return the number of epochs."""
         return len(self.epochs)

@@ -1,4 +1,4 @@
-"""What a model computes of a batch: the loss and the metrics."""
+"""Computes the loss and the metrics of a batch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ModelCall:
     """Calls a model with a batch.
 
     Attributes:
-        function: Which asked for it, for messages.
-        model: The user's.
+        function: The name of the caller, for messages.
+        model: The user's module.
         loss: Called with the output and the target; None for a model that returns its loss.
-        metrics: By name; called with the output and the target.
+        metrics: Functions by name; called with the output and the target.
     """
 
     function: str
@@ -40,7 +40,7 @@ class ModelCall:
         """Return the loss and the metrics of a batch, scalars by name, the loss first.
 
         Raises:
-            UsageTypeError: The batch, or what the model returns, does not fit.
+            UsageTypeError: The batch, or the result of the model, has a wrong structure.
         """
         if self.loss is None:
             result = self.model(*args, **kwargs)
@@ -64,7 +64,7 @@ class ModelCall:
         return values
 
     def _loss_among(self, result: Any) -> tuple[torch.Tensor, Any]:
-        """Return the loss that a model returns, and the rest."""
+        """Return the loss in the result of a model, and the rest of the result."""
         if isinstance(result, torch.Tensor):
             return result, result
         if isinstance(result, Mapping):
@@ -93,7 +93,7 @@ class ModelCall:
                 else f"a {type(value).__name__}"
             )
             raise UsageTypeError(
-                f"{self.function}: {what} is {got}, and has to be a tensor of one number. "
+                f"{self.function}: {what} is {got}, but has to be a tensor of one number. "
                 + (
                     "Pass loss=, or return a reduced loss."
                     if value is not None and what == "the loss"
@@ -111,12 +111,13 @@ def named_metrics(function: str, metrics: Metrics | None) -> dict[str, Metric]:
     """Return metrics by name.
 
     Args:
-        function: Which, for messages.
-        metrics: A mapping, or functions that have a name; ``"accuracy"`` is known.
+        function: The name of the caller, for messages.
+        metrics: A mapping, or functions that have a name; the string ``"accuracy"`` is also
+            accepted.
 
     Raises:
-        UsageTypeError: Something is no metric.
-        UsageValueError: A name is not known, or comes twice.
+        UsageTypeError: A value is not a metric.
+        UsageValueError: A name is unknown, or occurs twice.
     """
     if metrics is None:
         return {}
@@ -156,14 +157,14 @@ def _name_of(metric: Any) -> str:
 
 
 def _accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the share of samples whose largest output is that of the target's class."""
+    """Return the share of samples whose largest output is at the class of the target."""
     return (output.argmax(-1) == target).to(torch.float32).mean()
 
 
 def inputs_of(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return what of a batch a model is called with to predict: without a target it cannot take."""
+    """Return the part of a batch to call a model with, without a target that it cannot take."""
     if kwargs or len(args) < 2:
         return args, kwargs
     try:
@@ -177,7 +178,7 @@ def inputs_of(
 
 @contextlib.contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model into training or evaluation mode, for a scope."""
+    """Put a model into training or evaluation mode, until the end of the scope."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:

@@ -1,4 +1,4 @@
-"""Callbacks of a fit that are ready to use."""
+"""Ready-to-use callbacks for a fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Logs = Mapping[str, torch.Tensor]
 
 
 class _Best:
-    """The best value so far of what is monitored."""
+    """The best value so far of a monitored quantity."""
 
     def __init__(self, caller: str, monitor: str, mode: str, min_delta: float = 0.0) -> None:
         if mode not in ("min", "max"):
@@ -34,7 +34,7 @@ class _Best:
         self._best = math.inf
 
     def improves(self, logs: Logs) -> bool:
-        """Take note of an epoch; return whether it is better than all before."""
+        """Record an epoch; return whether it is better than all epochs before."""
         value = self._sign * _mean(logs[self._monitor])
         if not value < self._best - self._min_delta:
             return False
@@ -47,14 +47,14 @@ def _mean(values: torch.Tensor) -> float:
 
 
 class EarlyStopping:
-    """Ends a fit when a value has not become better for some epochs.
+    """Ends a fit when a value has not improved for some epochs.
 
     Args:
-        monitor: The value: ``loss``, a metric, or one of these with ``val_`` in front.
-        patience: How many epochs in a row may bring nothing better (count); the next one that does
-            not ends the training.
-        min_delta: What a better value has to be better by.
-        mode: ``min`` or ``max``: which value is the better one.
+        monitor: The value: ``loss``, a metric, or one of these with the prefix ``val_``.
+        patience: The number of epochs in a row that may be without an improvement; one more ends
+            the training.
+        min_delta: The smallest change that counts as an improvement.
+        mode: ``min`` or ``max``: whether smaller or larger values are better.
 
     Raises:
         UsageValueError: An argument is out of range.
@@ -78,11 +78,11 @@ class EarlyStopping:
         self._best, self._waited = self._new_best(), 0
 
     def on_fit_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Begin anew: the object may serve several fits."""
+        """Start again, because the object may be used for several fits."""
         self._best, self._waited = self._new_best(), 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """End the training if there was nothing better for too long."""
+        """End the training if there was no improvement for too long."""
         self._waited = 0 if self._best.improves(logs) else self._waited + 1
         if self._waited > self._patience:
             raise StopIteration
@@ -96,16 +96,17 @@ class Checkpoint:
 
     ``torch.load(path, weights_only=True)`` reads it: a dictionary of ``epoch``, counted from 0,
     ``means`` of loss and metrics, and the state dictionaries ``model`` and ``optimizer``. It holds
-    no code. A file is written whole or not at all: one that was there stays until the new one is
+    no code. A file is written completely or not at all: an existing file stays until the new one is
     complete.
 
     Args:
-        path: Of the file; ``{epoch}`` in it gives each epoch a file of its own. Its folder is made.
+        path: The path of the file; with ``{epoch}`` in it each epoch has its own file. The folder
+            is created if needed.
         monitor: Write only epochs in which this value is the best so far; None for all epochs.
-        mode: ``min`` or ``max``: which value is the better one.
+        mode: ``min`` or ``max``: whether smaller or larger values are better.
 
     Raises:
-        UsageValueError: The mode is another, or the path has other names in braces.
+        UsageValueError: The mode is something else, or the path has other names in braces.
     """
 
     def __init__(
@@ -124,14 +125,14 @@ class Checkpoint:
         self._trained: tuple[nn.Module, torch.optim.Optimizer] | None = None
 
     def on_fit_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of what is trained."""
+        """Store the model and the optimizer that are trained."""
         self._trained, self._best = (model, optimizer), self._new_best()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Write the file.
 
         Raises:
-            Error: It cannot be written.
+            Error: The file cannot be written.
         """
         if self._trained is None or (self._best is not None and not self._best.improves(logs)):
             return
@@ -146,7 +147,9 @@ class Checkpoint:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Error(f"Checkpoint: the folder of '{path}' cannot be made: {error}.") from error
+            raise Error(
+                f"Checkpoint: the folder of '{path}' cannot be created: {error}."
+            ) from error
         write_whole(path, "checkpoint", partial(torch.save, content))
 
     def _new_best(self) -> _Best | None:
@@ -158,10 +161,11 @@ class LearningRateScheduler:
 
     Args:
         scheduler: From ``torch.optim.lr_scheduler``, made for the optimizer of the fit.
-        monitor: What ``ReduceLROnPlateau`` is told, such as ``val_loss``, the default for it.
+        monitor: The value to pass to ``ReduceLROnPlateau``, such as ``val_loss``, which is the
+            default for it.
 
     Raises:
-        UsageTypeError: It is no scheduler.
+        UsageTypeError: The argument is not a scheduler.
     """
 
     def __init__(
@@ -169,14 +173,14 @@ class LearningRateScheduler:
     ) -> None:
         if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             raise UsageTypeError(
-                f"LearningRateScheduler: needs a scheduler, got a {type(scheduler).__name__}. Of a "
-                "function make one: torch.optim.lr_scheduler.LambdaLR(optimizer, function), whose "
-                "function returns a factor."
+                f"LearningRateScheduler: needs a scheduler, got a {type(scheduler).__name__}. To "
+                "use a function that returns a factor, pass "
+                "torch.optim.lr_scheduler.LambdaLR(optimizer, function)."
             )
         plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if monitor is not None and not plateau:
             raise UsageTypeError(
-                f"LearningRateScheduler: a {type(scheduler).__name__} looks at no value. Leave "
+                f"LearningRateScheduler: a {type(scheduler).__name__} monitors no value. Leave "
                 "monitor out."
             )
         self.monitor = (monitor or "val_loss") if plateau else None
@@ -186,7 +190,7 @@ class LearningRateScheduler:
         """Refuse a scheduler of another optimizer.
 
         Raises:
-            UsageValueError: It is one.
+            UsageValueError: The scheduler belongs to another optimizer.
         """
         if self._scheduler.optimizer.param_groups is not optimizer.param_groups:
             raise UsageValueError(
@@ -195,7 +199,7 @@ class LearningRateScheduler:
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Take a step."""
+        """Call ``step()`` of the scheduler."""
         if self.monitor is None:
             self._scheduler.step()
         else:

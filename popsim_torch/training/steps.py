@@ -1,4 +1,4 @@
-"""How many steps an epoch has, and how many of them the device does at a time."""
+"""Chooses the number of steps in an epoch, and in each run of the device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Steps:
     """The steps of an epoch.
 
     Attributes:
-        per_epoch: Micro-batches of an epoch (count).
-        per_execution: Those of one run of the device (count); divides ``per_epoch``.
+        per_epoch: The number of micro-batches in an epoch.
+        per_execution: The number of micro-batches in one run of the device; divides ``per_epoch``.
     """
 
     per_epoch: int
@@ -26,7 +26,7 @@ class Steps:
 
     @property
     def executions(self) -> int:
-        """Runs of the device in an epoch."""
+        """The number of runs of the device in an epoch."""
         return self.per_epoch // self.per_execution
 
 
@@ -42,22 +42,22 @@ def plan_steps(
     epoch_name: str = "steps_per_epoch",
     data_name: str = "the data",
 ) -> Steps:
-    """Choose the counts that were not given, and check that all fit together.
+    """Choose the counts that were not given, and check that no counts contradict each other.
 
     Args:
-        function: Which, for messages.
-        num_batches: Micro-batches in the data; None where that is not known.
+        function: The name of the caller, for messages.
+        num_batches: The number of micro-batches in the data; None if it is unknown.
         per_epoch: As given.
         per_execution: As given; None for ``device_iterations`` weight updates if that is not 1,
-            else for the whole epoch.
-        accumulation: Micro-batches per weight update (count).
-        accumulation_from: Who says so, for messages.
-        device_iterations: Of the options (count).
-        epoch_name: What the function calls ``per_epoch``.
-        data_name: What it calls the data.
+            otherwise for the whole epoch.
+        accumulation: The number of micro-batches per weight update.
+        accumulation_from: Where that number was set, for messages.
+        device_iterations: The device iterations of the options (count).
+        epoch_name: The function's name for ``per_epoch``.
+        data_name: The function's name for the data.
 
     Raises:
-        UsageValueError: A count is no positive integer, or not a multiple of another one.
+        UsageValueError: A count is not a positive integer, or is not a multiple of another count.
     """
     _check_count(function, epoch_name, per_epoch)
     _check_count(function, "steps_per_execution", per_execution)
@@ -117,7 +117,7 @@ def _nearest(count: int, divisor: int) -> str:
 
 
 def _divisors_near(per_epoch: int, per_execution: int, accumulation: int) -> str:
-    """Return which executions would do for an epoch, as a sentence."""
+    """Return the values of ``steps_per_execution`` that fit an epoch, as a sentence."""
     valid = [n for n in _divisors(per_epoch) if n % accumulation == 0]
     below = [n for n in valid if n < per_execution][-1:]
     above = [n for n in valid if n > per_execution][:1]

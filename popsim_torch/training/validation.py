@@ -18,19 +18,19 @@ from popsim_torch.training.steps import plan_steps
 __all__ = ["VALIDATED", "Validation", "plan_validation"]
 
 VALIDATED = "val_"
-"""What the names of values have in front that were computed of the data for validation."""
+"""The prefix for names of values that are computed from the validation data."""
 
 _STEPS = "validation_steps"
 
 
 @dataclass
 class Validation:
-    """Evaluates a model as often as it is asked to, with one program.
+    """Evaluates a model any number of times, with one program.
 
     Attributes:
         call: Calls the model.
-        execution: Runs it; None where there is no data for validation.
-        num_runs: Runs of the device in an evaluation (count).
+        execution: Runs the program; None if there is no data for validation.
+        num_runs: The number of runs of the device in an evaluation.
     """
 
     call: ModelCall
@@ -38,7 +38,7 @@ class Validation:
     num_runs: int = 0
 
     def run(self) -> dict[str, float]:
-        """Return the mean loss and metrics by name; nothing where there is no data."""
+        """Return the mean loss and metrics by name; an empty dict if there is no data."""
         if self.execution is None:
             return {}
         with mode(self.call.model, training=False):
@@ -57,18 +57,18 @@ class Validation:
 def plan_validation(
     call: ModelCall, data: Any, steps: int | None, epochs: int, options: Options
 ) -> Validation:
-    """Return what evaluates a model after each epoch.
+    """Return the object that evaluates a model after each epoch.
 
     Args:
         call: Calls the model.
         data: Batches; None for no evaluation.
-        steps: Batches of an evaluation (count); None for one pass through the data.
-        epochs: How many evaluations there will be (count).
-        options: Of the program that trains.
+        steps: The number of batches in an evaluation; None for one pass through the data.
+        epochs: The number of evaluations.
+        options: The options of the program that trains.
 
     Raises:
-        UsageTypeError: The data is none, or there are steps alone.
-        UsageValueError: The counts do not fit together.
+        UsageTypeError: The data has a wrong type, or there are steps but no data.
+        UsageValueError: The counts contradict each other.
     """
     if data is None:
         if steps is not None:

@@ -306,7 +306,8 @@ def test_a_count_that_the_loop_has_too():
     assert loop(step_of(plain(4)), 8, gradient_accumulation=4).Training.gradient_accumulation == 4
     message = (
         r"repeat set Training\.gradientAccumulation to 2, and the pipelining options of the model "
-        r"Model to 4\. A program has one: say the same in both, or leave one of the two out\."
+        r"Model to 4\. A program has only one value: set the same value in both, "
+        r"or leave one of the two out\."
     )
     with pytest.raises(UsageValueError, match=message):
         loop(step_of(plain(4)), 8, gradient_accumulation=2)
@@ -415,7 +416,7 @@ def test_inference_takes_devices_and_schedule(programs):
     [(options, actions)] = programs
     assert actions.startswith("0F0 1F0 0F1")
     assert [stage.ipu_id for stage in options.execution_strategy.stages] == [1, 0]
-    message = r"predict: steps_per_execution = 5 does not go with .* needs a multiple of 2 .*=6"
+    message = r"predict: steps_per_execution = 5 does not fit the .* needs a multiple of 2 .*=6"
     with pytest.raises(UsageValueError, match=message):
         poptorch.predict(model, batches()[:5])
 
@@ -550,7 +551,7 @@ def test_setting_behind_inference_model(part, called):
     if called:
         inference(torch.ones(2 * SIZE, 4))
     pipelining(model.first if part else model, COUNT, device_mapping=[1, 0])
-    message = r"were set after inferenceModel, which had taken its .* before inferenceModel\."
+    message = r"were set after inferenceModel, which had already copied .* before inferenceModel\."
     with pytest.raises(UsageValueError, match=message):
         inference(torch.ones(2 * SIZE, 4))
 

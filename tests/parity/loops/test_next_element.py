@@ -99,7 +99,7 @@ def test_in_a_conditional_loop_and_in_a_stage():
 def test_mistakes():
     with poptorch.InfeedQueue(torch.arange(8.0)) as infeed:
         line = r"at .*test_next_element\.py:\d+"
-        with pytest.raises(Error, match="elements are there in the body of poptorch"):
+        with pytest.raises(Error, match="elements are available only in the body of poptorch"):
             next(infeed)
         with pytest.raises(Error, match=rf"{line}: an iteration takes one element of an"):
             looped(lambda x: next(infeed) + next(infeed), inputs=0.0)

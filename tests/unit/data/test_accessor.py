@@ -216,7 +216,7 @@ def test_a_loader_that_is_asynchronous_already_is_refused():
         mode=DataLoaderMode.Async,
         async_options={"sharing_strategy": SharingStrategy.Fork},
     )
-    with pytest.raises(Error, match="has an accessor already"):
+    with pytest.raises(Error, match="already has an accessor"):
         make(loader)
 
 
@@ -423,7 +423,7 @@ def test_a_later_error_comes_behind_the_elements_before_it(capfd):
 def test_elements_have_one_shape_and_type(other, capfd):
     accessor = make([torch.ones(2), other])
     assert torch.equal(next(accessor), torch.ones(2))
-    with pytest.raises(UsageAssertionError, match="must have the same types and shapes"):
+    with pytest.raises(UsageAssertionError, match="must have the same dtypes and shapes"):
         next(accessor)
 
 

@@ -53,7 +53,7 @@ def test_order_of_the_keys_is_that_of_the_first_dict():
     ],
 )
 def test_all_elements_are_made_alike(first, other):
-    with pytest.raises(UsageTypeError, match="All elements must be made alike"):
+    with pytest.raises(UsageTypeError, match="All elements must have the same structure"):
         Layout(first).flatten(other)
 
 

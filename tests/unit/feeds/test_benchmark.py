@@ -129,7 +129,7 @@ def test_mistakes(dataset, text):
 
 
 def test_other_mistakes():
-    with pytest.raises(Error, match="a list is no InfeedQueue"):
+    with pytest.raises(Error, match="a list is not an InfeedQueue"):
         poptorch.infeed_benchmark([1.0], 1, 1)
     with pytest.raises(Error, match="apply_debug_options must be True or False"):
         poptorch.dataset_benchmark([1.0], 1, 1, apply_debug_options=3)

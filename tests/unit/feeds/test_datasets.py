@@ -116,9 +116,9 @@ def test_a_loader_draws_its_seed_where_it_is_asked_for_the_first_element():
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (None, "a NoneType is no dataset"),
-        ("text", "a str is no dataset"),
-        ({"x": torch.ones(2)}, "a dict is no dataset"),
+        (None, "a NoneType is not a dataset"),
+        ("text", "a str is not a dataset"),
+        ({"x": torch.ones(2)}, "a dict is not a dataset"),
         (3, "a int cannot be iterated"),
         (torch.tensor(1.0), "a single number"),
     ],

@@ -108,7 +108,7 @@ def test_another_kind_of_file_is_refused(path):
 def test_files_of_others_are_refused(tmp_path, data):
     file = tmp_path / "file"
     file.write_bytes(data)
-    with pytest.raises(poptorch.Error, match=r"no file of popsim_torch"):
+    with pytest.raises(poptorch.Error, match=r"not a file of popsim_torch"):
         read_sections(file, CONTENT)
 
 
@@ -122,18 +122,18 @@ def test_folders_and_missing_files_are_refused(tmp_path):
 def test_a_pipe_is_refused_at_once_and_stays(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(poptorch.Error, match="pipe: this is no regular file"):
+    with pytest.raises(poptorch.Error, match="pipe: this is not a regular file"):
         read_sections(pipe, CONTENT)
-    with pytest.raises(poptorch.Error, match=r"cannot be written .*no regular file"):
+    with pytest.raises(poptorch.Error, match=r"cannot be written .*not a regular file"):
         write_sections(pipe, CONTENT, SECTIONS)
     assert pipe.is_fifo()
     assert os.listdir(tmp_path) == ["pipe"]
 
 
 def test_a_device_is_refused():
-    with pytest.raises(poptorch.Error, match="no regular file"):
+    with pytest.raises(poptorch.Error, match="not a regular file"):
         read_sections("/dev/zero", CONTENT)
-    with pytest.raises(poptorch.Error, match="no regular file"):
+    with pytest.raises(poptorch.Error, match="not a regular file"):
         write_sections(Path("/dev/null"), CONTENT, SECTIONS)
 
 

@@ -131,13 +131,13 @@ class Tagged(tuple):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_more_than_data_is_refused(value):
-    with pytest.raises(Error, match=r"The thing holds a .*data alone"):
+    with pytest.raises(Error, match=r"The thing holds a .*can hold only data"):
         pack("value", [value], "The thing")
 
 
 def test_local_named_tuples_are_refused():
     local = namedtuple("local", "a")
-    with pytest.raises(Error, match="data alone"):
+    with pytest.raises(Error, match="can hold only data"):
         pack("value", local(1), "The thing")
 
 

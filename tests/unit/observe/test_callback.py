@@ -133,7 +133,7 @@ def test_nothing_goes_to_sinks_where_nothing_has_come(capsys):
 
 
 def test_something_else_is_no_sink(queue):
-    with pytest.raises(UsageTypeError, match=r"a str is no sink. Pass a poptorch.SummaryFile"):
+    with pytest.raises(UsageTypeError, match=r"a str is not a sink. Pass a poptorch.SummaryFile"):
         OutfeedCallback(queue, sinks=["stats.csv"])
 
 

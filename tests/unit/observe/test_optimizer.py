@@ -151,7 +151,7 @@ def test_the_mode_is_a_mode(inner):
 
 
 def test_the_model_has_the_parameters(inner):
-    with pytest.raises(UsageValueError, match="is not in the model that was given"):
+    with pytest.raises(UsageValueError, match="is not in the given model"):
         OutfeedOptimizer(inner, MaybeOutfeedQueue(), model=nn.Linear(2, 2))
     with pytest.raises(UsageTypeError, match=r"has to be a torch\.nn\.Module"):
         OutfeedOptimizer(inner, MaybeOutfeedQueue(), model="model")

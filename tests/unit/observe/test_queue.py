@@ -98,7 +98,7 @@ def test_a_second_element_in_a_program_is_refused():
     with tracing():
         first(x())
         assert queue.maybe_enqueue() is None
-        with pytest.raises(Error, match=r"'b' came after .* alone has final_outfeed=True"):
+        with pytest.raises(Error, match=r"'b' came after .* only the last one has final_outfeed"):
             second(x())
     with tracing():  # another program
         first(x())

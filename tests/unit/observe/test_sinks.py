@@ -112,7 +112,7 @@ def test_other_endings(tmp_path, name):
 
 
 def test_mistakes(tmp_path):
-    with pytest.raises(UsageTypeError, match="7 is no path"):
+    with pytest.raises(UsageTypeError, match="7 is not a path"):
         SummaryFile(7)
     with pytest.raises(FileNotFoundError):
         SummaryFile(tmp_path / "nowhere" / "stats.csv")

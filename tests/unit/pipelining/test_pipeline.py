@@ -34,7 +34,7 @@ TWO = [nothing, nothing]
         ([nothing, 3], UsageTypeError, "stage 1 is a int. Pass a function, a module"),
         ([nothing, []], UsageValueError, "stage 1 is an empty list"),
         ([nothing, [nothing, 3]], UsageTypeError, "stage 1 lists a int"),
-        ([[[nothing]], nothing], UsageTypeError, "stage 0 has a list inside.*do not nest"),
+        ([[[nothing]], nothing], UsageTypeError, "stage 0 has a list inside.*cannot be nested"),
     ],
 )
 def test_the_stages(stages, error, message):

@@ -123,7 +123,11 @@ def test_copies_have_the_assignment(recorder):
         ([0, "1", 1], UsageTypeError, r"layer '1' \(ReLU\): the stage '1' is a str"),
         ([0, True, 1], UsageTypeError, r"layer '1' \(ReLU\): the stage True is a bool"),
         ([0, -1, 1], UsageValueError, r"layer '1' \(ReLU\): the stage -1 is negative"),
-        ([0, [0], 1], UsageValueError, r"layer '1' \(ReLU\) has no layers, and a list"),
+        (
+            [0, [0], 1],
+            UsageValueError,
+            r"layer '1' \(ReLU\) has no layers, but its entry is a list",
+        ),
     ],
 )
 def test_the_rules_of_a_list(given, error, message):
@@ -215,8 +219,12 @@ def records_of(model, edit):
     [
         (lambda r: r.pop(), UsageValueError, r"no record of layer '2' \(Linear\) in its place"),
         (lambda r: r.reverse(), UsageValueError, r"no record of layer '0' \(Linear\)"),
-        (lambda r: r.append(r[0]), UsageValueError, r"record of '0' \(Linear\) is of no layer"),
-        (lambda r: r.append(1), UsageTypeError, r"1 stands among records"),
+        (
+            lambda r: r.append(r[0]),
+            UsageValueError,
+            r"record of '0' \(Linear\) belongs to no layer",
+        ),
+        (lambda r: r.append(1), UsageTypeError, r"1 is among the records"),
         (lambda r: setattr(r[1], "stage", None), UsageValueError, r"'1' \(ReLU\) has no stage"),
         (lambda r: setattr(r[1], "stage", 2), UsageValueError, r"'1' \(ReLU\) has stage 2 after"),
         (lambda r: setattr(r[1], "stage", "a"), UsageTypeError, r"the stage 'a' is a str"),
@@ -269,10 +277,14 @@ def test_what_is_inside_of_a_layer_has_its_stage():
     [
         ({"blocks": 0}, UsageValueError, r"no pattern matches layer 'head' \(Linear\)"),
         ({"*": 0, "haed": 1}, UsageValueError, r"'haed' matches no layer .*Closest name: 'head'"),
-        ({"*": 0, "head": 2}, UsageValueError, r"stages 0, 2. Stages count from 0 without a gap"),
-        ({"*": 1}, UsageValueError, r"stages 1. Stages count from 0"),
+        (
+            {"*": 0, "head": 2},
+            UsageValueError,
+            r"stages 0, 2. Stages are numbered from 0 without a gap",
+        ),
+        ({"*": 1}, UsageValueError, r"stages 1. Stages are numbered from 0"),
         ({"*": "0"}, UsageTypeError, r"'\*': the stage '0' is a str"),
-        ({0: 0}, UsageTypeError, r"the key 0 is no string"),
+        ({0: 0}, UsageTypeError, r"the key 0 is not a string"),
         ({}, UsageValueError, r"no pattern matches layer 'blocks'"),
     ],
 )
@@ -298,7 +310,7 @@ def test_reset_takes_all_stages():
     [
         (lambda m: m.append(nn.Tanh()), "'3' is new"),
         (lambda m: m.pop(1), "'1' is gone"),
-        (lambda m: m.insert(0, m.pop(2)), "their order is another"),
+        (lambda m: m.insert(0, m.pop(2)), "their order has changed"),
         (lambda m: m.__setitem__(1, nn.Tanh()), "'1' is new, '1' is gone"),
     ],
 )

@@ -97,7 +97,9 @@ def test_stop_iteration_ends_the_training(method, epochs):
 
 
 def test_what_is_no_callback_is_refused():
-    with pytest.raises(TypeError, match=r"a dict is no callback. It needs one of the methods on_"):
+    with pytest.raises(
+        TypeError, match=r"a dict is not a callback. It needs one of the methods on_"
+    ):
         fit([{}])
 
 
@@ -106,7 +108,7 @@ def test_evaluation_cannot_be_ended():
         def on_batch_end(self, step):
             raise StopIteration
 
-    with pytest.raises(poptorch.Error, match=r"part of an evaluation means nothing"):
+    with pytest.raises(poptorch.Error, match=r"part of an evaluation has no meaning"):
         poptorch.evaluate(
             nn.Linear(3, 1),
             [(torch.ones(2, 3), torch.ones(2, 1))] * 3,

@@ -78,7 +78,7 @@ def test_early_stopping_checks_its_arguments(wrong):
 @pytest.mark.parametrize(
     ("monitor", "text"),
     [
-        ("val_loss", r"an epoch has 'loss', 'size'\. Values with 'val_' in front need"),
+        ("val_loss", r"an epoch has 'loss', 'size'\. Values that begin with 'val_' need"),
         ("accuracy", r"EarlyStopping monitors 'accuracy', and an epoch has 'loss', 'size'\.$"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_plateau_is_told_the_value_of_the_validation():
 
 
 def test_a_function_is_no_scheduler():
-    with pytest.raises(TypeError, match=r"make one: torch\.optim\.lr_scheduler\.LambdaLR"):
+    with pytest.raises(TypeError, match=r"pass torch\.optim\.lr_scheduler\.LambdaLR"):
         poptorch.LearningRateScheduler(lambda epoch: 0.1)
 
 
@@ -215,7 +215,7 @@ def test_a_scheduler_of_another_optimizer_is_refused():
 
 def test_a_monitor_of_a_scheduler_that_looks_at_no_value_is_refused():
     scheduler = torch.optim.lr_scheduler.StepLR(new()[1], 1)
-    with pytest.raises(TypeError, match="a StepLR looks at no value"):
+    with pytest.raises(TypeError, match="a StepLR monitors no value"):
         poptorch.LearningRateScheduler(scheduler, monitor="loss")
 
 

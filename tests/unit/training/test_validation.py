@@ -142,7 +142,7 @@ def test_a_pipeline_with_several_device_iterations():
     history = fit(model, validation_data=batches(3, seed=2), **arguments)
     expected = [nn.CrossEntropyLoss()(model(x), y).item() for x, y in batches(3, seed=2)]
     assert history["val_loss"] == [pytest.approx(sum(expected) / 3, rel=1e-5)]
-    with pytest.raises(ValueError, match=r"validation_steps = 1 does not go with the pipeline"):
+    with pytest.raises(ValueError, match=r"validation_steps = 1 does not fit the pipeline"):
         fit(model, validation_data=batches(1, seed=2), **arguments)
 
 
