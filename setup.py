@@ -94,7 +94,7 @@ UNITS = ("csrc/dense/tile/units.cpp", ["-mamx-tile", "-mamx-bf16", "-mavx512bf16
 
 
 # The files of a folder are compiled as one, since most of the time goes to the headers that they
-# share. These are compiled alone: they use names of other files of their folder for their own parts.
+# share. These are compiled alone: names of their own parts are names in other files, too.
 ALONE = (
     UNITS[0],
     "csrc/ops/attention/grad.cpp",

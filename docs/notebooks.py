@@ -108,6 +108,7 @@ def _runs(script: str, flags: list[str], parameters: dict[str, str]) -> Iterator
 
 
 def main() -> None:
+    """Write all notebooks."""
     for name in names():
         path(name).write_text(text(name), encoding="utf-8")
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,14 @@ def draw_few_digits(root: Path, num_train: int) -> Path:
         patch.setattr(digits, "_FILES", {"train": ("train", num_train), "test": ("t10k", 32)})
         digits.write_mnist(root)
     return root
+
+
+def copy_tutorials(folder: Path) -> Path:
+    """Copy the tutorials beside a link to this environment, as in a checkout; return where to."""
+    copied = folder / "tutorials"
+    shutil.copytree(TUTORIALS, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".venv").symlink_to(sys.prefix)
+    return copied
 
 
 def data_arguments(root: Path) -> argparse.Namespace:

@@ -1,7 +1,6 @@
-"""The notebooks of the tutorials: made from their READMEs, and run from the first cell to the last."""
+"""The notebooks of the tutorials are made from their READMEs, and run from start to end."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.tutorials.running import ROOT, TUTORIALS, draw_few_digits
+from tests.tutorials.running import ROOT, TUTORIALS, copy_tutorials, draw_few_digits
 
 sys.path.insert(0, str(ROOT / "docs"))
 import notebooks
@@ -25,27 +24,21 @@ PARAMETERS = {
 }
 
 
-def in_folder(name: str, folder: Path) -> Path:
-    """Copy the tutorials beside a link to this environment; return where the notebook is."""
-    copied = folder / "tutorials"
-    shutil.copytree(TUTORIALS, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / ".venv").symlink_to(sys.prefix)
-    draw_few_digits(folder / "home" / ".torch" / "datasets", 320)
-    return copied / name / f"{name}.ipynb"
-
-
 def run(name: str, folder: Path, monkeypatch) -> list[str]:
     """Run a notebook with its parameters; return what its cells print."""
     monkeypatch.setenv("HOME", str(folder / "home"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(TUTORIALS)]))
-    path = in_folder(name, folder)
+    draw_few_digits(folder / "home" / ".torch" / "datasets", 320)
+    path = copy_tutorials(folder) / name / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if notebooks.PARAMETERS in cell.metadata.get("tags", ()):
             values = [f"{key} = {value!r}" for key, value in PARAMETERS[name].items()]
             cell.source = "\n".join([cell.source, *values])
-    client = NotebookClient(notebook, resources={"metadata": {"path": str(path.parent)}})
-    client.execute(timeout=250)
+    client = NotebookClient(
+        notebook, timeout=250, resources={"metadata": {"path": str(path.parent)}}
+    )
+    client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert all("image/png" in o.data for o in outputs if o.output_type == "display_data")
     return [output.text for output in outputs if output.output_type == "stream"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.forks import run_forked
+from tests.tutorials.running import copy_tutorials
 from tests.unit import examples
 
 ROOT = Path(__file__).parents[2]
@@ -22,14 +23,15 @@ PAGES = {
         *sorted((ROOT / "docs").glob("**/*.md")),
         *sorted((ROOT / "tutorials").glob("*/README.md")),
     ]
-    if examples.examples(page)
+    if any(one.language == "python" for one in examples.examples(page))
 }
+TUTORIALS = [page for page in PAGES if page.startswith("tutorials")]
 
 
-def run(page, folder):
+def run(page, folder, *flags):
     """Run the examples of a page in a folder; return exit code and errors."""
     env = {**os.environ, "MPLBACKEND": "Agg"}
-    program = [examples.__file__, str(page)]
+    program = [examples.__file__, str(page), *flags]
     if '__name__ == "__main__"' in page.read_text():  # only a main process may start others
         command = [sys.executable, "-W", "error", *program]
         done = subprocess.run(
@@ -40,10 +42,33 @@ def run(page, folder):
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS])
 def test_the_examples_of_a_page_run_as_printed(page, tmp_path):
     code, errors = run(PAGES[page], tmp_path)
     assert code == 0, errors
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_the_examples_of_a_tutorial_run_as_printed(page, tmp_path):
+    copied = copy_tutorials(tmp_path) / Path(page).relative_to("tutorials")
+    # Its example needs the library that its command compiles.
+    flags = ["--commands"] if "custom_op" in page else []
+    code, errors = run(copied, copied.parent, *flags)
+    assert code == 0, errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_the_commands_of_a_tutorial_run_as_printed(page, tmp_path, monkeypatch):
+    copied = copy_tutorials(tmp_path) / Path(page).relative_to("tutorials")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    for example in examples.examples(copied):
+        if example.language == "bash":
+            examples.run_commands(example.code, copied.parent)
 
 
 def written(folder, *blocks):
