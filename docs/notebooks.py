@@ -33,6 +33,7 @@ jupyter:
 _BASH = "%%bash\n"
 _CONTINUES = "# Continues the blocks above.\n"
 _SCRIPT = re.compile(r"(?:\S*/)?python (?P<script>\w+\.py)(?P<flags>.*)")
+_LINK = re.compile(r"^This page is also a notebook: .*\n\n", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -53,6 +54,7 @@ def text(name: str) -> str:
         name: The tutorial's folder.
     """
     readme = (TUTORIALS / name / "README.md").read_text(encoding="utf-8")
+    readme = _LINK.sub("", readme)
     read = jupytext.reads(_HEADER + readme, fmt="md")
     made = nbformat.v4.new_notebook(metadata={"kernelspec": read.metadata["kernelspec"]})
     parameters: dict[str, str] = {}
