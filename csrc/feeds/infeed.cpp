@@ -88,9 +88,10 @@ int64_t Infeed::depth() const {
 }
 
 void Infeed::check(const std::vector<at::Tensor>& tensors) const {
-  check_user(tensors.size() == components_.size(), "an element of ",
-             tensors.size(), " tensors, and the first one had ",
-             components_.size());
+  check_user(tensors.size() == components_.size(), "an element has ",
+             tensors.size(), " tensors, but the first element had ",
+             components_.size(),
+             ": every element of a queue needs the same tensors");
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Component& component = components_[i];
     check_user(

@@ -37,8 +37,9 @@ Outfeed::Outfeed(OutfeedConfig config)
     : config_(std::move(config)),
       element_bytes_(bytes_of(config_.components)),
       places_(config_.components.size()) {
-  check_user(config_.depth > 0 && config_.every > 0, "a queue: a depth of ",
-             config_.depth, ", and every ", config_.every, "th element");
+  check_user(config_.depth > 0 && config_.every > 0,
+             "a queue: depth and every must be at least 1, got depth ",
+             config_.depth, " and every ", config_.every);
   if (config_.last) {
     next_ = empty_arrays(1);
     newest_ = empty_arrays(1);
@@ -202,7 +203,7 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
     }
   }
   check_user(!closed_,
-             "the outfeed queue is closed, and takes no elements any more");
+             "the outfeed queue is closed and accepts no more elements");
   if (config_.when_full == WhenFull::kDropNewest && !has_room()) {
     ++statistics_.dropped;
     return {};

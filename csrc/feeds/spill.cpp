@@ -53,9 +53,9 @@ class NamelessFile {
   static void check(int error, const char* what, const std::string& folder) {
     check_user(
         error == 0, "the outfeed queue cannot ", what, " '", folder,
-        "' for elements that have no place in memory: ", std::strerror(error),
+        "' for elements that do not fit into memory: ", std::strerror(error),
         ". Set the environment variable TMPDIR to another folder, read "
-        "the queue while the program runs, or give it more memory");
+        "the queue while the program runs, or give it more memory (max_bytes)");
   }
 
   int descriptor_ = -1;

@@ -94,7 +94,8 @@ class OpCall {
       static const T empty;
       if (value == nullptr && is_empty_list(given)) return empty;
     }
-    require(value != nullptr, "attribute '", name, "' has the type asked for");
+    require(value != nullptr, "attribute '", name,
+            "' has the type that the kernel reads");
     return *value;
   }
 
@@ -129,7 +130,7 @@ class OpView : public OpCall {
       : OpCall(graph, op), bodies_(bodies) {}
 
   [[nodiscard]] BodyRunner& body(size_t i) const {
-    require(i < bodies_.size(), "it has a body ", i);
+    require(i < bodies_.size(), "the op has a body ", i);
     return *bodies_[i];
   }
 

@@ -120,7 +120,7 @@ class OrderCheck {
     check(op,
           tensor.kind != TensorKind::kInput &&
               tensor.kind != TensorKind::kConstant,
-          "writes", tensor, "which nothing may change");
+          "writes", tensor, "which no op may change");
     Uses& here = uses(root, op.phase);
     // A variable changes as often as the ops say, one after the other: the body
     // of a loop updates weights, reads them, and updates them again.
@@ -131,7 +131,7 @@ class OrderCheck {
           "writes", tensor, "a second time");
     check(op,
           !here.last_reader || in_order(op.phase, *here.last_reader, op.stage),
-          "writes", tensor, "before a later stage reads what was there");
+          "writes", tensor, "before a later stage reads the old value");
     here.writer = op.stage;
   }
 

@@ -79,8 +79,8 @@ class RunContext {
   // Kernel::at_tensors().
   [[nodiscard]] virtual const at::Tensor& tensor(graph::TensorId id) const = 0;
   [[nodiscard]] Sink& sink(int64_t index) const {
-    check_internal(index < std::ssize(sinks), "there is no return ", index,
-                   " of ", sinks.size());
+    check_internal(index < std::ssize(sinks), "return ", index,
+                   " does not exist, the program has ", sinks.size());
     return *sinks[static_cast<size_t>(index)];
   }
 

@@ -177,14 +177,14 @@ class Parser {
       return schema.attribute(name) != nullptr || schema.input(name) != nullptr;
     };
     if (!schema.repeats.empty() && !schema.attribute(schema.repeats)) {
-      fail("nothing says how often");
+      fail("no attribute with the number of repeats");
     }
     for (const auto* operands : {&schema.inputs, &schema.outputs}) {
       int open = 0;
       for (const Operand& operand : *operands) {
         if (operand.count == Count::kAny) ++open;
         if (operand.count == Count::kCounted && !counts(operand.counter)) {
-          fail("nothing counts '" + operand.name + "'");
+          fail("no attribute or input counts '" + operand.name + "'");
         }
       }
       if (open > 1) fail("two lists of any length");

@@ -104,7 +104,7 @@ void choose_target(Target target) {
   check_internal(std::ranges::find(usable, target) != usable.end(),
                  "choose_target: this processor cannot run ", name_of(target));
   check_internal(!kept || target == in_use(),
-                 "choose_target: kernels were asked for already");
+                 "choose_target: the kernels are in use already");
   in_use() = target;
 }
 

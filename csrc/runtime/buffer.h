@@ -20,7 +20,7 @@ class Buffer final : public ops::Sink {
   [[nodiscard]] void* entry(int64_t index, int64_t bytes) override {
     check_internal(index >= 0 && (index + 1) * bytes <= bytes_,
                    "return: entry ", index, " of ", bytes,
-                   " bytes is outside of a buffer of ", bytes_, " bytes");
+                   " bytes is outside a buffer of ", bytes_, " bytes");
     return start_ + index * bytes;
   }
 

@@ -34,10 +34,10 @@ class Checker {
     }
     if (!steady) {
       fail("a stretch that repeats ", stretch.times,
-           " times does not take every step of a micro-batch once");
+           " times must contain every action of one micro-batch once");
     }
     if (passed_.front() > config_.num_micro_batches) {
-      fail("a stretch repeats ", stretch.times, " times, which is too often");
+      fail("a stretch repeats ", stretch.times, " times, which is too many");
     }
   }
 
@@ -47,7 +47,7 @@ class Checker {
     }
     if (config_.training && !updated_) fail("the update is missing");
     if (updated_ && !config_.training) {
-      fail("the update does not belong to inference");
+      fail("inference must have no update");
     }
   }
 

@@ -214,7 +214,7 @@ constexpr int32_t dtype_of() {
   else if constexpr (std::is_same_v<Number, float>)
     return POPSIM_FLOAT32;
   else
-    static_assert(!sizeof(T), "not an element type of the device");
+    static_assert(!sizeof(T), "T is not a dtype of the device");
 }
 
 inline const char* name_of(int32_t dtype) {
@@ -232,7 +232,8 @@ class Tensor {
   // The size of an axis; a negative one counts from the last.
   int64_t size(int64_t axis) const {
     const int64_t i = axis < 0 ? axis + rank() : axis;
-    if (i < 0 || i >= rank()) throw std::out_of_range("no such axis");
+    if (i < 0 || i >= rank())
+      throw std::out_of_range("the tensor has no such axis");
     return tensor_->shape[i];
   }
   int64_t numel() const {
@@ -385,7 +386,7 @@ class Call {
         return static_cast<T>(static_cast<const double*>(found.values)[i]);
       }
     }
-    throw wrong(found.name, " is of another type");
+    throw wrong(found.name, " has another type");
   }
 
   popsim_call* call_;
@@ -400,7 +401,7 @@ int guarded(popsim_call* call) noexcept {
   } catch (const std::exception& error) {
     call->fail(call, error.what());
   } catch (...) {
-    call->fail(call, "an exception that is no std::exception");
+    call->fail(call, "an exception that is not a std::exception");
   }
   return 1;
 }
@@ -413,7 +414,7 @@ int guarded_cost(popsim_call* call, popsim_custom_cost* cost) noexcept {
   } catch (const std::exception& error) {
     call->fail(call, error.what());
   } catch (...) {
-    call->fail(call, "an exception that is no std::exception");
+    call->fail(call, "an exception that is not a std::exception");
   }
   return 1;
 }

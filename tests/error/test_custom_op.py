@@ -71,7 +71,7 @@ def check_usable(executor, net):
     ("fault", "message"),
     [
         ("no outputs", "the shape rule of Faulty declares no output"),
-        ("no type", "declares a type or rank that there is not"),
+        ("no type", "declares a dtype or a rank that does not exist"),
         ("a negative size", r"declares the shape \[?\(?-2"),
         (
             "another shape",
@@ -103,7 +103,7 @@ def test_wrong_element_types_are_found_when_the_model_is_compiled():
     ("fault", "message"),
     [
         ("throws", "out of luck"),
-        ("throws a number", r"an exception that is no std::exception"),
+        ("throws a number", r"an exception that is not a std::exception"),
         ("another element type", "a tensor of float32 is not one of int32"),
         ("no such input", "no input 5"),
         ("throws on a thread", "a part failed"),

@@ -72,9 +72,9 @@ class AtenKernel final : public Kernel {
         stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
     op.require(
         !writes_outputs_ || call_.out_positions().size() == outputs_.size(),
-        "has ", call_.out_positions().size(), " outputs");
+        "the op has ", call_.out_positions().size(), " outputs");
     for (size_t i = 0; writes_outputs_ && i < outputs_.size(); ++i) {
-      op.require(op.has_output(i), "output ", i, " is there");
+      op.require(op.has_output(i), "output ", i, " is present");
     }
     stack_.reserve(call_.handle().schema().arguments().size() +
                    outputs_.size());

@@ -80,7 +80,7 @@ void check_positions(const std::string& name,
   if (!outside.any().item<bool>()) return;
   const at::Tensor wrong = positions.masked_select(outside);
   throw UserError(join(name, ": position ", wrong[0].item<int64_t>(),
-                       " is out of range: there are ", limit));
+                       " is out of range: the size is ", limit));
 }
 
 std::string wrong_position(const std::string& name,
@@ -97,7 +97,8 @@ std::string wrong_position(const std::string& name,
       positions.lt(entry->least).logical_or_(positions.ge(limit));
   const at::Tensor wrong = positions.masked_select(outside);
   if (wrong.numel() == 0) return "";
-  return join(": ", wrong[0].item<int64_t>(), " is none of ", limit);
+  return join(": ", wrong[0].item<int64_t>(), " is out of range: the size is ",
+              limit);
 }
 
 }  // namespace popsim::ops

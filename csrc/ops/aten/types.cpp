@@ -144,14 +144,15 @@ std::vector<TensorType> infer_aten_types(const OpCall& op) {
     // The operator, or one that it is made of, has no code for this.
   } catch (const c10::Error& error) {
     op.require(false, name,
-               " takes its arguments: ", error.what_without_backtrace());
+               " accepts its arguments: ", error.what_without_backtrace());
   } catch (const InternalError&) {
     throw;
   } catch (const std::exception& error) {
     // PyTorch's code for it is Python.
     const std::string_view problem = error.what();
-    op.require(problem.starts_with("NotImplementedError"), name,
-               " takes its arguments: ", problem.substr(0, problem.find('\n')));
+    op.require(
+        problem.starts_with("NotImplementedError"), name,
+        " accepts its arguments: ", problem.substr(0, problem.find('\n')));
   }
   if (keeps) answers().add(std::move(key), types);
   return types;

@@ -126,7 +126,7 @@ std::vector<TensorType> attention_type(const OpCall& op) {
   op.require_shape(kValue, {shape.batch, shape.columns, v.shape[2]});
   op.require(
       op.input(kQuery).dtype == v.dtype && op.input(kKey).dtype == v.dtype,
-      "q, k and v have one element type");
+      "q, k and v have the same dtype");
   check_initial(op, kInitial, shape);
   check_score_map(
       op, score_map_spec(op, "", kOthers, op.num_inputs() - kOthers), shape);

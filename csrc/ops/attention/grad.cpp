@@ -318,7 +318,7 @@ int64_t free_size(const OpCall& op, size_t input, int64_t batch, size_t axis,
   expected[axis] = size;
   op.require_shape(input, expected);
   op.require(op.input(input).dtype == dtype_of(op),
-             "the operands of products have one element type");
+             "the operands of products have the same dtype");
   return expected[3 - axis];
 }
 
@@ -338,7 +338,7 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
   const ScoreShape shape = shape_of(op);
   const DType dtype = dtype_of(op);
   op.require(op.has_input(kKept) || op.input(kKey).dtype == dtype,
-             "q and k have one element type");
+             "q and k have the same dtype");
   check_maps(op, shape);
   const auto [batch, rows, columns] = shape;
   std::vector<TensorType> types(3, TensorType::none());
@@ -347,11 +347,11 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
     types[kForValue] = {dtype, {batch, columns, width}};
   }
   op.require(op.has_input(kGradient) == op.has_input(kValues),
-             "gradient and values come together");
+             "gradient and values are both given or both left out");
   if (!op.has_input(kGradient)) return types;
   const int64_t width = free_size(op, kGradient, batch, 1, rows);
   op.require(width == free_size(op, kValues, batch, 2, columns),
-             "gradient and values have a product");
+             "gradient and values can be multiplied");
   if (op.has_input(kKeys)) {
     const int64_t depth = free_size(op, kKeys, batch, 1, columns);
     types[kForQuery] = {dtype, {batch, rows, depth}};

@@ -37,22 +37,23 @@ class Branch final : public Kernel {
 
 std::vector<TensorType> branch_types(const OpCall& op) {
   const std::vector<BodyTypes> bodies = body_types(op, 2);
-  op.require(op.input(0).numel() == 1, "the condition is one element");
+  op.require(op.input(0).numel() == 1, "the condition has one value");
   for (const BodyTypes& body : bodies) {
-    op.require(body.inputs.size() + 1 == op.num_inputs() &&
-                   body.results.size() == bodies[0].results.size(),
-               "both bodies take the inputs and give as many results");
+    op.require(
+        body.inputs.size() + 1 == op.num_inputs() &&
+            body.results.size() == bodies[0].results.size(),
+        "both bodies take all inputs and return the same number of results");
     for (size_t i = 0; i < body.inputs.size(); ++i) {
       op.require(is_same(op.input_type(i + 1), body.inputs[i]), "input ", i + 1,
-                 " is what the bodies take");
+                 " has the type that the bodies take");
     }
     for (size_t i = 0; i < body.results.size(); ++i) {
       op.require(is_same(body.results[i], bodies[0].results[i]),
-                 "both bodies give the same type of result ", i);
+                 "both bodies return the same type of result ", i);
     }
   }
   op.require(op.op().outputs.size() == bodies[0].results.size(),
-             "it has an output for each result");
+             "the op has an output for each result");
   return bodies[0].results;
 }
 

@@ -143,11 +143,11 @@ TensorType slice_of(const TensorType& whole) {
 void check_condition(const OpCall& op, size_t sliced, size_t stacked) {
   if (!op.attribute<bool>("conditional")) return;
   op.require(sliced == 0 && stacked == 0 && !op.attribute<bool>("reverse"),
-             "a loop whose iterations nobody knows has no slices");
+             "a conditional loop has no slices and no reverse");
   const TensorType condition = op.input_type(0);
   op.require(
       condition.dtype == DType::kBool && num_elements(condition.shape) == 1,
-      "its first value says whether it goes on");
+      "the first carried value is one boolean: whether the loop continues");
 }
 
 std::vector<TensorType> loop_types(const OpCall& op) {
@@ -158,11 +158,12 @@ std::vector<TensorType> loop_types(const OpCall& op) {
   op.require(body.inputs.size() == op.num_inputs() &&
                  carried + sliced <= op.num_inputs() &&
                  carried <= body.results.size(),
-             "its body takes its inputs and gives the values carried");
+             "the body takes all inputs and returns all carried values");
   op.require(op.op().outputs.size() == body.results.size(),
-             "it has an output for each result");
+             "the op has an output for each result");
   const bool conditional = op.attribute<bool>("conditional");
-  op.require(!conditional || carried > 0, "it carries what tells its end");
+  op.require(!conditional || carried > 0,
+             "a conditional loop carries its condition");
   check_condition(op, sliced, body.results.size() - carried);
   std::vector<TensorType> types;
   for (size_t i = 0; i < op.num_inputs(); ++i) {
@@ -173,17 +174,17 @@ std::vector<TensorType> loop_types(const OpCall& op) {
       given = slice_of(given);
     }
     op.require(is_same(given, body.inputs[i]), "input ", i,
-               " is what the body takes");
+               " has the type that the body takes");
     if (i >= carried) continue;
     op.require(is_same(given, body.results[i]), "result ", i,
-               " of the body is what the next iteration takes");
+               " of the body has the type that the next iteration takes");
     types.push_back(given);
   }
   for (size_t i = carried; i < body.results.size(); ++i) {
     TensorType stack = body.results[i];
     stack.shape.insert(stack.shape.begin(), count);
-    op.require(is_valid_shape(stack.shape), "the stack of result ", i,
-               " is a tensor that can be");
+    op.require(is_valid_shape(stack.shape), "the stacked result ", i,
+               " has a valid shape");
     types.push_back(stack);
   }
   return types;

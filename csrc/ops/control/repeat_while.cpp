@@ -18,7 +18,8 @@ class RepeatWhile final : public Kernel {
 };
 
 std::vector<TensorType> repeat_while_types(const OpCall& op) {
-  op.require(op.op().phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(op.op().phase != graph::Phase::kSetup,
+             "the op runs in every run, not in the setup phase");
   op.require(op.input(0).dtype == DType::kBool && op.input(0).numel() == 1,
              "the condition is one boolean");
   return {};

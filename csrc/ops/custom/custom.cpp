@@ -70,7 +70,7 @@ std::vector<TensorType> custom_types(const OpCall& op) {
 int64_t counted(const OpView& op, double amount) {
   check_user(std::isfinite(amount) && amount >= 0 && amount < 1e18,
              "the cost of ", op.op(), " is ", amount,
-             ": it has to be a number from 0 on");
+             ": it must be a number of at least 0");
   return std::llround(amount);
 }
 

@@ -42,9 +42,9 @@ void Guards::take(const std::vector<void*>& operands) const {
     const std::byte* start = copies_[i].data();
     const std::byte* data = start + kGuardBytes;
     check_user(is_untouched(start, kGuardBytes),
-               "the kernel writes in front of ", shown);
+               "the kernel writes before the memory of ", shown);
     check_user(is_untouched(data + bytes_[i], kGuardBytes),
-               "the kernel writes beyond ", shown);
+               "the kernel writes after the memory of ", shown);
     if (bytes_[i] == 0) continue;
     if (is_input) {
       check_user(std::memcmp(data, operands[i], bytes_[i]) == 0,

@@ -63,7 +63,8 @@ void add_library(Registry& to, const std::string& file,
     to.problems.push_back(
         join(file, " was compiled with version ", library.version,
              " of popsim_custom_op.h, and this package has version ",
-             POPSIM_CUSTOM_OP_VERSION, ": compile it with that."));
+             POPSIM_CUSTOM_OP_VERSION,
+             ": compile it again with the header of this package."));
     return;
   }
   for (const popsim_custom_op* op = library.ops; op != nullptr; op = op->next) {

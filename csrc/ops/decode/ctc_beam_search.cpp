@@ -133,15 +133,17 @@ std::vector<TensorType> decoded_types(const OpCall& op) {
   op.require_shape(1, {shape[1]});
   const decode::BeamSpec spec = spec_of(op);
   const int64_t paths = op.attribute<int64_t>("top_paths");
-  op.require(spec.blank < spec.classes, "there is a class ", spec.blank);
+  op.require(spec.blank < spec.classes,
+             "blank is the number of a class: ", spec.blank);
   op.require(spec.classes <= std::numeric_limits<int32_t>::max(),
-             "classes have numbers of 32 bits");
-  op.require(paths <= spec.width, "the beam is as wide as there are paths");
+             "the numbers of classes fit into 32 bits");
+  op.require(paths <= spec.width,
+             "the beam is at least as wide as the number of paths");
   op.require(std::max<int64_t>(spec.steps, 1) <= kMostSequences / spec.width,
-             "there is memory for the sequences of labels");
+             "the sequences of labels fit into memory");
   const Shape of_paths{shape[1], paths};
   const Shape of_labels{shape[1], paths, shape[0]};
-  op.require(is_valid_shape(of_labels), "the labels can be counted");
+  op.require(is_valid_shape(of_labels), "the labels have a valid shape");
   return {{op.input(0).dtype, of_paths},
           {DType::kInt64, of_paths},
           {DType::kInt64, of_labels}};

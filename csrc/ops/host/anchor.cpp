@@ -137,7 +137,8 @@ class AnchorKernel final : public Kernel {
 
 std::vector<TensorType> anchor_types(const OpCall& op) {
   const graph::Phase phase = op.op().phase;
-  op.require(phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(phase != graph::Phase::kSetup,
+             "the op runs in every run, not in the setup phase");
   op.require(
       op.attribute<bool>("per_update") == (phase == graph::Phase::kUpdate),
       "per_update says whether it runs once for each update");

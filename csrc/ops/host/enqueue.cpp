@@ -65,10 +65,11 @@ class EnqueueKernel final : public Kernel {
 };
 
 std::vector<TensorType> enqueue_types(const OpCall& op) {
-  op.require(op.op().phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(op.op().phase != graph::Phase::kSetup,
+             "the op runs in every run, not in the setup phase");
   op.require(op.attribute<std::vector<std::string>>("dtypes").size() ==
                  op.num_inputs(),
-             "each tensor has an element type in the queue");
+             "each tensor has a dtype in the queue");
   return {};
 }
 

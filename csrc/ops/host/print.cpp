@@ -106,7 +106,7 @@ std::unique_ptr<Kernel> prepare_print(const OpView& op) {
     case DType::kFloat64:
       return floats(read_values<double, double>);
   }
-  throw InternalError("print: unknown element type");
+  throw InternalError("print: unknown dtype");
 }
 
 std::vector<TensorType> printed_type(const OpCall& op) {

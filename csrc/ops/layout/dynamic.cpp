@@ -26,13 +26,13 @@ struct Positions {
 // Throws InternalError unless there are these positions, each of them once,
 // and one start for them.
 void require_positions(const OpCall& op, size_t start, const Positions& p) {
-  op.require(op.input(start).numel() == 1, "the start is one number");
+  op.require(op.input(start).numel() == 1, "the start has one value");
   op.require(
       p.count >= 1 && p.length >= 1 && p.count - 1 <= (p.length - 1) / p.step,
       "an axis of ", p.length, " has ", p.count, " positions, each ", p.step,
       " after the one before");
   op.require(p.wraps || p.count == 1,
-             "one position is looked up where parts do not wrap around");
+             "parts that do not wrap around have one position");
 }
 
 graph::Tensor with_axis(graph::Tensor tensor, size_t axis, int64_t size,
@@ -95,7 +95,7 @@ class PartCopy {
 
 size_t axis_of(const OpCall& op) {
   const auto axis = static_cast<size_t>(op.attribute<int64_t>("axis"));
-  op.require(axis < op.input(0).shape.size(), "there is an axis ", axis);
+  op.require(axis < op.input(0).shape.size(), "the tensor has an axis ", axis);
   return axis;
 }
 
@@ -185,7 +185,7 @@ std::vector<TensorType> update_type(const OpCall& op) {
   part[positions.axis] = positions.count;
   op.require_shape(kPart, part);
   op.require(op.input(0).dtype == op.input(kPart).dtype,
-             "tensor and part have one element type");
+             "the tensor and the part have the same dtype");
   return {op.input_type(0)};
 }
 

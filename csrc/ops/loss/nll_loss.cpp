@@ -262,7 +262,8 @@ std::vector<TensorType> gradient_type(const OpCall& op) {
   op.require(op.has_input(1) || reduction != "mean", "a mean has a weight");
   if (op.has_input(1)) op.require_shape(1, {});
   const Shape shape{samples[0], classes};
-  op.require(is_valid_shape(shape), "there can be ", classes, " classes");
+  op.require(is_valid_shape(shape), "a tensor with ", classes,
+             " classes has a valid shape");
   if (op.num_inputs() > 4) op.require_shape(4, shape);
   return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
 }

@@ -283,24 +283,25 @@ std::vector<TensorType> product_type(const OpCall& op) {
     return t.shape.size() == 2 || t.shape.size() == 3;
   };
   check(is_matrix(a) && is_matrix(b), "operands have two or three axes");
-  check(a.dtype == b.dtype, "operands have one element type");
+  check(a.dtype == b.dtype, "operands have the same dtype");
   check(a.shape.back() == b.shape[b.shape.size() - 2],
-        "the columns of a are as many as the rows of b");
+        "a has as many columns as b has rows");
   Shape shape{a.shape[a.shape.size() - 2], b.shape.back()};
   if (a.shape.size() == 3 || b.shape.size() == 3) {
     const int64_t batch_a = a.shape.size() == 3 ? a.shape[0] : 1;
     const int64_t batch_b = b.shape.size() == 3 ? b.shape[0] : 1;
     check(batch_a == batch_b || batch_a == 1 || batch_b == 1,
-          "batches are equal or one of them is 1");
+          "the batch sizes are equal or one of them is 1");
     shape.insert(shape.begin(), batch_a == 1 ? batch_b : batch_a);
   }
   if (op.has_input(kBias)) {
-    check(op.input(kBias).dtype == a.dtype, "the bias has the operands' type");
+    check(op.input(kBias).dtype == a.dtype,
+          "the bias has the dtype of the operands");
     op.require_broadcasts(kBias, shape);
   }
   if (op.has_input(kMask)) {
     check(op.input(kMask).dtype == a.dtype && op.input(kMask).shape == shape,
-          "the mask has the type and shape of the product");
+          "the mask has the dtype and shape of the product");
   }
   return {{a.dtype, shape}};
 }

@@ -257,7 +257,7 @@ class SerializedMatmul final : public Kernel {
                                                const dense::MatmulSpec& spec) {
     auto product = dense::create_matmul(spec);
     check_internal(product != nullptr, "serialized_matmul '", op.op().name,
-                   "': there is no such product");
+                   "': no code for this product");
     return product;
   }
 
@@ -277,17 +277,17 @@ std::vector<TensorType> product_type(const OpCall& op) {
   op.require(a.size() == 2 || a.size() == 3, "operands have two or three axes");
   op.require_rank(kB, a.size());
   op.require(op.input(kA).numel() > 0 && op.input(kB).numel() > 0,
-             "operands have elements");
+             "operands are not empty");
   op.require(columns_of(a) == rows_of(b),
-             "the columns of a are as many as the rows of b");
-  op.require(batch_of(a) == batch_of(b), "batches are equal");
+             "a has as many columns as b has rows");
+  op.require(batch_of(a) == batch_of(b), "the batch sizes are equal");
   const Slices slices = slices_of(op);
   const int64_t cut = slices == Slices::kRows      ? rows_of(a)
                       : slices == Slices::kColumns ? columns_of(b)
                                                    : columns_of(a);
   op.require(cut % factor_of(op) == 0, "the factor divides ", cut);
   op.require(!op.has_attribute("partials") || !op.attribute<bool>("wide_sums"),
-             "sums are float16 or wide");
+             "partials and wide_sums are not given together");
   Shape shape = a;
   shape.back() = columns_of(b);
   return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};

@@ -418,7 +418,7 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
   op.require_shape(0, op.input(1).shape);
   op.require(is_image(op.input(0)) &&
                  is_channels_last(op.input(0)) == is_channels_last(op.input(1)),
-             "the gradient lies in memory as x does");
+             "the gradient has the same order in memory as x");
   TensorType of_weight = vector;
   of_weight.dtype = op.input(op.has_input(4) ? 4 : 1).dtype;
   return {of_weight, of_weight, vector, vector, vector};

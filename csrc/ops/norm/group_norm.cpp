@@ -16,7 +16,8 @@ struct Groups {
     groups = op.attribute<int64_t>("groups");
     op.require(
         shape.size() >= 2 && op.input(x).numel() > 0 && shape[1] % groups == 0,
-        "the channels of input ", x, " can be put in ", groups, " groups");
+        "the channels of input ", x, " can be divided into ", groups,
+        " groups");
     samples = shape[0];
     channels = shape[1] / groups;
     pixels = op.input(x).numel() / (shape[0] * shape[1]);

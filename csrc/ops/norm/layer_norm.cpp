@@ -20,8 +20,8 @@ struct Normed {
     const Shape& shape = op.input(x).shape;
     const auto axes = static_cast<size_t>(op.attribute<int64_t>("axes"));
     op.require(axes <= shape.size(), "input ", x, " has ", axes,
-               " axes to normalise");
-    op.require(op.input(x).numel() > 0, "input ", x, " has elements");
+               " axes or more to normalise");
+    op.require(op.input(x).numel() > 0, "input ", x, " is not empty");
     const auto first = shape.end() - static_cast<std::ptrdiff_t>(axes);
     row.assign(first, shape.end());
     moments.assign(shape.begin(), first);

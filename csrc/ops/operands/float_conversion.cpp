@@ -128,7 +128,7 @@ LoadFloats load_floats(DType dtype) {
     case DType::kFloat64:
       return load<double>;
   }
-  throw InternalError("load_floats: unknown element type");
+  throw InternalError("load_floats: not a floating-point dtype");
 }
 
 StoreFloats store_floats(DType dtype) {

@@ -175,16 +175,16 @@ std::vector<TensorType> fps_type(const OpCall& op) {
   const auto& counts = op.attribute<std::vector<int64_t>>("counts");
   op.require(bounds.size() == counts.size() + 1,
              "each segment has two bounds and a number of points");
-  op.require(op.input(0).numel() > 0, "there are points with columns");
+  op.require(op.input(0).numel() > 0, "the points are not empty");
   op.require(shape[0] <= std::numeric_limits<int32_t>::max(),
-             "points have numbers of 32 bits");
+             "the numbers of points fit into 32 bits");
   int64_t total = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     op.require(bounds[i] >= 0 && bounds[i] <= bounds[i + 1] &&
                    bounds[i + 1] <= shape[0],
-               "the bounds ascend from 0 to the number of points at most");
+               "the bounds ascend and lie between 0 and the number of points");
     op.require(counts[i] >= 0 && counts[i] <= bounds[i + 1] - bounds[i],
-               "no more points are chosen than a segment has");
+               "each count is at most the number of points of its segment");
     total += counts[i];
   }
   if (op.has_input(1)) op.require_shape(1, {std::ssize(counts)});

@@ -231,12 +231,13 @@ std::vector<TensorType> nearest_type(const OpCall& op) {
   op.require_rank(1, 2);
   const Shape& rows = op.input(0).shape;
   const Shape& candidates = op.input(1).shape;
-  op.require(rows[1] == candidates[1], "rows have as many columns");
-  op.require(op.input(1).numel() > 0, "there are candidates with columns");
+  op.require(rows[1] == candidates[1],
+             "x and y have the same number of columns");
+  op.require(op.input(1).numel() > 0, "the candidates are not empty");
   op.require(candidates[0] <= std::numeric_limits<int32_t>::max(),
-             "candidates have numbers of 32 bits");
+             "the numbers of candidates fit into 32 bits");
   op.require(op.has_input(2) == op.has_input(3),
-             "both tables have batch numbers, or none has");
+             "both tables have batch numbers, or neither has");
   if (op.has_input(2)) {
     op.require_shape(2, {rows[0]});
     op.require_shape(3, {candidates[0]});

@@ -84,7 +84,7 @@ bool PoolGeometry::disjoint() const {
 
 Shape pooled_shape(const OpCall& op, const Shape& x) {
   op.require(x.size() == 4 && is_valid_shape(x) && num_elements(x) > 0,
-             "the image has four axes and elements");
+             "the image has four axes and is not empty");
   if (op.has_attribute("output_size")) {
     const Ints& size = op.attribute<Ints>("output_size");
     return {x[0], x[1], size[0], size[1]};
@@ -184,7 +184,7 @@ void check_pool_layouts(const OpView& op, std::initializer_list<size_t> inputs,
                           ? is_channels_last(tensor)
                           : tensor.contiguous();
     check_internal(good, op.op().kind, " '", op.op().name,
-                   "': its images lie in memory in different orders");
+                   "': its images have different orders in memory");
   };
   for (const size_t i : inputs) check(op.input(i));
   for (size_t i = 0; i < op.num_outputs(); ++i) check(op.output(i));

@@ -131,7 +131,8 @@ RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
       numel_(op.output(0).numel()),
       stream_(static_cast<uint32_t>(op.attribute<int64_t>("stream"))) {
   constexpr int64_t kCounters = int64_t{1} << 32;
-  op.require(numel_ <= kCounters * 4, "not too many elements");
+  op.require(numel_ <= kCounters * 4,
+             "the output does not have too many values");
   if (op.has_input(0)) {
     const graph::Tensor& p = op.input(0);
     const Shape& shape = op.output(0).shape;
@@ -242,7 +243,7 @@ RandomSpec parse_bernoulli(const OpView& op) {
 RandomSpec parse_uniform(const OpView& op) {
   const double from = op.attribute<double>("from");
   const double to = op.attribute<double>("to");
-  op.require(from <= to, "from, which is ", from, ", is not above to, ", to);
+  op.require(from <= to, "from <= to, not ", from, " and ", to);
   const auto low = static_cast<float>(from);
   return {.distribution = Distribution::kUniform,
           .first = low,
@@ -252,7 +253,7 @@ RandomSpec parse_uniform(const OpView& op) {
 
 RandomSpec parse_normal(const OpView& op) {
   const double std = op.attribute<double>("std");
-  op.require(std >= 0.0, "std is not negative, as ", std, " is");
+  op.require(std >= 0.0, "std is at least 0, not ", std);
   return {.distribution = Distribution::kNormal,
           .first = static_cast<float>(op.attribute<double>("mean")),
           .second = static_cast<float>(std)};
@@ -270,7 +271,8 @@ RandomSpec parse_spec(const OpView& op) {
 std::vector<TensorType> random_type(const OpCall& op) {
   const auto& distribution = op.attribute<std::string>("distribution");
   const Shape& shape = op.attribute<std::vector<int64_t>>("shape");
-  op.require(is_valid_shape(shape), "there can be a tensor ", to_string(shape));
+  op.require(is_valid_shape(shape),
+             "the output's shape is valid: ", to_string(shape));
   op.require(!op.has_input(0) || distribution == "bernoulli",
              "only bernoulli has probabilities");
   if (op.has_input(0)) op.require_broadcasts(0, shape);

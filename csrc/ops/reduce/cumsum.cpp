@@ -146,7 +146,7 @@ class Cumsum final : public Kernel {
 std::vector<TensorType> cumsum_type(const OpCall& op) {
   const auto axis = op.attribute<int64_t>("axis");
   op.require(axis < static_cast<int64_t>(op.input(0).shape.size()),
-             "there is an axis ", axis);
+             "the input has an axis ", axis);
   return {op.input_type(0)};
 }
 

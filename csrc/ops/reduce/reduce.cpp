@@ -384,9 +384,9 @@ std::vector<TensorType> reduced_type(const OpCall& op) {
   const auto rank = static_cast<int64_t>(shape.size());
   for (const int64_t axis : axes) {
     op.require(axis < rank && std::ranges::count(axes, axis) == 1,
-               "axes are different ones of the input's");
+               "axes are axes of the input, each at most once");
   }
-  op.require(op.input(0).numel() > 0, "there are elements");
+  op.require(op.input(0).numel() > 0, "the input is not empty");
   const bool keep = op.attribute<bool>("keepdim");
   Shape result;
   for (size_t i = 0; i < shape.size(); ++i) {

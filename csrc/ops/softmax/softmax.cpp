@@ -247,9 +247,9 @@ class SoftmaxKernel final : public Kernel {
 std::vector<TensorType> softmax_type(const OpCall& op) {
   const Shape& shape = op.input(0).shape;
   const auto axis = op.attribute<int64_t>("axis");
-  op.require(axis < static_cast<int64_t>(shape.size()), "there is an axis ",
-             axis);
-  op.require(num_elements(shape) > 0, "there are elements");
+  op.require(axis < static_cast<int64_t>(shape.size()),
+             "the input has an axis ", axis);
+  op.require(num_elements(shape) > 0, "the input is not empty");
   for (size_t i = 1; i < op.num_inputs(); ++i) op.require_shape(i, shape);
   return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
 }

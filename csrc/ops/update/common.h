@@ -76,12 +76,11 @@ void square_roots(float* values, int64_t size);
 using Scratch = std::array<float, kBlock + 48>;
 
 inline void check_floating(const OpView& op, const graph::Tensor& tensor) {
-  check_internal(tensor.dtype == DType::kFloat32 ||
-                     tensor.dtype == DType::kFloat16 ||
-                     tensor.dtype == DType::kBFloat16,
-                 op.op().kind, " '", op.op().name, "': '", tensor.name,
-                 "' has element type ", name_of(tensor.dtype),
-                 ", expected float32, float16 or bfloat16");
+  check_internal(
+      tensor.dtype == DType::kFloat32 || tensor.dtype == DType::kFloat16 ||
+          tensor.dtype == DType::kBFloat16,
+      op.op().kind, " '", op.op().name, "': '", tensor.name, "' has dtype ",
+      name_of(tensor.dtype), ", expected float32, float16 or bfloat16");
 }
 
 // A gradient: read only, of any strides.
@@ -122,7 +121,7 @@ class Target {
                          tensor->dtype == op.input(input).dtype,
                      op.op().kind, " '", op.op().name, "': '", tensor->name,
                      "' must be contiguous, of shape ", to_string(shape),
-                     " and of the same element type before and after the "
+                     " and of the same dtype before and after the "
                      "update");
     }
     if (op.has_attribute("stream") &&
@@ -196,7 +195,7 @@ class Scalar {
     const graph::Tensor& tensor = op.input(input);
     check_internal(tensor.dtype == DType::kFloat32 && tensor.numel() == 1,
                    op.op().kind, " '", op.op().name, "': scalar '", tensor.name,
-                   "' must be one float32 element");
+                   "' must have one float32 value");
   }
 
   [[nodiscard]] float read(const RunContext& context) const {

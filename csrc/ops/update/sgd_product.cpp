@@ -72,7 +72,7 @@ std::vector<TensorType> types(const OpCall& op) {
   const Shape& a = op.input(kA).shape;
   const Shape& b = op.input(kB).shape;
   op.require(a.size() == 2 && b.size() == 2 && a[1] == b[0],
-             "there is a product of two matrices");
+             "a and b are matrices that can be multiplied");
   op.require_shape(kWeight, {a[0], b[1]});
   return {op.input_type(kWeight), op.input_type(kWeight)};
 }

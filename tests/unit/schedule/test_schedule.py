@@ -328,11 +328,11 @@ def test_the_check_names_what_is_wrong(actions, culprit):
     "actions, culprit",
     [
         ("(0F0 1F0 1B0 0B0)x4 U", "micro-batch 4 is not finished"),
-        ("(0F0 1F0 1B0 0B0)x6 U", "repeats 6 times, which is too often"),
+        ("(0F0 1F0 1B0 0B0)x6 U", "repeats 6 times, which is too many"),
         ("(0F0 1F0 1B0 0B0)x5", "the update is missing"),
-        ("(0F0 1F0 1B0 0B0 U)x5", "does not take every step of a micro-batch once"),
-        ("(0F0)x5 (1F0 1B0 0B0)x5 U", "does not take every step of a micro-batch once"),
-        ("(0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1)x2 0F4 1F4 1B4 0B4 U", "does not take every step"),
+        ("(0F0 1F0 1B0 0B0 U)x5", "must contain every action of one micro-batch once"),
+        ("(0F0)x5 (1F0 1B0 0B0)x5 U", "must contain every action of one micro-batch once"),
+        ("(0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1)x2 0F4 1F4 1B4 0B4 U", "must contain every action"),
         ("0F0 (1F0 0F0 1B0 0B0)x4 1F4 1B4 0B4 U", "0F0 is out of order"),
         ("0F0 (1F0 0F1 1B0 0B0)x3 1F4 1B4 0B4 U", "1F4 is out of order"),
     ],
@@ -363,9 +363,9 @@ def test_brackets_are_accepted_only_where_the_actions_in_full_are():
         ("(0F0 (0F1)x2", r"'\(0F1\)x2' opens a second bracket"),
         ("0F0)x2", r"'0F0\)x2' closes a bracket that is not open"),
         ("(0F0 0F1", "a bracket is not closed in"),
-        ("(0F0)", "does not say how often"),
-        ("(0F0)x0", "does not say how often"),
-        ("(0F0)2", "does not say how often"),
+        ("(0F0)", "a bracket without a number of repetitions"),
+        ("(0F0)x0", "a bracket without a number of repetitions"),
+        ("(0F0)2", "a bracket without a number of repetitions"),
     ],
 )
 def test_brackets_that_cannot_be_read(actions, culprit):
@@ -375,7 +375,7 @@ def test_brackets_that_cannot_be_read(actions, culprit):
 
 @pytest.mark.parametrize("actions", ["0F0 0B0", "0F0 U", "0F0 0B0 U"])
 def test_inference_has_neither_backward_nor_update(actions):
-    with pytest.raises(InternalError, match=r"out of order|does not exist|does not belong to"):
+    with pytest.raises(InternalError, match=r"out of order|does not exist|must have no update"):
         validate(actions, 1, 1, False)
 
 
