@@ -16,17 +16,18 @@
 namespace popsim::feeds {
 namespace {
 
-// Returns an error number.
+// Returns an errno value, or 0.
 int reserve(int descriptor, size_t bytes) {
 #if defined(__linux__)
-  // A disk that is full later on would end the process.
+  // Reserves the space now: if the disk became full later, writing to the
+  // mapped file would end the process.
   return posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
 #else
   return ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 #endif
 }
 
-// An open file that has lost its name.
+// An open file whose name is deleted already.
 class NamelessFile {
  public:
   explicit NamelessFile(const std::string& folder) {

@@ -8,10 +8,10 @@
 
 namespace popsim::runtime {
 
-// A sink whose entries lie one after the other in one tensor.
+// A sink whose entries follow one another in one tensor.
 class Buffer final : public ops::Sink {
  public:
-  // To be called before each run.
+  // Call it before each run.
   void point_at(const at::Tensor& tensor) {
     start_ = static_cast<char*>(tensor.data_ptr());
     bytes_ = static_cast<int64_t>(tensor.nbytes());

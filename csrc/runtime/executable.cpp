@@ -17,8 +17,8 @@ using graph::TensorId;
 
 namespace {
 
-// What a program brings back, by position. Throws InternalError unless each
-// return is filled, by one op.
+// The returns of a program, by position. Throws InternalError unless exactly
+// one op writes each return.
 std::vector<ops::Return> returns_of(const Plan& plan) {
   std::map<int64_t, ops::Return> found;
   for (const graph::Op& op : plan.graph().ops()) {
@@ -39,7 +39,8 @@ std::vector<ops::Return> returns_of(const Plan& plan) {
   return returns;
 }
 
-// Throws UserError unless each op that enqueues finds a queue of its elements.
+// Throws UserError unless the queue of each enqueueing op exists and has
+// elements of the sizes that the op enqueues.
 void check_outlets(const graph::Graph& graph,
                    std::span<const std::shared_ptr<ops::Outlet>> outlets) {
   for (const graph::Op& op : graph.ops()) {
