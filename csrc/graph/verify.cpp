@@ -6,9 +6,9 @@
 namespace popsim::graph {
 namespace {
 
-// Actions and blocks are lists over stages.
+// A limit, because actions and blocks are lists over stages.
 constexpr int32_t kMaxStages = 1 << 16;
-// Bodies are walked by functions that call themselves.
+// A limit, because recursive functions visit the bodies.
 constexpr int kMaxDepth = 64;
 
 void verify_view(const Graph& graph, const Tensor& view) {
@@ -60,7 +60,7 @@ void verify_op(const Graph& graph, const Op& op, Phase phase_before) {
 
 void verify_graph(const Graph& graph, int depth);
 
-// A body is one stretch of ops that keeps nothing between its runs.
+// A body is one sequence of ops that keeps no tensors between its runs.
 void verify_body(const Op& owner, const Graph& body, int depth) {
   check_internal(depth <= kMaxDepth, "verify: ", owner, " is nested more than ",
                  kMaxDepth, " deep");

@@ -39,7 +39,7 @@ bool has_type(const AttributeRule& rule, const Attribute& value) {
   return false;
 }
 
-// Whether the rule allows a number or word of the attribute.
+// Whether the rule allows a number or string as the attribute's value.
 struct Allowed {
   const AttributeRule& rule;
 
@@ -47,7 +47,7 @@ struct Allowed {
     return rule.choices.empty() ||
            std::ranges::find(rule.choices, word) != rule.choices.end();
   }
-  // NaN is in no range.
+  // NaN is in no range, so it is never allowed.
   bool operator()(double number) const {
     return (!rule.least || number >= *rule.least) &&
            (!rule.most || number <= *rule.most);
@@ -102,14 +102,15 @@ bool is_there(Ids ids, size_t i) {
   return i < ids.size() && ids[i] != graph::kNoTensor;
 }
 
-// The inputs and outputs of an op, or one of its sets where it has several.
+// The inputs and outputs of an op, or one set of them if the op has several
+// sets.
 struct OperandSet {
   const OpCall& op;
   const Schema& schema;
   Ids inputs;
   Ids outputs;
 
-  // How many tensors stand in the place of an operand that is counted.
+  // How many tensors a counted operand has.
   [[nodiscard]] size_t count(const std::string& counter) const {
     if (schema.attribute(counter) == nullptr) {
       const auto position = schema.input(counter) - schema.inputs.data();
@@ -126,7 +127,7 @@ struct OperandSet {
     return 1;
   }
 
-  // The operand of each of `total` tensors.
+  // For each of `total` tensors, the operand that it belongs to.
   [[nodiscard]] std::vector<const Operand*> bind(
       const std::vector<Operand>& operands, size_t total,
       std::string_view what) const {
@@ -235,7 +236,7 @@ void check_layout(const OpView& op, size_t i, OutputLayout layout) {
   }
 }
 
-// Who else has the memory of an op's outputs.
+// Checks which tensors share the memory of an op's outputs.
 class MemoryCheck {
  public:
   MemoryCheck(const OpView& op, bool reuses_input)
@@ -286,7 +287,8 @@ class MemoryCheck {
            in.shape == out.shape && in.strides == out.strides &&
            in.offset == out.offset;
   }
-  // Nothing that the op reads lies there, or only what it may write over.
+  // Whether the op reads nothing from that memory, or only an input that it may
+  // overwrite.
   [[nodiscard]] bool is_free(TensorId output, TensorId root) const {
     if (count(inputs_, root) == 0) return true;
     return reuses_input_ &&
@@ -302,7 +304,7 @@ class MemoryCheck {
   Roots outputs_;
 };
 
-// What the shape rule gives; its errors name the op.
+// The types that the shape rule returns; error messages name the op.
 std::vector<TensorType> types_of(const OpView& op, const OpDef& def) {
   try {
     return def.shape(op);

@@ -1,4 +1,4 @@
-// Whether a program is one that can run.
+// Checks whether a program can run.
 #pragma once
 
 #include <vector>
@@ -20,14 +20,14 @@ namespace popsim::ops {
 //   later stage than the one that changes it; with several micro-batches in
 //   flight, nobody reads a variable but where it is changed; what runs before
 //   everything else depends on constants only.
-// Without `types` no shape rule is asked: those of operators of others run code
-// of theirs.
+// Without `types` no shape rule is called: the shape rules of other packages'
+// operators run foreign code.
 void verify(const graph::Graph& graph, bool in_flight, bool types = true);
 void check_ops(const graph::Graph& graph, bool types);
 void check_order(const graph::Graph& graph, bool in_flight);
 
-// What the shape rule says of an op whose inputs and attributes fit the schema.
-// Throws InternalError where they do not.
+// The types that the shape rule gives for an op whose inputs and attributes fit
+// the schema. Throws InternalError if they do not fit.
 [[nodiscard]] std::vector<TensorType> infer_types(const OpCall& op);
 
 }  // namespace popsim::ops

@@ -156,7 +156,7 @@ class Parser {
     fail("no default here");
   }
 
-  // No words stand for every element type.
+  // An empty list stands for every dtype.
   static void spell_out(std::vector<std::string>& dtypes) {
     std::vector<std::string> names;
     for (int8_t i = 0; dtypes.empty() && i <= static_cast<int8_t>(kLastDType);
@@ -171,7 +171,7 @@ class Parser {
     dtypes = std::move(names);
   }
 
-  // Every name that counts is there, and no more than one list is open.
+  // Checks that every counter exists, and that at most one list has any length.
   void check(const Schema& schema) const {
     const auto counts = [&](const std::string& name) {
       return schema.attribute(name) != nullptr || schema.input(name) != nullptr;
@@ -239,7 +239,7 @@ class Parser {
   }
   double number() {
     const std::string_view from = rest();
-    // The dots of a range do not belong to the number before them.
+    // The dots of a range are not a part of the number before them.
     const std::string_view digits = from.substr(0, from.find(".."));
     double value = 0;
     const auto [end, error] =

@@ -7,7 +7,7 @@
 namespace popsim::schedule {
 namespace {
 
-// Actions; what is longer is for machines, and shown with its repeats.
+// Number of actions; a longer schedule is shown with repetitions.
 constexpr int64_t kWrittenInFull = 1000;
 
 void append(std::string& text, const std::string& words) {

@@ -1,25 +1,25 @@
-// Operators of your own for popsim_torch, in C or C++: this header is all that
-// they need. docs/own_code.md of the package explains it with examples.
+// Your own operators for popsim_torch, in C or C++: they need only this header.
+// docs/own_code.md of the package explains it with examples.
 //
 // A shared library offers its operators through one function of C,
-// popsim_custom_ops(). The package looks for it in every library that the
-// process has loaded, so it does not matter who loads the library, or when. No
-// type of C++ crosses the border: any compiler will do. In C++,
-// POPSIM_CUSTOM_OP writes all of that; see the end of the file.
+// popsim_custom_ops(). The package looks for this function in every library
+// that the process has loaded, so any code may load the library, at any time.
+// The interface has no C++ types, so any compiler works. In C++,
+// POPSIM_CUSTOM_OP writes the interface for you; see the end of the file.
 #ifndef POPSIM_CUSTOM_OP_H
 #define POPSIM_CUSTOM_OP_H
 
 #include <stdint.h>
 
-// The version of the part for C. A library with another one is refused.
+// The version of the C interface. A library with another version is refused.
 #define POPSIM_CUSTOM_OP_VERSION 1
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Element types of the device. Numbers have 32 bits at most: what forward calls
-// int64, float64 or bfloat16 comes as int32 or float32.
+// The dtypes of the device. Numbers have at most 32 bits: kernels get int32 or
+// float32 for tensors that are int64, float64 or bfloat16 in forward.
 enum {
   POPSIM_BOOL = 0,  // a byte, 0 or 1
   POPSIM_UINT8 = 1,
@@ -31,7 +31,8 @@ enum {
 };
 
 typedef struct popsim_tensor {
-  void* data;  // contiguous, the last axis fastest; null without values
+  void* data;  // contiguous, the last axis fastest; null if there are no values
+               // yet
   const int64_t* shape;
   int32_t rank;
   int32_t dtype;
@@ -47,26 +48,27 @@ typedef struct popsim_attribute {
   int32_t is_list;
 } popsim_attribute;
 
-// What the functions of an operator are given. Nothing of it may be kept.
+// The arguments of an operator's functions. A function must not keep pointers
+// to them after it returns.
 typedef struct popsim_call popsim_call;
 struct popsim_call {
   const popsim_tensor* inputs;
-  const popsim_tensor* outputs;  // none while shapes are asked for
+  const popsim_tensor* outputs;  // none while shapes() runs
   const popsim_attribute* attributes;
   int64_t num_inputs;
   int64_t num_outputs;
   int64_t num_attributes;
 
-  // For shapes(): the next output has this type and shape.
+  // For shapes(): declares the type and shape of the next output.
   void (*declare)(popsim_call* call, int32_t dtype, int32_t rank,
                   const int64_t* shape);
-  // What to tell the user, before something other than 0 is returned. Only from
-  // the thread that the function was called on.
+  // Sets the message for the user; call it before you return a value other than
+  // 0. Call it only from the thread that called the function.
   void (*fail)(popsim_call* call, const char* message);
-  // For kernels: calls body(data, begin, end) for parts of [0, units) that
-  // cover it, on as many threads as there are. A unit is worth so many numbers
-  // read or written. Where the parts end follows from the two counts and never
-  // from the number of threads; body may not fail and may not call share.
+  // For kernels: calls body(data, begin, end) for parts that together cover [0,
+  // units), on as many threads as there are. numbers_per_unit is the number of
+  // values that a unit reads or writes. The parts depend on the two counts and
+  // never on the number of threads; body must not fail and must not call share.
   void (*share)(popsim_call* call, int64_t units, int64_t numbers_per_unit,
                 void (*body)(void* data, int64_t begin, int64_t end),
                 void* data);
@@ -77,7 +79,7 @@ typedef struct popsim_custom_cost {
   double bytes;  // 0: every input and output once
 } popsim_custom_cost;
 
-// An operator. All functions return 0, or something else where they failed.
+// An operator. All functions return 0 on success and another value on failure.
 typedef struct popsim_custom_op popsim_custom_op;
 struct popsim_custom_op {
   const popsim_custom_op* next;  // of the same library, or null
@@ -85,22 +87,22 @@ struct popsim_custom_op {
   const char* name;
   int64_t version;
 
-  // Declares every output, from types, shapes and attributes: there are no
-  // values yet. Has to refuse whatever the kernels could not compute without
-  // reading or writing outside of their tensors.
+  // Declares every output, from dtypes, shapes and attributes: there are no
+  // values yet. It must refuse inputs for which the kernels would read or write
+  // outside their tensors.
   int (*shapes)(popsim_call* call);
-  // Writes every element of the outputs, reads the inputs, and keeps nothing:
-  // equal inputs give equal outputs.
+  // Writes every element of the outputs, only reads the inputs, and keeps
+  // nothing: equal inputs must give equal outputs.
   int (*kernel)(popsim_call* call);
-  // The kernel of the gradient, or null. Inputs: those of the operator, its
-  // outputs, and the gradient of each floating-point output (zeros where none
-  // arrives). Outputs: the gradient of each floating-point input.
+  // The kernel of the gradient, or null. Its inputs are those of the operator,
+  // its outputs, and the gradient of each floating-point output (zeros if there
+  // is none). Its outputs are the gradients of the floating-point inputs.
   int (*gradient)(popsim_call* call);
-  // What kernel and gradient have to do, or null.
+  // The work of the kernel and of the gradient, or null.
   int (*cost)(popsim_call* call, popsim_custom_cost* cost);
   int (*gradient_cost)(popsim_call* call, popsim_custom_cost* cost);
-  // 1: the kernels call code whose results depend on how many threads OpenMP or
-  // MKL have. It gets one.
+  // 1: the kernels call code whose results depend on the number of threads of
+  // OpenMP or MKL. Such code gets one thread.
   int32_t alone;
 };
 
@@ -109,7 +111,7 @@ typedef struct popsim_custom_library {
   const popsim_custom_op* ops;
 } popsim_custom_library;
 
-// What a library defines; POPSIM_CUSTOM_OP does it in C++.
+// The function that a library defines; POPSIM_CUSTOM_OP does this in C++.
 typedef const popsim_custom_library* (*popsim_custom_ops_function)(void);
 
 #ifdef __cplusplus
@@ -134,14 +136,14 @@ typedef const popsim_custom_library* (*popsim_custom_ops_function)(void);
 #include <immintrin.h>
 #endif
 
-// Two libraries may not share what is below, however they are loaded.
+// Two libraries must not share the code below, however they are loaded.
 #define POPSIM_PRIVATE __attribute__((visibility("hidden")))
 #define POPSIM_PUBLIC __attribute__((visibility("default"), used))
 
 namespace popsim POPSIM_PRIVATE {
 
-// A number of float16, which computes as float and is rounded to nearest, ties
-// to even.
+// A float16 number, which computes as float and is rounded to nearest, ties to
+// even.
 class Half {
  public:
   Half() = default;
@@ -167,7 +169,7 @@ class Half {
     const uint32_t sign = (half & 0x8000u) << 16;
     const uint32_t rest = half & 0x7fffu;
     if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest << 13));
-    if (rest < 0x0400u) {  // as many times the smallest number
+    if (rest < 0x0400u) {  // a multiple of the smallest number
       const float size = static_cast<float>(rest) * 0x1p-24f;
       return sign != 0 ? -size : size;
     }
@@ -181,8 +183,8 @@ class Half {
       return static_cast<uint16_t>(sign | 0x7e00u | ((size >> 13) & 0x3ffu));
     }
     if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-    if (size < 0x38800000u) {  // a sum that has the smallest number as its last
-                               // bit rounds as it should
+    if (size < 0x38800000u) {  // adding 0.5f rounds correctly: the last bit of
+                               // the sum is the smallest float16
       return static_cast<uint16_t>(
           sign | (bits_of(float_of(size) + 0.5f) - 0x3f000000u));
     }
@@ -229,7 +231,7 @@ class Tensor {
 
   int32_t dtype() const { return tensor_->dtype; }
   int64_t rank() const { return tensor_->rank; }
-  // The size of an axis; a negative one counts from the last.
+  // The size of an axis; a negative axis counts from the last.
   int64_t size(int64_t axis) const {
     const int64_t i = axis < 0 ? axis + rank() : axis;
     if (i < 0 || i >= rank())
@@ -247,7 +249,7 @@ class Tensor {
     return rank() == other.rank() &&
            std::memcmp(begin(), other.begin(), sizeof(int64_t) * rank()) == 0;
   }
-  // The elements; throws where they are of another type.
+  // The elements; throws if the tensor has another dtype.
   template <typename T>
   T* data() const {
     if (dtype() != dtype_of<T>()) {
@@ -262,8 +264,9 @@ class Tensor {
   const popsim_tensor* tensor_;
 };
 
-// What a kernel or shape rule is given. It throws where something is not there,
-// and may throw itself: the user gets the text as an error.
+// The arguments of a kernel or shape rule. Its functions throw if an argument
+// does not exist, and your code may throw too: the user gets the text as the
+// error's message.
 class Call {
  public:
   explicit Call(popsim_call* call) : call_(call) {}
@@ -285,13 +288,13 @@ class Call {
     return output(i).template data<T>();
   }
 
-  // Throws with the text where a condition does not hold.
+  // Throws with this text if the condition is false.
   void require(bool condition, const char* text) const {
     if (!condition) throw std::invalid_argument(text);
   }
 
   bool has_attribute(const char* name) const { return find(name) != nullptr; }
-  // T: int64_t, double or std::string. Whole numbers do for double.
+  // T: int64_t, double or std::string. Integers are accepted for double.
   template <typename T>
   T attribute(const char* name) const {
     const popsim_attribute& found = given(name);
@@ -312,7 +315,7 @@ class Call {
     return values;
   }
 
-  // For shape rules: the next output.
+  // For shape rules: declares the next output.
   void declare(int32_t dtype, const std::vector<int64_t>& shape) const {
     call_->declare(call_, dtype, static_cast<int32_t>(shape.size()),
                    shape.data());
@@ -323,8 +326,8 @@ class Call {
   }
 
   // For kernels: calls body(begin, end) for parts of [0, units), on several
-  // threads if there are some. The parts are the same on any number of them. A
-  // unit is worth so many numbers read or written.
+  // threads if there are any. The parts are the same for any number of threads.
+  // numbers_per_unit is the number of values that a unit reads or writes.
   template <typename Body>
   void share(int64_t units, int64_t numbers_per_unit, const Body& body) const {
     Shared<Body> shared{body, {}, nullptr};
@@ -420,7 +423,7 @@ int guarded_cost(popsim_call* call, popsim_custom_cost* cost) noexcept {
 }
 
 // An operator, as POPSIM_CUSTOM_OP takes it. Functions take a `const Call&`;
-// those of costs return a popsim_custom_cost.
+// cost functions return a popsim_custom_cost.
 class Op {
  public:
   Op(const char* domain, const char* name, int64_t version = 1)
@@ -467,7 +470,7 @@ inline popsim_custom_library& library() {
   return library;
 }
 
-// Puts an operator into the list of its library.
+// Adds an operator to the list of its library.
 class Registered {
  public:
   explicit Registered(const Op& op) : entry_(op.entry()) {
@@ -488,7 +491,8 @@ popsim_custom_ops() {
   return &popsim::library();
 }
 
-// Registers an operator when the library is loaded, outside of functions:
+// Registers an operator when the library is loaded. Use it outside of
+// functions:
 //   POPSIM_CUSTOM_OP(Op("com.acme", "Cube", 1)
 //                        .shapes<cube_shapes>()
 //                        .kernel<cube>());

@@ -29,7 +29,8 @@ const c10::Type& strip_optional(const c10::Type& type) {
   return type;
 }
 
-// Boxes a value that is known at compile time as the type the schema wants.
+// Boxes a value that is known at compile time as the type that the schema
+// needs.
 class Boxer {
  public:
   explicit Boxer(const c10::Type& type) : type_(strip_optional(type)) {}
@@ -80,8 +81,8 @@ class Boxer {
   [[nodiscard]] bool is_tensor() const {
     return type_.kind() == c10::TypeKind::TensorType;
   }
-  // A Python number where the schema has a tensor: it does not decide the
-  // element type of the result.
+  // A Python number where the schema has a tensor: it does not affect the dtype
+  // of the result.
   static at::Tensor wrapped_number(const c10::Scalar& value) {
     at::Tensor number = c10::scalar_to_tensor(value);
     number.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -1,4 +1,4 @@
-// Runs one of two bodies, as a value says that is known when it is reached.
+// Runs one of two bodies; a value that the program computes chooses which one.
 #include "ops/body.h"
 #include "ops/control/types.h"
 
@@ -63,7 +63,7 @@ double flops_of(const std::vector<graph::Work>& all) {
   return sum;
 }
 
-// The work of the side that has more.
+// The work of the body that has more.
 std::vector<graph::Work> branch_work(const OpView& op) {
   auto if_true = work_of_body(*op.op().bodies[0], 1);
   auto if_false = work_of_body(*op.op().bodies[1], 1);

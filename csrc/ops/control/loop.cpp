@@ -1,11 +1,10 @@
-// Runs a body a fixed number of times, or as long as a value says.
+// Runs a body a fixed number of times, or as long as a value is true.
 //
-// The inputs are, in this order: values that are carried from iteration to
-// iteration, tensors of which each iteration reads one slice, and what every
-// iteration reads whole. The results of the body are the carried values for the
-// next iteration and slices of the further outputs, which stack up those of all
-// iterations. Outputs: the carried values after the last iteration, then the
-// stacks.
+// The inputs are, in this order: the first carried values; tensors of which
+// each iteration reads one slice; tensors that each iteration reads whole. The
+// results of the body are the carried values for the next iteration, and slices
+// of the other outputs, which stack the slices of all iterations. Outputs: the
+// carried values after the last iteration, then the stacks.
 #include <cstring>
 
 #include "base/numbers.h"
@@ -18,19 +17,19 @@ namespace {
 
 using graph::TensorId;
 
-// Slices and carried values are moved whole.
+// A slice or carried value, which is copied whole.
 struct Piece {
   TensorId tensor;
   int64_t bytes;
 };
 
-// A value has two places and is written to them in turn: an iteration reads one
-// while it writes the other.
+// A carried value has two places, and iterations write to them alternately: an
+// iteration reads one place while it writes the other.
 struct Carried {
   TensorId input;
   TensorId output;
   size_t bytes;
-  char* other;  // besides the output
+  char* other;  // the place that is not the output
   void* now;
 };
 
@@ -78,7 +77,8 @@ class Loop final : public Kernel {
                        context.data(whole_[i]));
     }
     for (int64_t iteration = 0; iteration < count_ && goes_on(); ++iteration) {
-      // The last iteration writes the outputs.
+      // The order of the two places is such that the last iteration writes the
+      // outputs.
       run_iteration(context, iteration, (count_ - 1 - iteration) % 2 == 0);
     }
     for (const Carried& value : carried_) {
@@ -117,7 +117,8 @@ class Loop final : public Kernel {
                            static_cast<uint64_t>(context.cursor.step))));
   }
 
-  // Iterations have other numbers than micro-batches.
+  // Makes the random numbers of iterations different from those of
+  // micro-batches.
   static constexpr uint64_t kIteration = 0x7472'6970;
 
   static char* slice(const RunContext& context, const Piece& piece,
@@ -190,7 +191,7 @@ std::vector<TensorType> loop_types(const OpCall& op) {
   return types;
 }
 
-// As if all iterations were made.
+// Counts the work as if all iterations ran.
 std::vector<graph::Work> loop_work(const OpView& op) {
   const bool conditional = op.attribute<bool>("conditional");
   return work_of_body(*op.op().bodies.front(),

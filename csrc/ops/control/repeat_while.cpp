@@ -1,4 +1,5 @@
-// Lets the run go on to another device iteration, or end after this one.
+// Decides whether the run continues with another device iteration or ends after
+// this one.
 #include "ops/op_def.h"
 #include "ops/work.h"
 

@@ -11,7 +11,7 @@ namespace {
 
 using graph::TensorId;
 
-// By the numbers of popsim_custom_op.h.
+// Indices are the dtype numbers of popsim_custom_op.h.
 constexpr std::array kTypes{DType::kBool,   DType::kUInt8, DType::kInt8,
                             DType::kInt16,  DType::kInt32, DType::kFloat16,
                             DType::kFloat32};
@@ -59,7 +59,8 @@ void Call::add_operand(const graph::Tensor& tensor) {
 }
 
 // A layout is `<type> <count> <name>`: `float 3 alphas` takes the next three
-// floats, and `float 1 alpha` a list of one; `float - alpha` is a float.
+// floats, `float 1 alpha` is a list of one float, and `float - alpha` is a
+// single float.
 Call::Attribute Call::read_layout(const OpCall& op,
                                   const std::string& text) const {
   static constexpr std::array<std::string_view, 3> kNames{"int", "float",
@@ -156,7 +157,7 @@ void Call::share_work(popsim_call* /*call*/, int64_t units,
 
 void Call::check(int returned, const char* function) {
   if (returned == 0 && message_.empty()) return;
-  // The next run begins anew.
+  // Clears the message for the next run.
   const std::string said = std::exchange(message_, "");
   throw UserError(join("the ", function, " of ", operator_, " failed: ",
                        said.empty() ? "it gives no reason" : said));
@@ -193,7 +194,8 @@ void require_type(const OpCall& op, size_t input, const TensorType& type) {
              to_string(type.shape));
 }
 
-// The results of the gradient, whose own inputs follow the operator's.
+// The types of the results of the gradient, whose own inputs come after the
+// operator's.
 std::vector<TensorType> gradients_of(const OpCall& op,
                                      const popsim_custom_op& entry,
                                      size_t num_inputs) {

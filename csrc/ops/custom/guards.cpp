@@ -9,7 +9,8 @@
 namespace popsim::ops::custom {
 namespace {
 
-// No number that a kernel is likely to write: a NaN as a float.
+// A byte that a kernel is unlikely to write; as a float, four of them are about
+// -1e34.
 constexpr std::byte kPattern{0xf7};
 
 bool is_untouched(const std::byte* start, size_t count) {

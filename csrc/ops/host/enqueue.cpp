@@ -1,5 +1,5 @@
-// Puts an element into a queue that the host reads: some tensors, each time it
-// runs.
+// Puts an element, which consists of some tensors, into a queue that the host
+// reads, each time it runs.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
@@ -55,8 +55,8 @@ class EnqueueKernel final : public Kernel {
   struct Part {
     graph::TensorId source;
     Shape shape;
-    at::ScalarType dtype;  // in the queue
-    size_t bytes;          // the same
+    at::ScalarType dtype;  // dtype in the queue
+    size_t bytes;          // bytes in the queue
     bool plain_copy;
   };
 

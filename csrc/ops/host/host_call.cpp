@@ -1,7 +1,7 @@
-// Calls code of the host: tensors go there, and tensors come back.
+// Calls code of the host with tensors, and gets tensors back.
 //
-// The code gets copies, which it may keep, change and differentiate by. It
-// could not do that with the device's memory.
+// The code gets copies, which it may keep, change and use for differentiation.
+// The device's memory would not allow this.
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 
@@ -51,7 +51,8 @@ class HostCallKernel final : public Kernel {
   }
 
  private:
-  // Leaves the run's inference mode, since autograd refuses tensors made in it.
+  // Leaves the inference mode of the run, because autograd refuses tensors made
+  // in it.
   [[nodiscard]] std::vector<at::Tensor> call(const RunContext& context) const {
     const c10::InferenceMode ordinary(false);
     std::vector<at::Tensor> operands;
