@@ -11,10 +11,10 @@ namespace {
 using Geometry = ConvolutionGeometry;
 using Ints = std::vector<int64_t>;
 
-// So large that sizes computed from it do not overflow.
+// A limit that keeps sizes computed from it from overflowing.
 constexpr int64_t kMost = int64_t{1} << 30;
 
-// One value per spatial axis; a single one holds for all of them.
+// Returns one value per spatial axis; a single value counts for all axes.
 Ints per_axis(const OpCall& op, std::string_view name, size_t num_axes) {
   Ints values = op.attribute<Ints>(name);
   if (values.size() == 1) values.resize(num_axes, values.front());
@@ -80,8 +80,8 @@ void check_grad_y(const OpCall& op, const Geometry& g) {
              to_string(g.y));
 }
 
-// The kernels are used where a convolution gives a result, or where a
-// transposed one reads.
+// The kernel is applied at each result of a convolution, or at each input of a
+// transposed one.
 graph::Convolution arithmetic_of(const OpCall& op, const Geometry& g) {
   const Shape& used = g.transposed ? g.x : g.y;
   const auto product = [](const Shape& shape) {

@@ -1,6 +1,6 @@
-// Parts of a tensor along an axis that begin where a run says: read, and
-// replaced. After the end of the axis they go on at its beginning, or there is
-// no such part: that is what `wraps` says.
+// Reads or replaces a part of a tensor along an axis; a run determines where
+// the part begins. `wraps` says whether a part that passes the end of the axis
+// continues at its beginning, or is an error.
 #include <vector>
 
 #include "base/check.h"
@@ -23,8 +23,8 @@ struct Positions {
   [[nodiscard]] int64_t reach() const { return (count - 1) * step; }
 };
 
-// Throws InternalError unless there are these positions, each of them once,
-// and one start for them.
+// Throws InternalError unless all these positions exist, each only once, and
+// there is one start for them.
 void require_positions(const OpCall& op, size_t start, const Positions& p) {
   op.require(op.input(start).numel() == 1, "the start has one value");
   op.require(
@@ -42,7 +42,7 @@ graph::Tensor with_axis(graph::Tensor tensor, size_t axis, int64_t size,
   return tensor;
 }
 
-// A tensor whose parts are copied, and what they are copied from or to.
+// The direction of a copy between a tensor and its part.
 enum class Direction : int8_t { kFromWhole, kToWhole };
 
 class PartCopy {
@@ -60,7 +60,7 @@ class PartCopy {
         one_(copy(with_axis(whole, positions.axis, 1),
                   with_axis(part, positions.axis, 1))) {}
 
-  // Throws UserError where there is no such position.
+  // Throws UserError if the position does not exist.
   void run(char* whole, char* part, int64_t start) const {
     const int64_t length = positions_.length;
     check_user(positions_.wraps || (start >= -length && start < length),

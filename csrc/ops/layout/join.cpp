@@ -1,4 +1,4 @@
-// Tensors put into parts of a larger one: side by side, or into zeros.
+// Writes tensors into parts of a larger one: next to each other, or into zeros.
 #include <cstring>
 #include <utility>
 
@@ -20,7 +20,7 @@ graph::Tensor part_of(const graph::Tensor& whole, Shape shape,
 
 struct Part {
   graph::TensorId from;
-  int64_t offset;  // in bytes, of its first element in the whole
+  int64_t offset;  // in bytes, of its first element in the whole tensor
   LayoutCopy copy;
 };
 

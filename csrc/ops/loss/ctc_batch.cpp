@@ -14,7 +14,7 @@ void check_operands(const OpCall& op, const Inputs& inputs) {
   op.require_shape(inputs.target_lengths, {items});
   const int64_t blank = op.attribute<int64_t>("blank");
   op.require(blank < shape[2], "blank is the number of a class: ", blank);
-  // States and classes of a batch, with room for their sums.
+  // Reserves memory for the states and classes of a batch and for their sums.
   const int64_t most = num_elements(labels) + items;
   op.require(is_valid_shape({4, most, shape[0]}),
              "the states have a valid shape");

@@ -1,5 +1,6 @@
-// One elementwise codelet: a small straight-line expression over tensors of
-// one shape, so that a chain of elementwise ops reads and writes memory once.
+// One elementwise codelet: a short sequence of instructions without jumps, for
+// tensors of one shape. A chain of elementwise ops then reads and writes memory
+// only once.
 #include <algorithm>
 
 #include "ops/map/plan.h"

@@ -7,7 +7,7 @@
 namespace popsim::ops {
 namespace {
 
-// Columns that are worth a call: four of the widest vectors.
+// Number of columns that is worth a call: four of the widest vectors.
 constexpr int64_t kWidth = 64;
 
 }  // namespace

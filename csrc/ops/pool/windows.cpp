@@ -10,7 +10,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-// So large that sizes computed from it do not overflow.
+// A limit that keeps sizes computed from it from overflowing.
 constexpr int64_t kMost = int64_t{1} << 30;
 
 std::vector<PoolWindow> even_windows(int64_t size, int64_t count) {
@@ -37,8 +37,8 @@ struct Sliding {
         dilation(op.attribute<Ints>("dilation")[axis]) {}
 
   [[nodiscard]] int64_t span() const { return (kernel - 1) * dilation + 1; }
-  // As in PyTorch: with `ceil`, the last window may hang over the end, but
-  // begins in the image or in front of it.
+  // As in PyTorch: with `ceil`, the last window may extend beyond the end, but
+  // must begin inside the image or before it.
   [[nodiscard]] int64_t count(int64_t size, bool ceil) const {
     const int64_t room = size + 2 * padding - span();
     if (room < 0 && !(ceil && room + stride > 0)) return 0;
@@ -63,7 +63,8 @@ std::vector<PoolWindow> sliding_windows(const OpCall& op, size_t axis,
   return result;
 }
 
-// An image of one channel or one position.
+// Whether an image has only one channel or one position, so that it is both
+// contiguous and channels last.
 bool lies_both_ways(const graph::Tensor& tensor) {
   return tensor.shape.at(1) == 1 ||
          tensor.shape.at(2) * tensor.shape.at(3) == 1;

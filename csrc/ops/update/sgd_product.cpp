@@ -1,6 +1,6 @@
-// SGD with a gradient that is a matrix product no other op reads: the weights
-// are updated with each piece of the product while it is in registers. The
-// gradient is written only where the host wants it.
+// SGD with a gradient that is a matrix product which no other op reads: the
+// weights are updated with each piece of the product while the piece is in
+// registers. The gradient is written only if the host reads it.
 #include <memory>
 
 #include "dense/matmul.h"
@@ -17,7 +17,7 @@ constexpr size_t kWeight = 0;
 constexpr size_t kA = 1;
 constexpr size_t kB = 2;
 
-// As a product of its own sees them: that must compute the same bits.
+// The strides that a separate product op would use: the bits must be the same.
 dense::MatrixStrides strides_of(const graph::Tensor& matrix) {
   return matrices_of(matrix).strides;
 }
