@@ -1,4 +1,4 @@
-// The signature of an op as data, parsed from the text in its entry:
+// The signature of an op as data, parsed from the string in its entry:
 //
 //   sgd_update(Tensor(a!){floats} weight, Tensor{floats} gradient,
 //              Tensor{float32} rate, Tensor{float32}[max_grad_norm] norm, *,
@@ -9,18 +9,19 @@
 //   Tensor         one
 //   Tensor?        one that may be left out: kNoTensor, or nothing at the end
 //   Tensor[]       any number; Tensor?[]: any of them may be left out
-//   Tensor[name]   as many as the attribute `name` says, 1 for true and for a
-//                  number with a fraction; or as the input `name`: 0 or 1
-//   Tensor(a)      the output with the letter of an input is that input, seen
-//                  once more; with (a!) the op writes there
-//   Tensor{...}    of one of these element types; `floats` and `indices` stand
-//                  for several
+//   Tensor[name]   the attribute `name` is the number of tensors; true and a
+//                  float count as 1; if `name` is an input, the number is 1 if
+//                  that input is given, else 0
+//   Tensor(a)      an output with the letter of an input is a view of that
+//                  input; with (a!) the op writes to it
+//   Tensor{...}    has one of these dtypes; `floats` and `indices` are names of
+//                  several dtypes
 // Attributes are bool, int, float, str, dtype (the name of a dtype) and
 // arguments (of an ATen operator):
 //   int?           may be left out
 //   int[], int[2]  a list, of any length or of this one
-//   int{1..}       numbers from 1 on, 0..1: from 0 to 1
-//   str{a, b}      one of these words; the same for dtype
+//   int{1..}       at least 1; 0..1: from 0 to 1
+//   str{a, b}      one of these strings; the same for dtype
 //   int n=1        1 if it is left out
 // name[n](...): the attribute n says how many sets of inputs and outputs there
 // are, one set after the other.

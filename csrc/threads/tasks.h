@@ -2,10 +2,11 @@
 // at::parallel_for.
 //
 // Results must not depend on the number of threads, so there are two ways:
-//   Tasks   the cut follows from the shape alone. A task may add up what it
-//           has, and the sums of the tasks are added in their order.
-//   Shares  each thread has one share, so the cut follows from the budget. What
-//           becomes of a unit must not depend on the units beside it.
+//   Tasks   the division depends only on the shape. A task may add up its
+//           values; the sums of the tasks are then added in order.
+//   Shares  each thread has one share, so the division depends on the budget.
+//           The result of a unit must not depend on the other units of the
+//           share.
 #pragma once
 
 #include <algorithm>

@@ -34,8 +34,8 @@ struct MatrixStrides {
 //   relu    max(c, 0)
 //   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
 //           of relu
-//   update  c is read as well: decay * c - rate * (a @ b); rate and decay come
-//           with each run, and memory for a @ b itself if it is wanted, too
+//   update  decay * c - rate * (a @ b), which also reads c; each run passes
+//           rate and decay, and memory for a @ b itself if it is needed
 struct MatmulSpec {
   int64_t batch = 1;
   int64_t m = 0;

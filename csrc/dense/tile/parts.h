@@ -4,9 +4,9 @@
 // A bfloat16 has 8 significant bits: three of them represent a float32 exactly,
 // two a float16. A matrix product is then a sum of products of parts, which the
 // units compute much faster than one product of float32 numbers (units.h):
-//   float32   a1b1 + a1b2 + a2b1 + a2b2 + a1b3 + a3b1, without what is below
-//             2^-25 of a product
-//   float16   a1b1 + a1b2 + a2b1, without what is below 2^-18
+//   float32   a1b1 + a1b2 + a2b1 + a2b2 + a1b3 + a3b1, without products
+//             below 2^-25 of the whole product
+//   float16   a1b1 + a1b2 + a2b1, without products below 2^-18
 //   bfloat16  a1b1
 //
 // The units treat numbers below 2^-126 as zero, among their operands and
@@ -19,9 +19,9 @@
 // their roundings loses less than 2^-24 of the 2^-150 that a rounding of
 // float32 may lose. So with S, the sum of the magnitudes of the products, the
 // error of a sum of n of them is at most
-//   n 2^-24 S   for float32's roundings and the products left out
-//   + 2^-150    for rounding to a denormal float32, once where it is read
-//   + n 2^-169  for what was taken for zero in at most 2^5 roundings each
+//   n 2^-24 S   for float32's roundings and the omitted products
+//   + 2^-150    for rounding to a denormal float32, once when it is read
+//   + n 2^-169  for sums treated as zero in at most 2^5 roundings each
 // whatever the magnitudes of the operands are. float16 numbers, multiples of
 // 2^-24, are not scaled: their parts and sums are never small.
 #pragma once

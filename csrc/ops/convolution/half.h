@@ -2,12 +2,10 @@
 //
 // They are products of patches of images with the weight, added up pass by pass
 // as described in dense/vector/panels.h. A pass covers
-//   forward             up to 16 neighbouring input channels of the group at
-//   one
+//   forward             up to 16 adjacent input channels of the group at one
 //                       position of the kernel
 //   gradient of input   the same with output channels
-//   gradient of weight  16 neighbouring positions of the output, one image
-//                       after the other
+//   gradient of weight  16 adjacent positions of the output, image by image
 // In the first two, all positions of the kernel for one block of 16 channels
 // come before the next block. Biases are added to the sum in float32; their
 // gradients are float32 sums.
