@@ -123,8 +123,7 @@ class Channel(Protocol):
 
 
 def sent_through(channel: Channel, element: object, iterations: int) -> Call:
-    """Return a function that sends an element repeatedly to another thread, which takes them
-    all."""
+    """Return a function that sends an element repeatedly to a thread that takes all of them."""
     received: list[int] = []
 
     def receive() -> None:

@@ -14,8 +14,7 @@ os.environ["POPSIM_VERIFY_PASSES"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests from garbage collection: there are many, and they are never
-    freed."""
+    """Exempt the collected tests from garbage collection: there are many, and all stay."""
     gc.collect()
     gc.freeze()
 

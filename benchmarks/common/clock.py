@@ -39,8 +39,7 @@ def calls_per_round(call: Call, round_seconds: float = 0.05, before: Call | None
 
 
 def fastest(call: Call, num_calls: int) -> float:
-    """Return the time of the fastest of some calls, in seconds: the best that the machine can
-    do."""
+    """Return the shortest time of some calls, in seconds: the best that the machine can do."""
     return min(seconds_per_call(call, 1) for _ in range(num_calls))
 
 

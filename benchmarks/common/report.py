@@ -74,8 +74,7 @@ def verdict(ratio: float) -> str:
 
 
 def rival_columns(*, with_compile: bool) -> list[str]:
-    """Return the headings of a table that compares eager PyTorch, torch.compile and this
-    package."""
+    """Return the headings of a table of eager PyTorch, torch.compile and this package."""
     if not with_compile:
         return ["case", "per call", "eager, ms", "ours, ms", "eager/ours", "ours"]
     return [

@@ -1,4 +1,4 @@
-"""Mistakes in calls of ``custom_op`` and in operators: errors that say where, and what it was."""
+"""Mistakes in calls of ``custom_op`` and in operators: errors say where and what."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_arguments_are_checked_outside_of_models_too(changes, kind, message):
 
 
 class Switched(OneCall):
-    """Calls the operator ``Faulty`` with a fault that can be mended."""
+    """A model that calls the operator ``Faulty`` with a fault that the test can switch off."""
 
     def __init__(self, fault):
         super().__init__("Faulty", {"fault": fault})
