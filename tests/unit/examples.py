@@ -1,7 +1,7 @@
-"""The Python examples of a page, and a program that runs those of one: ``examples.py page``.
+"""The Python examples of a page, and a script that runs them: ``examples.py page``.
 
-A block shows its imports, and runs alone; or its first line says that it continues those above it
-on the page. A ``text`` block right below is what it prints.
+A block contains its imports and runs alone; or its first line says that it continues the blocks
+before it on the page. A ``text`` block directly after it contains its output.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ def examples(page):
 
 
 def run(page):
-    """Run the blocks of a page as they are printed.
+    """Run the blocks of a page exactly as they are printed.
 
     Raises:
-        AssertionError: A block prints something else than the page says.
+        AssertionError: The output of a block differs from the page.
     """
     torch.manual_seed(0)
     above = {}

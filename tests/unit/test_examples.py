@@ -1,6 +1,6 @@
-"""The Python examples of README and of the pages run as they are printed, and print what they say.
+"""The Python examples of README and of the pages run as printed, and print what the pages say.
 
-Those of a page have a process of their own: operators that they register are seen nowhere else.
+The examples of a page run in a separate process: no other test sees their operators.
 """
 
 import os
@@ -26,7 +26,7 @@ def run(page, folder):
     """Run the examples of a page in a folder; return exit code and errors."""
     env = {**os.environ, "MPLBACKEND": "Agg"}
     program = [examples.__file__, str(page)]
-    if '__name__ == "__main__"' in page.read_text():  # only a main process may start others
+    if '__name__ == "__main__"' in page.read_text():  # only a main module may start other processes
         command = [sys.executable, "-W", "error", *program]
         done = subprocess.run(
             command, cwd=folder, env=env, capture_output=True, text=True, check=False

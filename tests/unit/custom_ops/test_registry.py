@@ -1,4 +1,4 @@
-"""Which operators are found, whoever loads their library, and when."""
+"""Operators are found whatever code loads their library, and whenever."""
 
 import ctypes
 import os
@@ -62,7 +62,7 @@ def test_a_library_may_be_loaded_in_any_way(how):
         text=True,
         timeout=120,
         env=environment,
-        cwd=path.parent,  # not where a package lies that is not the one to be tested
+        cwd=path.parent,  # not in a folder that contains another version of the package
     )
     assert result.stdout == "[3, 4, 5, 6]\n", result.stderr
 

@@ -1,4 +1,4 @@
-"""What the C++ library refuses to run, rule by rule."""
+"""The programs that the C++ library refuses to run, rule by rule."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_variable_is_written_on_one_stage_in_each_phase(program):
     whole = program.graph.add_view(program.w, (3, 4), (4, 1), 0)
     for op in program.graph.ops:
         op.stage = int(op.phase == Phase.BACKWARD)
-    for _ in range(2):  # as often as the ops say
+    for _ in range(2):  # the program may write a variable several times
         op = program.op("copy", [program.g], [whole], phase=Phase.BACKWARD, stage=1)
         program.graph.ops.insert(3, program.graph.ops.pop())
     program.verify()

@@ -1,4 +1,4 @@
-"""Schemas of ops as text, and what the parser makes of them."""
+"""Schemas of ops as strings, and the results of the parser."""
 
 from __future__ import annotations
 
