@@ -100,9 +100,9 @@ class PieceConvolution final : public Convolution {
   struct Slice {
     WeightOperand weight;
     int64_t channel;  // the first channel
-    std::optional<size_t>
-        offset;       // of the first part; empty: the part is in the tensor
-    int64_t numbers;  // number of values in a part
+    // The offset of the first part; empty if the part is in the tensor.
+    std::optional<size_t> offset;
+    int64_t numbers;         // number of values in a part
     threads::Shares shares;  // of the sections of a part
   };
 

@@ -31,8 +31,8 @@ class PieceRunner {
   // needs.
   struct Operand {
     dnnl::memory plain;
-    dnnl::memory
-        blocked;  // the same object as `plain` if the layouts are the same
+    // The same object as `plain` if the layouts are the same.
+    dnnl::memory blocked;
     std::optional<size_t> offset;  // of `blocked` in the workspace
   };
 

@@ -14,8 +14,8 @@ namespace popsim::memory {
 inline constexpr int64_t kAlignment = 64;  // bytes: one cache line
 
 struct Placement {
-  int64_t offset =
-      -1;  // bytes from the start of the arena; -1: not in the arena
+  // Bytes from the start of the arena; -1: not in the arena.
+  int64_t offset = -1;
   int64_t slot_bytes = 0;
   int64_t num_slots = 0;
 };

@@ -28,8 +28,8 @@ namespace popsim::runtime {
 // Objects outside the program that take part in a run.
 struct Company {
   Overseer* overseer = nullptr;  // may be null
-  ops::HostCode* host =
-      nullptr;  // null if the program calls no code of the host
+  // Null if the program calls no code of the host.
+  ops::HostCode* host = nullptr;
 };
 
 // Where the values of an input come from.

@@ -26,8 +26,8 @@ struct Call {
   std::span<Feed* const> feeds;       // the feeds that some of the sources read
   std::span<ops::Outlet* const> outlets;
   uint64_t seed = 0;
-  ops::HostCode* host =
-      nullptr;  // null if the program calls no code of the host
+  // Null if the program calls no code of the host.
+  ops::HostCode* host = nullptr;
   std::span<Listener* const> listeners;
   StopSign& stop;
 };
@@ -122,8 +122,8 @@ class StageRun {
   std::atomic<int64_t> num_begun_ = 0;
   std::atomic<int64_t> last_micro_batch_ = 0;
   bool ended_ = false;  // an op has ended the run
-  std::exception_ptr
-      feed_end_;  // of a run that still finishes micro-batches in flight
+  // The error of a run that still finishes micro-batches in flight.
+  std::exception_ptr feed_end_;
 };
 
 }  // namespace popsim::runtime

@@ -65,8 +65,8 @@ struct MatmulSpec {
 struct MatmulOperands {
   const void* a = nullptr;
   const void* b = nullptr;
-  const float* bias =
-      nullptr;  // null if the spec has no bias; the same for mask
+  // Bias and mask are null if the spec has none.
+  const float* bias = nullptr;
   const float* mask = nullptr;
   void* c = nullptr;
   void* workspace = nullptr;  // aligned to 64 bytes

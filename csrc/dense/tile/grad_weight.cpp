@@ -69,8 +69,8 @@ class TileGradWeight final : public TileConvolution {
     num_units_ = ceil_div(spec.batch, images_) * num_bands_;
     num_tasks_ = std::min(max_tasks, num_units_);
     tasks_ = {threads::Work{num_tasks_}, num_tasks_};
-    constexpr int64_t kChannels =
-        8;  // number of channels that is worth a thread
+    // The number of channels that is worth a thread.
+    constexpr int64_t kChannels = 8;
     channels_ = {threads::work_of(spec.out_channels, kChannels),
                  spec.out_channels};
   }

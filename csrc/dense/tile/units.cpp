@@ -77,9 +77,8 @@ BlockFunction block_function(int num_parts) {
 #if defined(POPSIM_PROCESSOR_UNITS)
 TileScope::TileScope() {
   if (!processor_has_units()) return;
-  asm volatile(
-      "" ::
-          : "memory");  // the compiler does not know which memory is read
+  // The compiler does not know which memory the instruction reads.
+  asm volatile("" ::: "memory");
   _tile_loadconfig(&kConfiguration);
 }
 

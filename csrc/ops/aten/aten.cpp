@@ -147,8 +147,8 @@ class AtenKernel final : public Kernel {
   bool shares_work_;
   std::string operator_;
   bool follows_;  // whether it uses positions without a check
-  int64_t
-      stream_;  // of random numbers; each random op of the model has its own
+  // The stream of random numbers; each random op of the model has its own.
+  int64_t stream_;
   std::vector<c10::IValue> stack_;
 };
 

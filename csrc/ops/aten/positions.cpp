@@ -20,8 +20,8 @@ struct Positions {
   int64_t last_axes;  // 0: the axis of classes
 };
 
-constexpr size_t kIgnored =
-    5;  // argument of the losses: the label that is ignored
+// The argument of the losses with the label that is ignored.
+constexpr size_t kIgnored = 5;
 
 // Forward operators check their positions; the gradients of these operators do
 // not check them again.

@@ -68,8 +68,8 @@ class AttentionGradKernel final : public Kernel {
 
  private:
   struct Share {
-    std::optional<Probabilities>
-        probabilities;  // unless the probabilities are kept
+    // Absent if the probabilities are kept.
+    std::optional<Probabilities> probabilities;
     ScoreMap map;
     // Null if no op reads the result.
     std::unique_ptr<dense::PieceMatmul> for_scores;

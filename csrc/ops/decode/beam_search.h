@@ -71,8 +71,8 @@ class BeamSearch {
     double blank;
     int32_t entry;
     int32_t label;  // the label that is added, or kNone
-    double
-        last;  // log-probability of the alignments that end in the last label
+    // The log-probability of the alignments that end in the last label.
+    double last;
   };
 
   static bool comes_first(const Candidate& a, const Candidate& b);
@@ -97,8 +97,8 @@ class BeamSearch {
   // Candidates that are less likely are dropped.
   double threshold_ = 0.0;
   std::vector<int32_t> classes_;  // all classes but the blank
-  size_t
-      num_ranked_;  // the number of them that are sorted, the likeliest first
+  // The number of classes that are sorted, the likeliest first.
+  size_t num_ranked_;
 };
 
 }  // namespace popsim::ops::decode

@@ -49,8 +49,8 @@ class States {
   int64_t blank_;
   int64_t count_ = 0;
   std::span<const int64_t> labels_;
-  std::array<std::vector<float>, 2>
-      rows_;  // of the current step and of the adjacent one
+  // The rows of the current step and of the adjacent one.
+  std::array<std::vector<float>, 2> rows_;
   // 0 for a state that may follow the second state before it, else kNever.
   std::vector<float> skips_;
   std::vector<float> emissions_;

@@ -17,8 +17,8 @@ constexpr uint32_t kRounding = 0x80000000;
 constexpr uint32_t kSign = 0x80000000;
 constexpr uint32_t kDropped = 0x1FFF;  // the bits that float16 does not have
 constexpr uint32_t kLargest = 0x477FE000;  // 65504, the largest finite float16
-constexpr uint32_t kInfinite =
-    0x477FF000;  // 65520 and larger numbers are rounded to infinity
+// 65520: this and larger numbers are rounded to infinity.
+constexpr uint32_t kInfinite = 0x477FF000;
 constexpr uint32_t kSmallest = 0x38800000;  // 2^-14, the smallest normal number
 
 // Rounds a magnitude below the normal numbers: the results are multiples of

@@ -166,8 +166,8 @@ class DenseMatmul final : public Kernel {
   Operand a_;
   Operand b_;
   graph::TensorId out_id_;
-  std::optional<FloatOutput>
-      out_;  // absent if the product writes the tensor itself
+  // Absent if the product writes the tensor itself.
+  std::optional<FloatOutput> out_;
   int64_t numel_;
   std::optional<FloatInput> mask_;
   bool close_after_ = false;  // the product itself applies no relu and no mask

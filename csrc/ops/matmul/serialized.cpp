@@ -267,8 +267,8 @@ class SerializedMatmul final : public Kernel {
   SlicedOperand b_;
   SlicedOutput out_;
   std::unique_ptr<dense::Matmul> product_;
-  std::unique_ptr<dense::Matmul>
-      sum_;  // adds the product to the memory's contents
+  // The product that adds to the memory's contents.
+  std::unique_ptr<dense::Matmul> sum_;
   size_t offset_ = 0;
 };
 

@@ -68,8 +68,8 @@ class RecurrentGradKernel final : public Kernel {
  private:
   // The memory that the steps read and write.
   struct Memory {
-    const float*
-        grad_y;  // these pointers are null if the input or output is missing
+    // These pointers are null if the input or output is missing.
+    const float* grad_y;
     const float* grad_h;
     const float* h0;
     const float* c0;

@@ -19,8 +19,8 @@ namespace {
 constexpr int64_t kRowTile = 1024;  // number of results of one piece of work
 constexpr int64_t kLoadedRows = 8;  // number of rows converted at a time
 constexpr int64_t kRowsInSequence = 64;
-constexpr int64_t kRunElements =
-    2048;  // elements of a long row that are added at once
+// The number of elements of a long row that are added at once.
+constexpr int64_t kRunElements = 2048;
 constexpr int64_t kRunsInSequence = 8;
 constexpr int64_t kResultBlock = 256;
 constexpr int64_t kFoldBelow = 128;

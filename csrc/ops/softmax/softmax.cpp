@@ -52,8 +52,8 @@ struct LogSoftmax {
 struct LogSoftmaxGrad {
   static Vec summand(const Vec& g, const Vec& /*y*/) { return g; }
   static Vec result(const Vec& g, const Vec& y, const Vec& sum) {
-    return at::vec::fmadd(exp(y), sum.neg(),
-                          g);  // cross_entropy_grad has the same formula
+    // cross_entropy_grad has the same formula.
+    return at::vec::fmadd(exp(y), sum.neg(), g);
   }
 };
 

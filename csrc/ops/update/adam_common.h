@@ -71,8 +71,8 @@ class AdamOperands {
     float beta1 = 0.0F;
     float beta2 = 0.0F;
     float eps = 0.0F;
-    float gradient_scale =
-        0.0F;  // multiplied with it, the gradient is the true one
+    // The gradient multiplied by this is the true gradient.
+    float gradient_scale = 0.0F;
     BiasCorrection::Scales scales;
   };
 

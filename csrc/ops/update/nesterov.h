@@ -21,8 +21,8 @@ class Nesterov {
 
   struct Factors {
     float scale = 0.0F;
-    float unscale =
-        0.0F;  // multiplied with it, the gradient is the true one, clipped
+    // The gradient multiplied by this is the true gradient, clipped.
+    float unscale = 0.0F;
     float of_v = 0.0F;
     float of_w = 0.0F;
 
