@@ -224,8 +224,8 @@ def gains(steps: int, rounds: int) -> None:
         "A step with queues, without, and in eager PyTorch, microseconds",
         ["batches", "a batch", "eager", "without", "with", "eager/with", "without/with"],
         "Targets: eager/with at least 2.5; without/with at least 1.4 where a batch takes as long "
-        "as a step. The reference measured 1.63 for without/with, on an IPU. What can be gained "
-        "is the time of a batch, if there is a core for it.",
+        "as a step. The reference measured 1.63 for without/with, on an IPU. Queues "
+        "can save the time of a batch, if there is a free core for it.",
     )
     ready = device_iterations(list(islice(Data(), steps)), stack=False)
     ready()
@@ -255,8 +255,8 @@ def costs(steps: int, rounds: int) -> None:
     table = Table(
         "A step of a loop with queues, and of device iterations, microseconds",
         ["batches", "repeat", "deviceIterations", "repeat costs, %"],
-        "Target: at most 2 %. Those that are there lie in the queue, or in one tensor, before the "
-        "call; others are brought by the queue's thread, or stacked for the call, meanwhile.",
+        "Target: at most 2 %. Ready batches are in the queue, or in one tensor, before the call; "
+        "other batches come from the queue's thread, or are stacked during the call.",
     )
     batches = list(islice(Data(), min(steps, MOST_AHEAD)))
     filled, fill = filled_feeds(batches)

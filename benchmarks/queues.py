@@ -180,8 +180,8 @@ def large_elements(rounds: int, num_elements: int) -> None:
         "Elements of 1 MiB",
         ["way", "memcpy, us", "ours, us", "memcpy/ours"],
         "Per element. Target: 0.8. memcpy moves the same bytes between the same number of places: "
-        "from many to one, from one to two in turn, and into memory that is new in each call, "
-        "which is what those want who read all elements after a run.",
+        "from many to one, from one to two alternately, and into memory that is new in each call, "
+        "as a program needs that reads all elements after a run.",
     )
     elements = torch.randn(num_elements, NUM_LARGE)
     one = elements[0]

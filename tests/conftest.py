@@ -62,4 +62,4 @@ def used_tile_units(tile_units: str) -> Iterator[None]:
     num_products = _native.num_emulated_products()
     yield
     if tile_units == "emulated" and _native.has_onednn():
-        assert _native.num_emulated_products() > num_products, "nothing ran on the units"
+        assert _native.num_emulated_products() > num_products, "no product ran on the matrix units"

@@ -73,6 +73,6 @@ class Disturbance:
     @classmethod
     def _report(cls) -> None:
         print(
-            f"\nDisturbed by the machine's neighbours: {cls._num_repeated} rounds, which were "
-            f"repeated, and {cls._num_disturbed} that were taken all the same."
+            f"\nDisturbed by other virtual machines: {cls._num_repeated} rounds were repeated, and "
+            f"{cls._num_disturbed} disturbed rounds were used."
         )

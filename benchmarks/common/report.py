@@ -123,7 +123,7 @@ class _SelectCases(argparse.Action):
         found = [case for case in namespace.cases if str(values) in case.name]
         if not found:
             names = ", ".join(case.name for case in namespace.cases)
-            parser.error(f"--only {values}: no such case; there are {names}")
+            parser.error(f"--only {values}: no such case; the cases are {names}")
         namespace.cases = found
 
 

@@ -94,7 +94,7 @@ class Job(threading.Thread):
     def wait(self):
         """Wait for the end of the function; return the exception that it raised."""
         self.join(SECONDS)
-        assert not self.is_alive(), "it hangs"
+        assert not self.is_alive(), "the thread hangs"
         return self.error
 
     def value(self):
@@ -122,7 +122,7 @@ def until(condition):
     """Wait until a condition is true, which should happen soon."""
     deadline = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.001)
 
 

@@ -114,10 +114,9 @@ def test_settings_of_the_back_end_that_act_are_read(read):
 
 
 def test_accepted_settings_of_the_back_end_are_not_read(read):
-    # What follows from the model is said to be overridden; the scale of the loss is told of, or
-    # refused, as the loss is; of the third depends which error of
-    # cycleCount one meets, and it excludes offline targets. Of the last ones a warning says that
-    # another option decides.
+    # The log says that the model overrides the first setting. The loss scale is logged or refused,
+    # depending on the loss. The third setting decides which error cycleCount raises, and excludes
+    # offline targets. For the last ones a warning says that another option decides.
     assert set(entries(SETTINGS, "accepted")) & read[1] == {
         "enablePipelining",
         "ensureFp32LossScaleTensor",
