@@ -255,8 +255,8 @@ def costs(steps: int, rounds: int) -> None:
     table = Table(
         "A step of a loop with queues, and of device iterations, microseconds",
         ["batches", "repeat", "deviceIterations", "repeat costs, %"],
-        "Target: at most 2 %. Ready batches are in the queue, or in one tensor, before the call; "
-        "other batches come from the queue's thread, or are stacked during the call.",
+        "Target: at most 2 %. 'There already': batches are in the queue, or in one tensor, before "
+        "the call. 'Brought meanwhile': the queue's thread brings them, or the call stacks them.",
     )
     batches = list(islice(Data(), min(steps, MOST_AHEAD)))
     filled, fill = filled_feeds(batches)

@@ -71,7 +71,7 @@ def main() -> None:
     table = Table(
         f"Peak memory of {NUM_STEPS} training steps, MiB",
         ["case", "eager", "ours", "ours/eager", "arena", "persistent", "arena / live at a time"],
-        "Targets: ours at most eager's; the arena at most 1.1 times the tensors alive at the same time.",
+        "Targets: ours at most eager's; the arena at most 1.1 times the live tensors.",
     )
     for case in arguments.cases:
         eager = min(processes.call("eager", case.name) for _ in range(arguments.rounds))
