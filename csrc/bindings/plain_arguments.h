@@ -10,8 +10,9 @@
 namespace popsim::bindings {
 
 // The types and shapes that a call's tensors had when the program was compiled.
-// For calls whose arguments are all positional tensors. One call from Python
-// checks all of them; Python explains or converts arguments that do not fit.
+// It serves calls whose arguments are all positional tensors. One call from
+// Python checks all of them; Python explains or converts arguments that do not
+// fit.
 class PlainArguments {
  public:
   using Kind = std::pair<at::ScalarType, std::vector<int64_t>>;

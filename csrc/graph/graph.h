@@ -80,7 +80,7 @@ class Graph;
 struct Op {
   std::string kind;  // name in the op registry
   std::string name;  // name of its first output, for messages and printing
-  // KNoTensor: an optional input that is left out.
+  // kNoTensor: an optional input that is left out.
   std::vector<TensorId> inputs;
   std::vector<TensorId> outputs;  // kNoTensor: a result that no op reads
   std::map<std::string, Attribute, std::less<>> attributes;

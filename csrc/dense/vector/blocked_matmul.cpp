@@ -346,7 +346,8 @@ class BlockedMatmul final : public Matmul {
   bool packs_b_;  // else only columns beyond the last whole vector
   bool copies_a_;
   bool keeps_in_c_;
-  bool ends_in_tile_;  // tiles do what follows the sums of whole vectors
+  // Tiles apply the operations after the sums of whole vectors.
+  bool ends_in_tile_;
   ProductRow row_;
   int64_t limit_;  // of shares
 };

@@ -167,7 +167,8 @@ class RowMajorShort final : public Matmul {
   threads::Shares row_shares_;
   threads::Shares panel_shares_;
   bool copies_b_;
-  bool ends_in_tile_;  // tiles do what follows the sums of whole vectors
+  // Tiles apply the operations after the sums of whole vectors.
+  bool ends_in_tile_;
   ProductRow row_;
 };
 
