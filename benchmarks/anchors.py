@@ -1,12 +1,13 @@
-"""What does it cost to look at tensors, against eager PyTorch?
+"""How much does it cost to record tensors, compared with eager PyTorch?
 
-Ours three times: without anchors, with every weight gradient anchored (output mode ``Final``), and
-with everything that ``getTensorNames()`` lists. Eager three times: without looking, with every
-``.grad`` cloned, and with forward hooks that clone the outputs of all modules, hooks on those
-tensors that clone their gradients, and all ``.grad`` cloned. What ours records is counted too: it
-has names for more than the outputs of modules.
+This package is measured three times: without anchors, with every weight gradient anchored (output
+mode ``Final``), and with everything that ``getTensorNames()`` lists anchored. Eager PyTorch is
+measured three times: without recording; with every ``.grad`` cloned; and with all ``.grad`` cloned,
+forward hooks that clone the outputs of all modules, and hooks on those tensors that clone their
+gradients. The tables count the tensors that this package records: it has names for more than the
+outputs of modules.
 
-The gradients that both recorded are compared before anything is timed.
+Before the timing, the gradients that both recorded are compared.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class EagerRun:
     """Training in eager PyTorch that records tensors.
 
     Args:
-        case: What to train.
-        level: 0 records nothing, 1 the weight gradients, 2 the outputs of modules and their
-            gradients as well.
+        case: The model to train.
+        level: 0 records nothing, 1 the weight gradients, 2 also the outputs of modules and their
+            gradients.
     """
 
     def __init__(self, case: Case, level: int) -> None:
@@ -80,7 +81,7 @@ class OurRun:
     """Training on the device with anchors.
 
     Args:
-        case: What to train.
+        case: The model to train.
         names: The tensors to anchor.
     """
 
@@ -99,7 +100,7 @@ class OurRun:
 
     @property
     def recorded(self) -> Recorded:
-        """What the anchors recorded in the last step."""
+        """Return the tensors that the anchors recorded in the last step."""
         return {name: self.model.getAnchoredTensor(name) for name in self._names}
 
 
@@ -124,7 +125,7 @@ def check(runs: dict[str, EagerRun | OurRun], tolerance: float) -> None:
     """Compare the gradients that were recorded.
 
     Raises:
-        AssertionError: They differ, or some are missing.
+        AssertionError: The gradients differ, or some are missing.
     """
     expected = runs["eager, gradients"].recorded
     for name in ("ours, gradients", "ours, everything", "eager, everything"):
@@ -134,7 +135,7 @@ def check(runs: dict[str, EagerRun | OurRun], tolerance: float) -> None:
 
 
 def overhead(seconds: float, reference: float) -> float:
-    """Return in percent how much longer something took."""
+    """Return how much longer something took, in percent."""
     return 100 * (seconds / reference - 1)
 
 

@@ -1,10 +1,10 @@
-"""What does a call cost that has next to nothing to compute?
+"""How much does a call cost that computes almost nothing?
 
 Three models: inference of ``x + 1`` on one element, on the device and in Python on the host
 (``poptorch.CPU``), and a training step of one weight. Then functions with a loop of one iteration:
-``x + 1``, and a training step of 4 to 200 layers, each of one weight and one bias. All are called
-as a user does, and their native program is run directly: the difference is what Python adds. Every
-model at batch size 32 pays this once per call.
+``x + 1``, and a training step of 4 to 200 layers, each with one weight and one bias. All are called
+as a user calls them, and their native program is also run directly: the difference is the cost of
+Python. Every model at batch size 32 has this cost once per call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUMS_LAYERS = (4, 10, 20, 200)
 
 
 class AddOne(nn.Module):
-    """Adds one."""
+    """A model that adds one."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x + 1``."""
@@ -36,7 +36,7 @@ class AddOne(nn.Module):
 
 
 class AddOneOnHost(nn.Module):
-    """Lets the host add one."""
+    """A model that lets the host add one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class AddOneOnHost(nn.Module):
 
 
 class OneWeight(nn.Module):
-    """Learns a factor."""
+    """A model that learns a factor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class OneWeight(nn.Module):
 
 
 def eager_addition(x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return a call of eager PyTorch's ``x + 1``."""
+    """Return a function that computes ``x + 1`` in eager PyTorch."""
     module = AddOne()
 
     def call() -> torch.Tensor:
@@ -90,7 +90,7 @@ def eager_step(x: torch.Tensor) -> Callable[[], torch.Tensor]:
 def native_run(
     program: poptorch.PoplarExecutor | DeviceLoopProgram, inputs: list[torch.Tensor]
 ) -> Callable[[], object]:
-    """Return a run of a model's or a loop's program without anything around it."""
+    """Return a function that runs only the native program of a model or a loop."""
     compiled = program.compiled
     return lambda: compiled.executable.run(inputs, compiled.host_code)
 
@@ -109,7 +109,7 @@ def adding_function(x: torch.Tensor) -> poptorch.Function:
 def layers_and_step(num_layers: int, x: torch.Tensor) -> Callable[[], None]:
     """Return a training step of a model of some layers, for eager PyTorch and for a loop."""
     layers = [nn.Linear(1, 1) for _ in range(num_layers)]
-    for layer in layers:  # values stay the same, however many steps are made
+    for layer in layers:  # the values stay the same for any number of steps
         nn.init.ones_(layer.weight)
         nn.init.zeros_(layer.bias)
     model = nn.Sequential(*layers)
@@ -134,7 +134,7 @@ def training_function(step: Callable[[], None]) -> poptorch.Function:
 
 
 def empty_run() -> Callable[[], object]:
-    """Return a run of a program that has no tensors and no ops."""
+    """Return a function that runs a program without tensors and ops."""
     config = _native.RunConfig(1, 1, False, "sequential")
     executable = _native.Executable(_native.Graph(), config)
     inputs: list[torch.Tensor] = []
@@ -164,7 +164,7 @@ def models(x: torch.Tensor) -> Iterator[Contenders]:
 
 
 def functions(x: torch.Tensor) -> Iterator[Contenders]:
-    """Yield the functions and the training steps of eager PyTorch, each with a model of its own."""
+    """Yield the functions and the training steps of eager PyTorch, each with its own model."""
     add, eager = adding_function(x), eager_addition(x)
     check_agreement({"eager": eager, "ours": add}, num_calls=3, tolerance=1e-6)
     yield "function: x + 1", eager, add, native_run(add.programs[0], [])
@@ -187,7 +187,7 @@ def main() -> None:
         "call below 12 us.",
     )
     x = torch.ones(1)
-    for name, eager, ours, native in chain(models(x), functions(x)):  # one after the other lives
+    for name, eager, ours, native in chain(models(x), functions(x)):  # one exists at a time
         contenders = {"eager": eager, "ours": ours, "native": native}
         times = medians(contenders, arguments.rounds, ROUND_SECONDS)
         eager_us, ours_us, native_us = (1e6 * times[key] for key in contenders)

@@ -1,11 +1,12 @@
-"""How long does compiling take, and how much memory, as graphs grow?
+"""How much time and memory does compiling take as graphs grow?
 
-A training step of a chain of linear layers and ReLUs, small ones, so that only the number of ops
-counts; then some of the benchmarks' models. Each in a fresh process that has compiled a tiny model
-before. Ours from the call to the first result, and the part of it that is tracing, lowering (with
-the passes) and building the executable; torch.compile, without its caches on disk, from the call to
-the end of the first backward, for chains up to ``--compile-limit`` ops.
-Memory is what the process's peak grew by.
+The cases are training steps: of chains of small linear layers and ReLUs, so that only the number
+of ops matters, and of some of the benchmarks' models. Each is measured in a fresh process
+that has compiled a tiny model before. For this package, the time is from the call to the first
+result; the parts for tracing, lowering (with the passes) and building the executable are shown
+separately. For torch.compile, without its caches on disk, the time is from the call to the end of
+the first backward, for chains up to ``--compile-limit`` ops. The memory is the increase of the
+process's peak.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MEBI = 1 << 20
 
 
 def chain(num_ops: int) -> Case:
-    """Return a case whose training step has about so many ops."""
+    """Return a case whose training step has about this number of ops."""
     layers = max(1, num_ops // OPS_PER_LAYER)
 
     def make_body() -> nn.Module:
@@ -49,7 +50,7 @@ def chain(num_ops: int) -> Case:
 
 
 def _timed(function: Callable[..., Any], step: str, seconds: dict[str, float]) -> Any:
-    """Return a function that does the same and adds its time to a step's."""
+    """Return a function that does the same and adds its time to the time of a step."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()

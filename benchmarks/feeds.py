@@ -1,13 +1,13 @@
-"""What do loops with queues gain, against calls for each batch and against eager PyTorch?
+"""How much faster are loops with queues than one call per batch, and than eager PyTorch?
 
-The task is that of ``tutorials/infeed_outfeed``: 784-128-10 with a softmax, SGD, shuffled batches
-of 32. First: how long is a step of a loop on the device, with queues that bring data and take
-losses, against a call of the device for each batch and against eager PyTorch? Batches are picked
-from a tensor; then they take as long as a step, because one has to wait for them, or to compute
-them. Second: what does a loop with queues cost against ``deviceIterations``, which gets the data of
-all its steps at once?
+The task is the one of ``tutorials/infeed_outfeed``: 784-128-10 with a softmax, SGD, shuffled
+batches of 32. The first question: how long is a step of a loop on the device, with queues for data
+and losses, compared with one call of the device per batch, and with eager PyTorch? First, batches
+are taken from a tensor; then each batch takes as long as a step, because the program must wait for
+it, or compute it. The second question: how much does a loop with queues cost compared with
+``deviceIterations``, which gets the data of all its steps at once?
 
-The losses of all contenders are compared before anything is timed.
+Before the timing, the losses of all contenders are compared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BATCH_SIZE = 32
 NUM_SAMPLES = 8192
 TOLERANCE = 1e-3
 ROUND_SECONDS = 0.1
-BLOCK = 8  # batches that come at once
+BLOCK = 8  # batches that arrive together
 PREFETCH_DEPTH = 2 * BLOCK
-NOISE = 4096  # numbers drawn at once, by one core
+NOISE = 4096  # numbers drawn together, by one core
 MOST_AHEAD = 255
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -42,12 +42,12 @@ Delay = Callable[[float], None]
 
 
 def wait_until(moment: float) -> None:
-    """Leave the core to others."""
+    """Wait and leave the core to other work."""
     time.sleep(max(0.0, moment - time.perf_counter()))
 
 
 def compute_until(moment: float) -> None:
-    """Keep a core busy, as one that adds noise to images does."""
+    """Keep a core busy, as code does that adds noise to images."""
     noise = torch.empty(NOISE)
     while time.perf_counter() < moment:
         noise.normal_()
@@ -70,11 +70,11 @@ class Task(nn.Module):
 
 
 class Data:
-    """Shuffled batches without an end, the same ones for all who go through them.
+    """Shuffled batches without an end, the same ones in every iteration over the data.
 
     Args:
-        seconds: That a batch takes, at least; they come in blocks.
-        delay: What a block does until its time is up.
+        seconds: The minimum time for a batch; batches come in blocks.
+        delay: What a block does until this time is over.
     """
 
     def __init__(self, seconds: float = 0.0, delay: Delay = wait_until) -> None:
@@ -98,14 +98,14 @@ class Data:
 
 
 class OnDemand:
-    """Batches that are there already, and come when so many of them have been asked for."""
+    """Batches that exist already, and are given out after they are asked for."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
         self._wanted = threading.Semaphore(0)
 
     def ask_for(self, count: int) -> None:
-        """Let more of them come."""
+        """Allow more batches to be given out."""
         self._wanted.release(count)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -169,12 +169,12 @@ def feed(infeed: poptorch.InfeedQueue, steps: int) -> Call:
 
 
 def with_feeds(data: Iterable[Batch], steps: int) -> Call:
-    """Train in a loop on the device; a thread brings the data in the meantime."""
+    """Train in a loop on the device while a thread brings the data."""
     return feed(poptorch.InfeedQueue(data, PREFETCH_DEPTH), steps)
 
 
 def filled_feeds(batches: list[Batch]) -> tuple[Call, Callable[[], None]]:
-    """Return a loop whose data lies in its queue, and what puts it there before each call."""
+    """Return a loop whose data is in its queue, and a function that fills it before each call."""
     steps, data = len(batches), OnDemand(batches)
     infeed = poptorch.InfeedQueue(data, prefetch_depth=steps)
 
@@ -191,8 +191,8 @@ def device_iterations(batches: list[Batch], *, stack: bool) -> Call:
     """Train with the data of all steps in one call.
 
     Args:
-        batches: One for each step.
-        stack: Put them together in each call, as has to be done with new ones.
+        batches: One batch for each step.
+        stack: Whether each call stacks the batches, as new batches require.
     """
     task = Task()
     options = make_options(len(batches)).outputMode(poptorch.OutputMode.All)
@@ -213,7 +213,7 @@ def device_iterations(batches: list[Batch], *, stack: bool) -> Call:
 
 
 def seconds_of_a_batch(data: Iterable[Batch]) -> float:
-    """Return how long a batch takes to come, when nothing else goes on."""
+    """Return how long it takes to get a batch when nothing else runs."""
     batches = iter(data)
     return fastest(lambda: list(islice(batches, 10 * BLOCK)), 5) / (10 * BLOCK)
 
@@ -224,8 +224,8 @@ def gains(steps: int, rounds: int) -> None:
         "A step with queues, without, and in eager PyTorch, microseconds",
         ["batches", "a batch", "eager", "without", "with", "eager/with", "without/with"],
         "Targets: eager/with at least 2.5; without/with at least 1.4 where a batch takes as long "
-        "as a step. The reference measured 1.63 for without/with, on an IPU. What can be gained "
-        "is the time of a batch, if there is a core for it.",
+        "as a step. The reference measured 1.63 for without/with, on an IPU. Queues "
+        "can save the time of a batch, if there is a free core for it.",
     )
     ready = device_iterations(list(islice(Data(), steps)), stack=False)
     ready()
@@ -255,8 +255,8 @@ def costs(steps: int, rounds: int) -> None:
     table = Table(
         "A step of a loop with queues, and of device iterations, microseconds",
         ["batches", "repeat", "deviceIterations", "repeat costs, %"],
-        "Target: at most 2 %. Those that are there lie in the queue, or in one tensor, before the "
-        "call; others are brought by the queue's thread, or stacked for the call, meanwhile.",
+        "Target: at most 2 %. 'There already': batches are in the queue, or in one tensor, before "
+        "the call. 'Brought meanwhile': the queue's thread brings them, or the call stacks them.",
     )
     batches = list(islice(Data(), min(steps, MOST_AHEAD)))
     filled, fill = filled_feeds(batches)

@@ -1,8 +1,8 @@
-"""How long does inference take, against eager PyTorch and torch.compile?
+"""How long does inference take, compared with eager PyTorch and torch.compile?
 
-All contenders run without autograd (``torch.inference_mode``). For one device iteration per call
-and for several: the time is per batch. The results of all contenders are compared before anything
-is timed. torch.compile is left out with ``--no-compile``.
+All contenders run without autograd (``torch.inference_mode``). The cases use one device iteration
+per call and several: the time is per batch. Before the timing, the results of all contenders are
+compared. ``--no-compile`` leaves out torch.compile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     with_compile = not arguments.no_compile
     table = Table("Inference", rival_columns(with_compile=with_compile))
     for case in arguments.cases:
-        # What earlier cases compiled would count against torch.compile's limits.
+        # Compilations of earlier cases would count towards torch.compile's limits.
         torch.compiler.reset()
         for device_iterations in arguments.iterations:
             times = measure(case, device_iterations, arguments.rounds, with_compile=with_compile)

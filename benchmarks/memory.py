@@ -1,12 +1,13 @@
-"""How much memory does a training step need, against eager PyTorch?
+"""How much memory does a training step need, compared with eager PyTorch?
 
-Each figure comes from a fresh process, which first trains a model of ten weights, so that all code
-is loaded. From then on counts the most memory that the process ever has beyond what it has then:
-data, weights, gradients, activations, and, for ours, what compiling takes and leaves behind. An
-executor holds weights twice, for the host and for the device.
+Each number comes from a fresh process, which first trains a model of ten weights, so that all code
+is loaded. The result is the most memory that the process uses after this moment, minus the memory
+that it uses at this moment: data, weights, gradients, activations, and, for this package, the
+memory that compiling needs and keeps. An executor has two copies of the weights, one for the host
+and one for the device.
 
-Beside it, what the device's memory plan needs, and how near it is to the least that any plan could
-do with, the largest sum of what is alive at a time.
+The table also shows the size of the device's memory plan, and how close this is to the minimum of
+any plan, which is the largest sum of the tensors alive at the same time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _train_on_device(case: Case) -> dict[str, int]:
 
 
 def eager_peak(name: str) -> int:
-    """Train a case in eager PyTorch; return how much the process's memory grew, in bytes."""
+    """Train a case in eager PyTorch; return the increase of the process's memory, in bytes."""
     _train_eagerly(TINY)
     reset_peak()
     before = current_bytes()
@@ -52,7 +53,7 @@ def eager_peak(name: str) -> int:
 
 
 def our_peak(name: str) -> dict[str, int]:
-    """Train a case on the device; return how much memory grew, and the plan's sizes, in bytes."""
+    """Train a case on the device; return the memory increase and the plan's sizes, in bytes."""
     _train_on_device(TINY)
     reset_peak()
     before = current_bytes()
@@ -70,7 +71,7 @@ def main() -> None:
     table = Table(
         f"Peak memory of {NUM_STEPS} training steps, MiB",
         ["case", "eager", "ours", "ours/eager", "arena", "persistent", "arena / live at a time"],
-        "Targets: ours at most eager's; the arena at most 1.1 times what is alive at a time.",
+        "Targets: ours at most eager's; the arena at most 1.1 times the live tensors.",
     )
     for case in arguments.cases:
         eager = min(processes.call("eager", case.name) for _ in range(arguments.rounds))

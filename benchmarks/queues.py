@@ -1,8 +1,9 @@
-"""What do queues into and out of a running program cost?
+"""How much do queues into and out of a running program cost?
 
-First large elements, whose bytes have to be moved: a program is fed with them, or enqueues them,
-and the time of an iteration is compared with a copy of the same bytes by ``memcpy``. Then a small
-element, whose bytes do not matter: its way out of a program, and through Python's own queues.
+The first test has large elements, whose bytes must be copied: a program takes them from a queue, or
+enqueues them, and the time of an iteration is compared with a copy of the same bytes by ``memcpy``.
+The second test has a small element, whose bytes do not matter: it goes out of a program, and
+through Python's own queues.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from benchmarks.common.clock import medians
 from benchmarks.common.report import Table, describe_machine, make_parser
 
 ROUND_SECONDS = 0.2
-NUM_LARGE = 1 << 18  # float32 of an element of 1 MiB
+NUM_LARGE = 1 << 18  # number of float32 values in an element of 1 MiB
 Call = Callable[[], object]
 
 
 def copies(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], count: int) -> Call:
-    """Return what copies elements with ``memcpy``, in one thread, as a program does.
+    """Return a function that copies elements with ``memcpy``, in one thread, as a program does.
 
     Args:
-        sources: Taken in turn.
-        targets: The same.
+        sources: The sources of the copies, used alternately.
+        targets: The targets of the copies, used alternately.
         count: How many elements to copy.
     """
     move = ctypes.CDLL(None).memcpy
@@ -40,7 +41,7 @@ def copies(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], cou
     num_bytes = sources[0].nbytes
     to, from_ = ([tensor.data_ptr() for tensor in tensors] for tensors in (targets, sources))
 
-    def call(_kept: object = (sources, targets)) -> None:  # addresses alone keep no memory
+    def call(_kept: object = (sources, targets)) -> None:  # keeps the memory alive
         for i in range(count):
             move(to[i % len(to)], from_[i % len(from_)], num_bytes)
 
@@ -48,7 +49,7 @@ def copies(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], cou
 
 
 def copies_to_fresh_memory(source: torch.Tensor, count: int) -> Call:
-    """Return what copies an element into new memory for all copies."""
+    """Return a function that copies an element into new memory for all copies."""
 
     def call() -> None:
         copies([source], torch.empty(count, *source.shape), count)()
@@ -57,14 +58,14 @@ def copies_to_fresh_memory(source: torch.Tensor, count: int) -> Call:
 
 
 def out_of(element: torch.Tensor, iterations: int, when_read: str) -> Call:
-    """Return a program that enqueues an element in each iteration, and reads them all.
+    """Return a function that runs a program that enqueues elements, and reads all of them.
 
     Args:
-        element: What it enqueues.
-        iterations: How often (count).
-        when_read: ``after``: by one ``dequeue()`` when the program has ended; ``newest``: the
-            same of the last one alone; ``follow``: one by one, in another thread; ``nothing``:
-            nothing is enqueued.
+        element: The element that it enqueues.
+        iterations: Number of iterations.
+        when_read: ``after``: one ``dequeue()`` when the program has ended; ``newest``: the same,
+            for the last element only; ``follow``: one by one, in another thread; ``nothing``: the
+            program enqueues nothing.
     """
     modes = poptorch.OutfeedMode
     outfeed = poptorch.OutfeedQueue(modes.LAST if when_read == "newest" else modes.ALL)
@@ -98,7 +99,7 @@ def out_of(element: torch.Tensor, iterations: int, when_read: str) -> Call:
 
 
 def into(elements: torch.Tensor) -> Call:
-    """Return a program that is fed with elements again and again, one an iteration."""
+    """Return a program that takes an element from a queue in each iteration."""
     infeed = poptorch.InfeedQueue(list(elements), repeat=True)
 
     @poptorch.function
@@ -112,7 +113,7 @@ def into(elements: torch.Tensor) -> Call:
 
 
 class Channel(Protocol):
-    """A queue of Python's."""
+    """A queue of Python."""
 
     def put(self, item: object, /) -> None:
         """Send an object."""
@@ -122,7 +123,7 @@ class Channel(Protocol):
 
 
 def sent_through(channel: Channel, element: object, iterations: int) -> Call:
-    """Return what sends an element again and again to another thread, which takes them all."""
+    """Return a function that sends an element repeatedly to a thread that takes all of them."""
     received: list[int] = []
 
     def receive() -> None:
@@ -143,7 +144,7 @@ def sent_through(channel: Channel, element: object, iterations: int) -> Call:
 
 
 def tensorflow_queues(iterations: int) -> dict[str, Call]:
-    """Return TensorFlow's queue after and beside a loop that fills it, if it is installed."""
+    """Return TensorFlow's queue, read after or during a loop that fills it, if it is installed."""
     if importlib.util.find_spec("tensorflow") is None:
         return {}
     tf: Any = importlib.import_module("tensorflow")
@@ -179,8 +180,8 @@ def large_elements(rounds: int, num_elements: int) -> None:
         "Elements of 1 MiB",
         ["way", "memcpy, us", "ours, us", "memcpy/ours"],
         "Per element. Target: 0.8. memcpy moves the same bytes between the same number of places: "
-        "from many to one, from one to two in turn, and into memory that is new in each call, "
-        "which is what those want who read all elements after a run.",
+        "from many to one, from one to two alternately, and into memory that is new in each call, "
+        "as a program needs that reads all elements after a run.",
     )
     elements = torch.randn(num_elements, NUM_LARGE)
     one = elements[0]
@@ -229,7 +230,7 @@ def small_elements(rounds: int, iterations: int) -> None:
     times = medians({"empty": empty, **ours, **others}, rounds, ROUND_SECONDS)
     for name in (*ours, *others):
         alone: str | float = 1e6 * times["empty"] / iterations if name in ours else ""
-        count = iterations // 20 if name.startswith("torch") else iterations  # so slow
+        count = iterations // 20 if name.startswith("torch") else iterations  # this queue is slow
         table.row(name, 1e6 * times[name] / count, alone)
 
 

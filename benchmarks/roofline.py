@@ -1,11 +1,11 @@
-"""How near to the machine's limits do the ops of a training step come?
+"""How close do the ops of a training step come to the machine's limits?
 
 Every op is timed on the device, and its floating-point operations and bytes are counted from its
 shapes. The limits are measured in the same run: the fastest of a few large float32 matrix products
-(torch's and ours), and copies inside of the cache and through memory. Bytes are what an op has to
-read and write; where they stay in the cache, more than 100 % of memory's rate is possible.
+(torch's and ours), and copies inside the cache and through memory. Bytes are those that an op must
+read and write; if they stay in the cache, more than 100 % of the memory's rate is possible.
 
-``--ops 20`` lists the slowest ops of each case as well.
+``--ops 20`` also lists the slowest ops of each case.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MEMORY_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine can do.
+    """The limits of the machine.
 
     Attributes:
         flops: Float32 operations per second of the fastest matrix product.
-        cache_bytes: Bytes read and written per second, inside of the cache.
+        cache_bytes: Bytes read and written per second, inside the cache.
         memory_bytes: The same, through memory.
     """
 

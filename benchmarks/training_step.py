@@ -1,8 +1,8 @@
-"""How long is a training step, against eager PyTorch and torch.compile?
+"""How long is a training step, compared with eager PyTorch and torch.compile?
 
-For one device iteration per call and for several: the time is per step. Losses of all contenders
-are compared before anything is timed. torch.compile is left out with ``--no-compile``, many device
-iterations where a call would take longer than half a second.
+The cases use one device iteration per call and several: the time is per step. Before the timing,
+the losses of all contenders are compared. ``--no-compile`` leaves out torch.compile; many device
+iterations are left out if a call would take longer than half a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def measure(
     if with_compile:
         contenders["compile"] = eager_training(case, batches, device_iterations, compiled=True)
     contenders["ours"] = our_training(case, batches, device_iterations)
-    # Differences of rounding grow with every step.
+    # Rounding differences grow with every step.
     slack = 1 if device_iterations == 1 else 5
     check_agreement(contenders, num_calls=1, tolerance=slack * TOLERANCE[case.dtype])
     times = medians(contenders, rounds)
@@ -45,7 +45,7 @@ def main() -> None:
     with_compile = not arguments.no_compile
     table = Table("Training step", rival_columns(with_compile=with_compile))
     for case in arguments.cases:
-        # What earlier cases compiled would count against torch.compile's limits.
+        # Compilations of earlier cases would count towards torch.compile's limits.
         torch.compiler.reset()
         seconds = 0.0
         for device_iterations in arguments.iterations:

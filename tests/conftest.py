@@ -1,4 +1,4 @@
-"""Fixtures for every test. Nothing here is slow to import."""
+"""Fixtures for every test. No import here is slow."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ os.environ["POPSIM_VERIFY_PASSES"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass by the tests themselves: there are many, and they stay."""
+    """Exempt the collected tests from garbage collection: there are many, and all stay."""
     gc.collect()
     gc.freeze()
 
@@ -22,7 +22,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def reset_seed():
     """Start each test from the same random state."""
-    # A test that has not imported torch has no use for its generator.
+    # A test that has not imported torch does not use its generator.
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
@@ -30,7 +30,7 @@ def reset_seed():
 
 @pytest.fixture(scope="session")
 def mnist_root() -> Path:
-    """A folder with real MNIST digits in torchvision's layout, or a skip."""
+    """Return a folder with real MNIST digits in torchvision's layout, or skip the test."""
     default = ROOT.parent / "shared" / "data" / "mnist"
     root = Path(os.environ.get("POPSIM_MNIST_ROOT", default))
     if not (root / "MNIST" / "raw" / "train-images-idx3-ubyte").is_file():
@@ -40,7 +40,7 @@ def mnist_root() -> Path:
 
 @pytest.fixture(params=["processor", "emulated"])
 def tile_units(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test as it is on this processor, and with software for matrix units."""
+    """Run the test with this processor's instructions, and with matrix units in software."""
     if request.param == "processor":
         yield request.param
         return
@@ -53,13 +53,13 @@ def tile_units(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def used_tile_units(tile_units: str) -> Iterator[None]:
-    """Check that the test has used the matrix units, where that can be seen.
+    """Check that the test has used the matrix units, in runs where this can be checked.
 
-    Without oneDNN convolutions are left to ATen.
+    Without oneDNN, ATen computes the convolutions.
     """
     from popsim_torch import _native
 
     num_products = _native.num_emulated_products()
     yield
     if tile_units == "emulated" and _native.has_onednn():
-        assert _native.num_emulated_products() > num_products, "nothing ran on the units"
+        assert _native.num_emulated_products() > num_products, "no product ran on the matrix units"

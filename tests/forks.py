@@ -1,7 +1,8 @@
-"""Runs programs in processes of their own that need not import torch first.
+"""Runs programs in separate processes that need not import torch first.
 
-Each is forked off a process that has imported this package, and has no thread yet. What happens
-while a package is imported, variables that are read then among it, needs a process that is started.
+Each process is forked from a process that has imported this package and has no threads yet. To test
+what happens while a package is imported, such as which environment variables it reads, start a new
+process instead.
 """
 
 import atexit
@@ -26,18 +27,18 @@ def run_forked(
     timeout: float = 120,
     strict: bool = False,
 ) -> subprocess.CompletedProcess:
-    """Run a Python program, and return what it writes and its exit code.
+    """Run a Python program, and return its output and its exit code.
 
     Args:
-        arguments: What follows ``python`` on the command line: a script, or ``-m`` and a module,
-            and its own arguments.
-        cwd: The folder that it runs in.
-        env: Its variables; imports have been done without them.
-        timeout: How many seconds it may take.
-        strict: Every warning is an error.
+        arguments: The arguments after ``python`` on the command line: a script, or ``-m`` and a
+            module, and its own arguments.
+        cwd: The working directory.
+        env: The environment variables; imports were done without them.
+        timeout: The time limit, in seconds.
+        strict: Turn every warning into an error.
 
     Raises:
-        subprocess.TimeoutExpired: It took longer, and was killed.
+        subprocess.TimeoutExpired: The program took longer and was killed.
     """
     outputs = [cwd / f".{name}-{os.urandom(4).hex()}" for name in ("out", "err")]
     process = _CONTEXT.Process(target=_run, args=(arguments, cwd, dict(env), strict, *outputs))

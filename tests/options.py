@@ -1,4 +1,4 @@
-"""Options as most tests want them."""
+"""The options that most tests use."""
 
 import popsim_torch as poptorch
 
@@ -8,8 +8,8 @@ def make_options(d=1, ga=1, *, seed=None):
 
     Args:
         d: Device iterations.
-        ga: Micro-batches of an update.
-        seed: Of random numbers on the device.
+        ga: Micro-batches per weight update.
+        seed: Seed of random numbers on the device.
     """
     options = poptorch.Options()
     options.showCompilationProgressBar(False)

@@ -1,1 +1,1 @@
-"""What the benchmarks share: the models, the contenders, the clock and the tables."""
+"""The common code of the benchmarks: the models, the contenders, the clock and the tables."""

@@ -12,7 +12,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class WithLoss(nn.Module):
-    """Gives logits their cross-entropy loss, as a PopTorch training model does.
+    """A model that adds the cross-entropy loss to its logits, as PopTorch training models do.
 
     Args:
         body: Maps the inputs to logits, shape ``(batch, classes)``.
@@ -97,7 +97,7 @@ class TransformerClassifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Without dropout, whose random numbers are each contender's own.
+        # There is no dropout, because each contender would draw other random numbers.
         layer = nn.TransformerEncoderLayer(
             256, nhead=4, dim_feedforward=1024, dropout=0.0, batch_first=True
         )
@@ -130,11 +130,11 @@ class Case:
     """A model and the shape of its data.
 
     Attributes:
-        name: For tables and the command line.
-        make_body: Makes the model without its loss.
+        name: The name in tables and on the command line.
+        make_body: A function that makes the model without its loss.
         batch_size: Samples per step.
-        sample_shape: Of one sample.
-        dtype: Of weights and samples.
+        sample_shape: Shape of one sample.
+        dtype: Dtype of weights and samples.
     """
 
     name: str
@@ -171,10 +171,10 @@ CASES: Sequence[Case] = (
 
 
 def find_case(name: str) -> Case:
-    """Return the case of a name."""
+    """Return the case with a name."""
     return next(case for case in CASES if case.name == name)
 
 
 def select(*names: str) -> list[Case]:
-    """Return the cases of some names."""
+    """Return the cases with some names."""
     return [find_case(name) for name in names]

@@ -1,4 +1,4 @@
-"""Measures contenders in turn, so that what else the machine does meets all of them."""
+"""Measures contenders alternately, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[[], object]
 
 
 def seconds_per_call(call: Call, num_calls: int, before: Call | None = None) -> float:
-    """Return the mean time of some calls, in seconds, without what is done before each of them."""
+    """Return the mean time of some calls in seconds, without the preparation before each call."""
     if before is not None:
         return sum(_seconds_behind(before, call) for _ in range(num_calls)) / num_calls
     start = time.perf_counter()
@@ -34,18 +34,18 @@ def _seconds_behind(before: Call, call: Call) -> float:
 
 
 def calls_per_round(call: Call, round_seconds: float = 0.05, before: Call | None = None) -> int:
-    """Return how many calls make a turn of about so many seconds; at least one."""
+    """Return the number of calls that takes about this number of seconds; at least one."""
     return max(1, int(round_seconds / seconds_per_call(call, 2, before)))
 
 
 def fastest(call: Call, num_calls: int) -> float:
-    """Return the shortest of some calls, in seconds: what the machine can do at best."""
+    """Return the shortest time of some calls, in seconds: the best that the machine can do."""
     return min(seconds_per_call(call, 1) for _ in range(num_calls))
 
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running in one contender's turn for what another one left."""
+    """Keep one contender's time free from the collection of another contender's garbage."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -64,13 +64,13 @@ def medians(
 ) -> dict[str, float]:
     """Return each contender's median time per call, in seconds.
 
-    Several rounds are measured while the machine is undisturbed, as far as it lets us.
+    It measures several rounds, as far as possible while the machine is undisturbed.
 
     Args:
-        contenders: What to call, by name. Each has been called before.
-        rounds: How often each gets a turn.
-        round_seconds: About how long a turn is; at least one call.
-        before: What to do before each call of a contender, by its name; it is not timed.
+        contenders: The functions to call, by name. Each has been called before.
+        rounds: How often each contender is measured.
+        round_seconds: About how long each measurement takes; at least one call.
+        before: Functions to call before each call of a contender, by its name; they are not timed.
     """
     first = before or {}
     num_calls = {
@@ -101,7 +101,7 @@ def check_agreement(
     """Call each contender a few times and compare their results.
 
     Raises:
-        AssertionError: Two contenders do not compute the same.
+        AssertionError: Two contenders do not compute the same results.
     """
     expected: list[torch.Tensor] = []
     for name, call in contenders.items():

@@ -1,4 +1,4 @@
-"""The ways to run a model that are compared: ours, eager PyTorch and torch.compile."""
+"""The compared ways to run a model: this package, eager PyTorch and torch.compile."""
 
 from __future__ import annotations
 

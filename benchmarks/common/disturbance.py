@@ -1,7 +1,7 @@
-"""Tells when a virtual machine's neighbours take part of its cores.
+"""Detects when other virtual machines take part of this machine's cores.
 
-Nobody reports that: the cores are there, and slower. A product of matrices by PyTorch, which is no
-contender's, is timed and compared with the fastest time of the process.
+The system does not report this: the cores are present, but slower. So a matrix product by PyTorch,
+which is no contender's code, is timed and compared with its fastest time in this process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PRODUCT_SIZE = 384
 
 
 class Disturbance:
-    """Waits for undisturbed moments, up to a number of seconds.
+    """Waits for undisturbed moments, up to a number of seconds in total.
 
     Args:
-        patience: Seconds to wait or to spend on rounds that are thrown away, before disturbed
-            rounds are taken as they are.
+        patience: Seconds to wait, or to spend on discarded rounds, before disturbed rounds are
+            accepted.
     """
 
     _fastest = float("inf")
@@ -41,13 +41,13 @@ class Disturbance:
                 time.sleep(0.02)
 
     def wait(self) -> None:
-        """Return in an undisturbed moment, or when patience is at its end."""
+        """Return at an undisturbed moment, or when the patience is used up."""
         while self._left > 0 and self._is_now():
             time.sleep(PAUSE_SECONDS)
             self._left -= PAUSE_SECONDS
 
     def spoilt(self, seconds: float) -> bool:
-        """Tell whether a round that took so long has to be measured again."""
+        """Return whether a round that took this time must be measured again."""
         if not self._is_now():
             return False
         if self._left <= 0:
@@ -73,6 +73,6 @@ class Disturbance:
     @classmethod
     def _report(cls) -> None:
         print(
-            f"\nDisturbed by the machine's neighbours: {cls._num_repeated} rounds, which were "
-            f"repeated, and {cls._num_disturbed} that were taken all the same."
+            f"\nDisturbed by other virtual machines: {cls._num_repeated} rounds were repeated, and "
+            f"{cls._num_disturbed} disturbed rounds were used."
         )

@@ -1,4 +1,4 @@
-"""Runs a function of a benchmark in a fresh process, for what cannot be measured twice in one."""
+"""Runs a function of a benchmark in a fresh process, for measurements that need a new process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _RESULT = "RESULT "
 
 
 def current_bytes() -> int:
-    """Return the memory that this process has now, in bytes; its peak where that is not known."""
+    """Return the memory that this process uses now, in bytes; its peak if that is unknown."""
     return _status_bytes("VmRSS") or peak_bytes()
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has had since ``reset_peak``, in bytes."""
+    """Return the most memory that this process has used since ``reset_peak``, in bytes."""
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reset_peak() -> None:
-    """Forget the peak so far, where the system can (Linux)."""
+    """Reset the peak, if the system can do this (Linux)."""
     gc.collect()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -42,14 +42,14 @@ def _status_bytes(key: str) -> int:
 
 
 class FreshProcess:
-    """Calls functions of one module, each call in a process of its own.
+    """Calls functions of one module, each call in a separate process.
 
-    The module's ``main`` has to begin with ``if processes.serve(): return``.
+    The module's ``main`` must begin with ``if processes.serve(): return``.
 
     Args:
         module: Full name of the module, such as ``benchmarks.memory``.
-        functions: What may be called, by name: plain data in, plain data out.
-        timeout: Seconds after which a call is given up.
+        functions: The functions that may be called, by name: they take and return plain data.
+        timeout: Seconds after which a call is stopped.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class FreshProcess:
         self._timeout = timeout
 
     def call(self, function: str, *args: Any) -> Any:
-        """Return what a function returns, or None if it took too long.
+        """Return the result of a function, or None if it took too long.
 
         Raises:
-            RuntimeError: It failed; the text has its standard error.
+            RuntimeError: The function failed; the message contains its standard error.
         """
         request = json.dumps([function, *args])
         try:
@@ -83,7 +83,7 @@ class FreshProcess:
         raise RuntimeError(f"{self._module} {request} failed:\n{done.stderr}")
 
     def serve(self) -> bool:
-        """Carry out the call that this process was started for, if it was; return whether."""
+        """Run the call that this process was started for, if any; return whether there was one."""
         request = os.environ.pop("POPSIM_BENCHMARK_CALL", None)
         if request is None:
             return False

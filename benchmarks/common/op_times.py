@@ -1,4 +1,4 @@
-"""Where the time of a program goes, op by op, and how much work each op has."""
+"""Measures the time of each op of a program, and counts its work."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from popsim_torch.passes.op_table import op_table
 
 
 def family_of(op: Op) -> str:
-    """Return the group of ops that an op is reported with."""
+    """Return the group under which an op is reported."""
     return op_table()[op.kind].family
 
 
 @dataclass(frozen=True)
 class OpRecord:
-    """What one op of a program does in one call.
+    """The time and the work of one op of a program in one call.
 
     Attributes:
         op: The op.
-        seconds: Median over the calls, of all executions in one call.
+        seconds: Time of all executions in one call; the median over the calls.
         flops: Floating-point operations of all executions, as the op's entry counts them: two per
-            multiply-add; functions such as ``exp`` as so many additions as they take.
-        bytes: Read and written by all executions, every tensor counted once per execution.
-        text: Kind, name and shapes, for tables.
+            multiply-add; a function such as ``exp`` counts as the number of additions that take the
+            same time.
+        bytes: Bytes read and written by all executions; every tensor counts once per execution.
+        text: Kind, name and shapes of the op, for tables.
     """
 
     op: Op
@@ -44,11 +45,11 @@ class OpRecord:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a call goes.
+    """The time of a call, and of its ops.
 
     Attributes:
-        seconds: Median of the whole call, from Python, with nothing timed inside of it.
-        records: Of every op that runs, in the order of the program.
+        seconds: Time of the whole call from Python, without timers inside; the median.
+        records: One record for each op that runs, in the order of the program.
     """
 
     seconds: float
@@ -56,14 +57,14 @@ class Profile:
 
 
 def profile(model: poptorch.PoplarExecutor, args: Sequence[torch.Tensor], rounds: int) -> Profile:
-    """Return the times of a call and of its ops, measured in turn.
+    """Return the times of a call and of its ops, measured alternately.
 
-    The model is compiled if it is not. A training model trains.
+    The model is compiled if necessary. A training model is trained by this.
 
     Args:
-        model: What ``trainingModel`` or ``inferenceModel`` returned.
+        model: The result of ``trainingModel`` or ``inferenceModel``.
         args: The arguments of its call.
-        rounds: How often call and ops get a turn.
+        rounds: How often the call and the ops are measured.
     """
     model(*args)
     compiled = model.compiled
@@ -108,7 +109,7 @@ def _describe(graph: Graph, op: Op) -> str:
 
 
 def _shapes(tensors: list[Tensor]) -> str:
-    """Return the tensors' shapes, equal ones that follow each other as one with a count."""
+    """Return the tensors' shapes; equal consecutive shapes are shown once, with a count."""
     shapes = ("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
     counts = ((shape, len(list(group))) for shape, group in itertools.groupby(shapes))
     return ", ".join(shape if count == 1 else f"{count} of {shape}" for shape, count in counts)

@@ -1,4 +1,4 @@
-"""Tables in Markdown, the line that says where they come from, and the common options."""
+"""Tables in Markdown, the line that describes the machine, and the common options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def processor_name() -> str:
 
 
 def describe_machine() -> str:
-    """Return the date, the machine, how busy it is with other things, and the versions."""
+    """Return the date, the machine, its other load, and the versions."""
     load = f", load {os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else ""
     return (
         f"{datetime.date.today()}: {processor_name()}, {torch.get_num_threads()} of "
@@ -41,9 +41,9 @@ class Table:
     """Prints one row at a time.
 
     Args:
-        title: Printed above.
+        title: The title above the table.
         columns: Headings, with units.
-        note: Printed under the title: how to read it.
+        note: A note under the title: how to read the table.
     """
 
     def __init__(self, title: str, columns: Sequence[str], note: str = "") -> None:
@@ -62,19 +62,19 @@ class Table:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three significant digits, large ones as whole numbers."""
+    """Return a number with three significant digits, large numbers as integers."""
     if abs(value) >= 99.95:
         return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) < 0.0995 else f"{value:.{2 if abs(value) < 9.995 else 1}f}"
 
 
 def verdict(ratio: float) -> str:
-    """Return how ours does, from the best rival's time divided by ours; 3 % are noise."""
+    """Return a verdict from the best rival's time divided by ours; 3 % are noise."""
     return "wins" if ratio > 1.03 else "loses" if ratio < 0.97 else "even"
 
 
 def rival_columns(*, with_compile: bool) -> list[str]:
-    """Return the headings of a table of eager PyTorch, torch.compile and ours."""
+    """Return the headings of a table of eager PyTorch, torch.compile and this package."""
     if not with_compile:
         return ["case", "per call", "eager, ms", "ours, ms", "eager/ours", "ours"]
     return [
@@ -96,9 +96,9 @@ def rival_row(
 
     Args:
         table: The table.
-        name: Of the case.
-        device_iterations: Per call.
-        seconds: By contender: ``eager``, maybe ``compile``, ``ours``.
+        name: Name of the case.
+        device_iterations: Device iterations per call.
+        seconds: Times by contender: ``eager``, optionally ``compile``, and ``ours``.
     """
     rivals = [key for key in ("eager", "compile") if key in seconds]
     ratios = [seconds[key] / seconds["ours"] for key in rivals]
@@ -123,19 +123,19 @@ class _SelectCases(argparse.Action):
         found = [case for case in namespace.cases if str(values) in case.name]
         if not found:
             names = ", ".join(case.name for case in namespace.cases)
-            parser.error(f"--only {values}: no such case; there are {names}")
+            parser.error(f"--only {values}: no such case; the cases are {names}")
         namespace.cases = found
 
 
 def make_parser(
     description: str | None, rounds: int = 15, cases: Sequence[Case] = CASES
 ) -> argparse.ArgumentParser:
-    """Return a parser of the options that every script has.
+    """Return a parser with the options that every script has.
 
     Args:
         description: The script's docstring.
-        rounds: Default of ``--rounds``.
-        cases: What ``--only`` chooses from; the parsed ``cases`` are the chosen ones.
+        rounds: Default of the option ``--rounds``.
+        cases: The cases that ``--only`` can choose; the parsed ``cases`` are the chosen ones.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,7 +1,7 @@
 // Error classes of the C++ side and the checks that throw them.
 //
-// UserError: the caller gave something that cannot work; Python sees
-// popsim_torch.Error. InternalError: our own bug.
+// UserError: the caller passed something that is not supported; Python sees
+// popsim_torch.Error. InternalError: a bug of this package.
 #pragma once
 
 #include <sstream>

@@ -41,7 +41,7 @@ DType dtype_from_name(std::string_view name) {
   for (const Row& row : kRows) {
     if (row.name == name) return row.dtype;
   }
-  throw UserError(join("'", name, "' is not an element type of the device"));
+  throw UserError(join("'", name, "' is not a dtype of the device"));
 }
 
 bool is_floating(DType dtype) { return dtype >= DType::kFloat16; }

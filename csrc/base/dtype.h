@@ -1,4 +1,4 @@
-// Element types of the simulated device.
+// The dtypes of the simulated device.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,11 @@ enum class DType : int8_t {
 
 [[nodiscard]] int64_t size_in_bytes(DType dtype);
 [[nodiscard]] std::string_view name_of(DType dtype);
-// Throws UserError for a name that is not an element type.
+// Throws UserError for a name that is not a dtype.
 [[nodiscard]] DType dtype_from_name(std::string_view name);
 [[nodiscard]] bool is_floating(DType dtype);
-// The bits of a significand. The type is floating and no wider than float32.
+// The number of bits of the significand. The dtype must be floating-point and
+// no wider than float32.
 [[nodiscard]] constexpr int significant_bits(DType dtype) {
   return dtype == DType::kFloat16 ? 11 : dtype == DType::kBFloat16 ? 8 : 24;
 }

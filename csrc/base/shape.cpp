@@ -56,7 +56,7 @@ bool is_injective(const Shape& shape, const Strides& strides) {
   std::vector<size_t> axes(shape.size());
   std::iota(axes.begin(), axes.end(), size_t{0});
   std::ranges::sort(axes, {}, [&](size_t axis) { return strides[axis]; });
-  int64_t reach = 0;  // from the first element to the last, so far
+  int64_t reach = 0;  // distance from the first element to the last one so far
   for (const size_t axis : axes) {
     if (shape[axis] == 1) continue;
     if (strides[axis] <= reach) return false;

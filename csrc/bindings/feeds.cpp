@@ -20,8 +20,9 @@ using feeds::Outfeed;
 
 feeds::Components components_of(const std::vector<std::string>& dtypes,
                                 std::vector<Shape> shapes) {
-  check_user(dtypes.size() == shapes.size(), "a queue: ", dtypes.size(),
-             " element types of ", shapes.size(), " tensors");
+  check_user(dtypes.size() == shapes.size(), "a queue: got ", dtypes.size(),
+             " dtypes for ", shapes.size(),
+             " shapes, needs one dtype per shape");
   feeds::Components components;
   for (size_t i = 0; i < dtypes.size(); ++i) {
     components.push_back({dtype_from_name(dtypes[i]), std::move(shapes[i])});
@@ -49,7 +50,10 @@ feeds::WhenFull when_full(const std::string& name) {
   if (name == "raise") return WhenFull::kRaise;
   if (name == "drop_oldest") return WhenFull::kDropOldest;
   if (name == "drop_newest") return WhenFull::kDropNewest;
-  check_user(name == "spill", "a queue: when_full is '", name, "'");
+  check_user(name == "spill",
+             "a queue: when_full must be 'wait', 'raise', 'drop_oldest', "
+             "'drop_newest' or 'spill', got '",
+             name, "'");
   return WhenFull::kSpill;
 }
 

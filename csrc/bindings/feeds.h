@@ -1,4 +1,4 @@
-// The Python face of csrc/feeds.
+// The Python bindings of csrc/feeds.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

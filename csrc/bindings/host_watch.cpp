@@ -12,8 +12,9 @@ namespace {
 
 using Marks = std::vector<std::uintptr_t>;
 
-// To compare with those of another time. Owns nothing: identities tell objects
-// apart as long as Python keeps them.
+// The marks as bytes, to compare them with the marks of a later time. The bytes
+// own no object: an identity identifies an object only while Python keeps the
+// object alive.
 py::bytes as_bytes(const Marks& marks) {
   return {reinterpret_cast<const char*>(marks.data()),
           marks.size() * sizeof(Marks::value_type)};
@@ -23,13 +24,13 @@ std::uintptr_t identity(const void* object) {
   return reinterpret_cast<std::uintptr_t>(object);
 }
 
-// (torch's own check asks the metaclass in Python, for classes of parameters)
+// (torch's own check calls Python code of the metaclass for parameter classes)
 bool is_tensor(PyObject* object) {
   auto* kind = reinterpret_cast<PyTypeObject*>(THPVariableClass);
   return PyObject_TypeCheck(object, kind) != 0;
 }
 
-// What differs when a tensor has got other values or other memory.
+// Marks that change when a tensor gets other values or other memory.
 py::bytes tensor_marks(const py::list& tensors) {
   Marks marks;
   marks.reserve(2 * tensors.size());
@@ -45,13 +46,13 @@ py::bytes tensor_marks(const py::list& tensors) {
   return as_bytes(marks);
 }
 
-// (a dictionary finds the very object that is its key at once)
+// (a dictionary lookup is fastest when the key is the same string object)
 py::object interned(const char* name) {
   return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
 }
 
-// Appends what is in the dictionary of a module's layers or parameters, and
-// which of them are trained.
+// Appends the contents of a module's dictionary of layers or parameters, and
+// which of them require a gradient.
 void add_held(PyObject* held, Marks& marks) {
   marks.push_back(identity(held));
   if (held == nullptr || !PyDict_Check(held)) return;
@@ -65,9 +66,9 @@ void add_held(PyObject* held, Marks& marks) {
   }
 }
 
-// What differs when modules are in another mode, have other layers or
-// parameters, or others of these are trained. Takes the modules' own
-// dictionaries; runs no code of theirs.
+// Marks that change when a module changes its mode, its layers, its parameters,
+// or which of these require a gradient. Takes the modules' own dictionaries and
+// runs no code of the modules.
 py::bytes module_marks(const py::list& modules) {
   const py::object mode = interned("training");
   const py::object layers = interned("_modules");

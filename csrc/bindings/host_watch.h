@@ -1,4 +1,4 @@
-// What Python's modules and tensors are like, to notice that they have changed.
+// Marks of Python's modules and tensors, to notice when these have changed.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -9,14 +9,14 @@
 namespace popsim::bindings {
 namespace {
 
-// Runs what takes the lock; does not return where Python is gone.
+// Calls `take`, which takes the lock; does not return after Python has ended.
 template <typename Take>
 auto take_or_sleep(const Take& take) {
 #if defined(__GLIBCXX__)
   try {
     return take();
   } catch (const abi::__forced_unwind&) {
-    // (this has no end but that of the process)
+    // (the loop ends only with the process)
     for (;;) pause();
   }
 #else  // elsewhere a thread ends without an exception, and no destructor runs

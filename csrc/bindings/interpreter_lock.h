@@ -1,16 +1,17 @@
-// Python's lock, given back and taken by threads that may outlive Python.
+// Releases Python's lock and takes it again, in threads that may outlive
+// Python.
 //
-// Until version 3.14 Python ends a thread that asks for the lock while the
-// process ends: its stack is unwound, from a destructor as likely as not, which
-// terminates the process. Threads that ask here sleep instead, until the
-// process is gone.
+// Before version 3.14, Python ends a thread that asks for the lock while the
+// process ends: Python unwinds the thread's stack. If a destructor asked for
+// the lock, unwinding terminates the process. Threads that ask through these
+// classes sleep instead until the process has ended.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace popsim::bindings {
 
-// Runs the scope without the lock, which the thread has.
+// Releases the lock for a scope; the thread must hold the lock.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
@@ -22,7 +23,7 @@ class Unlocked {
   PyThreadState* state_;
 };
 
-// Runs the scope with the lock, whether the thread has it or not.
+// Holds the lock for a scope, whether or not the thread holds it already.
 class Locked {
  public:
   Locked();

@@ -1,5 +1,5 @@
 // Gives PyTorch's `ipu` device type what tracing needs: one device, `ipu:0`,
-// that fake tensors can live on. Nothing real is ever allocated there.
+// for fake tensors. Nothing is ever allocated on this device.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -17,8 +17,8 @@ C10_REGISTER_GUARD_IMPL(IPU, IpuGuard);
 }  // namespace
 }  // namespace popsim::bindings
 
-// Operators without an autograd kernel of their own (custom ones) would fail
-// under this key.
+// Without this fallback, operators that have no autograd kernel of their own
+// (custom operators) would fail under this key.
 TORCH_LIBRARY_IMPL(_, AutogradIPU, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
 }

@@ -1,4 +1,4 @@
-// The Python face of the C++ library: converters and one-line forwards.
+// The Python bindings of the C++ library: converters and one-line calls.
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -79,7 +79,7 @@ void bind_graph(py::module_& m) {
                   stage,
                   std::move(source),
                   {}};
-            // Shared, not copied: nobody changes a body that an op has.
+            // Bodies are shared, not copied: an op's body never changes.
             for (const std::shared_ptr<Graph>& body : bodies) {
               check_internal(body != nullptr, "add_op: a body is missing");
               op.bodies.push_back(body);

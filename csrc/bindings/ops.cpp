@@ -28,7 +28,7 @@ using ops::Schema;
 
 using Type = std::pair<std::string, Shape>;
 
-// What one kind of work of an op comes to.
+// The amount of one kind of work of an op.
 struct WorkView {
   std::string kind;
   double flops;
@@ -45,7 +45,8 @@ ops::OpView view_of(const graph::Graph& graph, int64_t index) {
   return {graph, graph.ops().at(static_cast<size_t>(index))};
 }
 
-// Nothing for a result that is left out, or that only a run tells.
+// An entry is empty if the result is left out, or if only a run determines its
+// type.
 std::vector<std::optional<Type>> infer_types(const graph::Graph& graph,
                                              int64_t index) {
   std::vector<std::optional<Type>> types;
@@ -67,7 +68,7 @@ std::vector<WorkView> work_of(const graph::Graph& graph, int64_t index) {
   return work;
 }
 
-// What may become part of a product; see dense::MatmulSpec.
+// An operation that a product may include; see dense::MatmulSpec.
 enum class Fusion { kRelu, kMask, kUpdate };
 
 bool product_can_fuse(Fusion what, const std::string& dtype, const Shape& a,
@@ -164,7 +165,8 @@ void bind_schema(py::module_& m) {
   m.def("parse_schema", &ops::parse_schema, py::arg("text"));
 }
 
-// The same for what is not known to be right, by the user's own shape rule.
+// As infer_types(), for an op whose types come from the user's own shape rule,
+// which may be wrong.
 std::optional<std::vector<Type>> custom_op_types(const graph::Graph& graph,
                                                  int64_t index) {
   std::vector<Type> types;

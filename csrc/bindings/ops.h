@@ -1,4 +1,4 @@
-// The table of ops, and what it says of an op.
+// The table of ops, and the properties of each op.
 #pragma once
 
 #include <pybind11/pybind11.h>

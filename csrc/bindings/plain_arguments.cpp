@@ -22,7 +22,7 @@ bool PlainArguments::fit(const py::tuple& arguments) const {
   if (arguments.size() != kinds_.size()) return false;
   for (size_t i = 0; i < kinds_.size(); ++i) {
     PyObject* argument = PyTuple_GET_ITEM(arguments.ptr(), i);
-    // (torch's own check for the exact class lets parameters pass)
+    // (torch's own check for the exact class also accepts parameters)
     const auto* kind = reinterpret_cast<PyObject*>(Py_TYPE(argument));
     if (kind != THPVariableClass) return false;
     const at::Tensor& tensor = THPVariable_Unpack(argument);

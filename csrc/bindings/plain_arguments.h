@@ -1,4 +1,4 @@
-// Whether a call's arguments can go to the device as they are.
+// Checks whether a call's arguments can go to the device as they are.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,19 +9,19 @@
 
 namespace popsim::bindings {
 
-// What the tensors of a call were like when the program was compiled, for the
-// calls that have nothing but tensors, all in their places. This looks at each
-// of them once, in one call from Python; what does not fit is for Python to
-// explain or to convert.
+// The types and shapes that a call's tensors had when the program was compiled.
+// It serves calls whose arguments are all positional tensors. One call from
+// Python checks all of them; Python explains or converts arguments that do not
+// fit.
 class PlainArguments {
  public:
   using Kind = std::pair<at::ScalarType, std::vector<int64_t>>;
 
   explicit PlainArguments(std::vector<Kind> kinds) : kinds_(std::move(kinds)) {}
 
-  // Whether there are just as many, and each is a torch.Tensor, not of a class
-  // of its own, of its type and shape, whose numbers the device can read where
-  // they are.
+  // Whether the number of arguments is right, and each is a torch.Tensor (not
+  // of a subclass) of the right type and shape, whose values the device can
+  // read in place.
   [[nodiscard]] bool fit(const pybind11::tuple& arguments) const;
 
  private:

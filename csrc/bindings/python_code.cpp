@@ -12,8 +12,8 @@ std::vector<at::Tensor> PythonCode::call(int64_t number, bool gradient,
                                          std::vector<at::Tensor> operands) {
   const Locked lock;
   try {
-    // From here on the list alone has them, so that they end with the lock
-    // held.
+    // From here on only the list owns the tensors, so they are destroyed while
+    // the lock is held.
     py::list given;
     for (at::Tensor& operand : operands) given.append(std::move(operand));
     return function_(number, gradient, given).cast<std::vector<at::Tensor>>();

@@ -1,4 +1,4 @@
-// A Python function that a program calls in the middle of a run.
+// A Python function that a program calls during a run.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -11,19 +11,20 @@
 
 namespace popsim::bindings {
 
-// Takes the interpreter's lock, which a run goes without, for each call. To be
-// made and destroyed with the lock held, around the run: nothing here outlives
-// it, so no cycle of references goes through C++, where Python would not see
-// it.
+// Takes the interpreter's lock for each call; the run itself does not hold the
+// lock. Make and destroy this object around the run, with the lock held. No
+// object here outlives the run, so no cycle of references passes through C++,
+// where Python's garbage collector could not find it.
 class PythonCode final : public ops::HostCode {
  public:
-  // Called with number, gradient and a list of tensors; returns such a list.
+  // The function is called with a number, a gradient flag and a list of
+  // tensors; it returns a list of tensors.
   explicit PythonCode(pybind11::object function)
       : function_(std::move(function)) {}
 
   [[nodiscard]] std::vector<at::Tensor> call(
       int64_t number, bool gradient, std::vector<at::Tensor> operands) override;
-  // Throws what the function raised, if it did.
+  // Throws the exception that the function raised, if it raised one.
   void rethrow() const {
     if (error_) throw *error_;
   }

@@ -19,7 +19,7 @@ using runtime::Executable;
 using runtime::Plan;
 using runtime::RunConfig;
 
-// Where a tensor lies in the arena, and at which steps of the program.
+// The place of a tensor in the arena, and the steps of the program that use it.
 struct ArenaRange {
   TensorId tensor;
   int64_t first_step;
@@ -40,8 +40,8 @@ std::vector<ArenaRange> arena_ranges(const Plan& plan) {
   return ranges;
 }
 
-// Calls what may run for long, without the interpreter's lock. The program may
-// call the function, which may be None.
+// Runs a call that may take long, without the interpreter's lock. The program
+// may call the function, which may be None.
 template <typename Call>
 auto supervised(const py::object& function, Call&& call) {
   SignalOverseer overseer;

@@ -1,4 +1,4 @@
-// The Python face of csrc/runtime.
+// The Python bindings of csrc/runtime.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -13,21 +13,22 @@ namespace py = pybind11;
 namespace popsim::bindings {
 namespace {
 
-// Python runs signal handlers on its main thread alone.
+// Python runs signal handlers only on its main thread.
 bool on_main_thread() {
   const auto threading = py::module_::import("threading");
   return threading.attr("get_ident")().equal(
       threading.attr("main_thread")().attr("ident"));
 }
 
-// Python writes a byte there when a signal comes; -1: nowhere. Returns where it
-// did before.
+// Sets the file descriptor to which Python writes a byte when a signal comes
+// (-1: none). Returns the previous one.
 int set_wakeup_fd(int descriptor) {
   const auto signal = py::module_::import("signal");
   return signal.attr("set_wakeup_fd")(descriptor).cast<int>();
 }
 
-// Both ends belong to this process alone and never make anybody wait.
+// Other processes do not inherit the two ends, and reads and writes never
+// block.
 bool open_pipe(std::array<int, 2>& ends) {
   if (pipe(ends.data()) != 0) return false;
   for (const int end : ends) {
@@ -44,7 +45,7 @@ SignalOverseer::~SignalOverseer() {
   try {
     if (write_end_ >= 0) {
       const int current = set_wakeup_fd(-1);
-      // A handler may have set another one meanwhile.
+      // A signal handler may have set another descriptor meanwhile.
       if (current != write_end_) set_wakeup_fd(current);
     }
   } catch (py::error_already_set& error) {
@@ -63,7 +64,7 @@ bool SignalOverseer::lets_it_go_on() {
     if (state_ == State::kOff || PyErr_CheckSignals() == 0) return true;
     error_.emplace();
   } catch (const py::error_already_set& error) {
-    // Handlers run in the Python code that begin() calls, too.
+    // Signal handlers also run in the Python code that begin() calls.
     error_ = error;
   }
   state_ = State::kOff;

@@ -1,4 +1,4 @@
-// Lets Python's signal handlers run while a program does.
+// Lets Python's signal handlers run while a program runs.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,9 +9,10 @@
 
 namespace popsim::bindings {
 
-// Ctrl-C and other signals are noticed while C++ runs without the interpreter's
-// lock. Whether one came is asked without it: another thread may hold it for
-// long. To be made and destroyed with the lock held, around the run.
+// Notices Ctrl-C and other signals while C++ code runs without the
+// interpreter's lock. The check for a signal does not take the lock, because
+// another thread may hold it for a long time. Make and destroy this object
+// around the run, with the lock held.
 class SignalOverseer final : public runtime::Overseer {
  public:
   SignalOverseer() = default;
@@ -20,17 +21,17 @@ class SignalOverseer final : public runtime::Overseer {
   ~SignalOverseer() override;
 
   [[nodiscard]] bool lets_it_go_on() override;
-  // Throws what a signal handler raised, if one did.
+  // Throws the exception that a signal handler raised, if one did.
   void rethrow() const {
     if (error_) throw *error_;
   }
 
  private:
   enum class State {
-    kNew,      // not asked yet
-    kPolling,  // signals are looked for with the lock
-    kWaiting,  // Python writes a byte to the pipe when one comes
-    kOff,      // another thread's business, or a handler has raised already
+    kNew,      // not checked yet
+    kPolling,  // checks for signals with the lock held
+    kWaiting,  // Python writes a byte to the pipe when a signal comes
+    kOff,      // not on the main thread, or a handler has raised already
   };
 
   [[nodiscard]] State begin();

@@ -8,7 +8,7 @@ namespace popsim::dense {
 
 bool available() {
 #if defined(POPSIM_HAVE_ONEDNN)
-  // Headers and library of two oneDNNs do not go together.
+  // The headers and the library must be of the same oneDNN version.
   const dnnl_version_t* library = dnnl_version();
   return library->major == DNNL_VERSION_MAJOR &&
          library->minor == DNNL_VERSION_MINOR;

@@ -1,8 +1,8 @@
 // Whether this build computes convolutions with oneDNN.
 //
-// csrc/dense is the only folder that sees oneDNN. In a build without it
-// create_convolution() returns null, as it does for a problem that oneDNN has
-// no fast code for; the ops then compute with ATen.
+// Only csrc/dense uses oneDNN. In a build without oneDNN, create_convolution()
+// returns null, as it does for a problem that oneDNN has no fast code for; the
+// ops then compute with ATen.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace popsim::dense {
 
 [[nodiscard]] bool available();
-// The library's version, as "3.2.0"; empty in a build without it.
+// The library's version, such as "3.2.0"; empty in a build without oneDNN.
 [[nodiscard]] std::string version();
 
 }  // namespace popsim::dense

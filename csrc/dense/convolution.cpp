@@ -21,7 +21,8 @@ namespace {
 using dnnl::memory;
 using Dims = memory::dims;
 
-// oneDNN derives the output size with padding on both ends, like us.
+// oneDNN computes the output size from the padding on both ends, and so does
+// this package.
 bool is_consistent(const ConvolutionSpec& spec) {
   for (size_t i = 0; i < spec.input_size.size(); ++i) {
     const int64_t kernel = spec.dilation[i] * (spec.kernel_size[i] - 1) + 1;
@@ -33,13 +34,14 @@ bool is_consistent(const ConvolutionSpec& spec) {
   return true;
 }
 
-// Descriptors of the shapes, or none where one of them has no fast code.
+// Returns the descriptors of the shapes, or none if one of the shapes has no
+// fast code.
 std::vector<Described> describe_all(const ConvolutionPieces& cut, Layout layout,
                                     ConvolutionPass pass) {
   const threads::ScopedBudget alone(1);
   std::vector<Described> result;
   for (const PieceShape& shape : cut.shapes) {
-    // Pieces that share a weight share its layout.
+    // Pieces that use the same weight use the same layout for it.
     memory::desc weight;
     for (size_t i = 0; i < result.size(); ++i) {
       if (cut.shapes[i].spec.out_channels == shape.spec.out_channels) {
@@ -92,17 +94,19 @@ class PieceConvolution final : public Convolution {
   }
 
  private:
-  // Some channels of the output with their part of the weight: the weight in
-  // the layout of the pieces, or the terms whose sum is its gradient.
+  // Some channels of the output with their part of the weight: either the
+  // weight in the layout of the pieces, or the terms whose sum is the weight's
+  // gradient.
   struct Slice {
     WeightOperand weight;
-    int64_t channel;               // the first one
-    std::optional<size_t> offset;  // of the first part; none: in the tensor
-    int64_t numbers;               // of a part
-    threads::Shares shares;        // of the stretches of a part
+    int64_t channel;  // the first channel
+    // The offset of the first part; empty if the part is in the tensor.
+    std::optional<size_t> offset;
+    int64_t numbers;         // number of values in a part
+    threads::Shares shares;  // of the sections of a part
   };
 
-  // Numbers that are added up at a time.
+  // Number of values that are added up at a time.
   static constexpr int64_t kStretch = 1024;
 
   void plan_runners(const std::vector<Described>& described) {
@@ -152,7 +156,7 @@ class PieceConvolution final : public Convolution {
     return tensors.weight + slice.channel * weight_.front();
   }
 
-  // What piece number `sum` of the slice reads or writes.
+  // The memory that piece number `sum` of the slice reads or writes.
   [[nodiscard]] float* part(const Slice& slice, int64_t sum,
                             const ConvolutionTensors& tensors,
                             char* start) const {
@@ -178,7 +182,8 @@ class PieceConvolution final : public Convolution {
                                    static_cast<size_t>(share) * share_bytes_);
   }
 
-  // The parts in their order, whoever computed them.
+  // Adds up the parts in their order, independent of the threads that computed
+  // them.
   void add_up(Slice& slice, const ConvolutionTensors& tensors, char* start) {
     float* tensor = in_tensor(slice, tensors);
     float* sums =
@@ -207,7 +212,7 @@ class PieceConvolution final : public Convolution {
   Dims input_;
   Dims output_;
   Dims weight_;
-  std::vector<PieceRunner> runners_;  // those of a thread lie together
+  std::vector<PieceRunner> runners_;  // the runners of one thread are adjacent
   std::vector<Slice> slices_;
   WorkspacePlan plan_;
   size_t share_bytes_ = 0;

@@ -1,4 +1,4 @@
-// Which code computes a convolution.
+// Chooses the code that computes a convolution.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace popsim::dense {
 
-// Null when there is no fast code for the problem: without oneDNN, for empty
-// tensors, and for sizes that do not follow from each other.
+// Returns null if there is no fast code for the problem: without oneDNN, for
+// empty tensors, and for sizes that do not fit together.
 [[nodiscard]] std::unique_ptr<Convolution> create_convolution(
     const ConvolutionSpec& spec, ConvolutionPass pass);
 

@@ -12,16 +12,18 @@
 namespace popsim::dense {
 namespace {
 
-// Multiplications that a piece should have: starting one takes microseconds.
+// The number of multiplications that a piece should have: starting one takes
+// microseconds.
 constexpr int64_t kPieceWork = 1 << 24;
-// Smaller ones pay for a few threads, and even smaller ones for two.
+// Smaller pieces pay off for a few threads, and even smaller ones for two.
 constexpr int64_t kSmallPieceWork = 1 << 21;
 constexpr int64_t kFewPieces = 4;
-// Terms of the sums of a piece, at least: adding two numbers of two pieces
-// takes as long as a dozen multiplications.
+// The smallest number of terms in the sums of a piece: adding the results of
+// two pieces takes as long as a dozen multiplications.
 constexpr int64_t kMinTerms = 512;
 constexpr int64_t kMaxSums = 8;
-// Channels of a slice of the output, and rows of a band, at least.
+// The smallest number of channels in a slice of the output, and of rows in a
+// band.
 constexpr int64_t kMinChannels = 32;
 constexpr int64_t kMinRows = 4;
 
@@ -30,7 +32,8 @@ int64_t product(const Extents& values) {
                          std::multiplies<>());
 }
 
-// A power of two: as many pieces for each of two, four or eight threads.
+// Returns a power of two, so that two, four or eight threads get the same
+// number of pieces.
 int64_t num_pieces(const ConvolutionSpec& spec) {
   const int64_t work = num_multiplications(spec);
   const int64_t least =
@@ -41,8 +44,8 @@ int64_t num_pieces(const ConvolutionSpec& spec) {
       std::clamp(work / kPieceWork, few, threads::Tasks::kMax))));
 }
 
-// A stretch of the first spatial axis: rows of the input and of the output, and
-// the padding that takes the place of rows beside the input.
+// A section of the first spatial axis: rows of the input and of the output, and
+// the padding that replaces rows outside the input.
 struct Band {
   threads::Range input;
   threads::Range output;
@@ -54,8 +57,8 @@ int64_t extent(const ConvolutionSpec& spec) {
   return spec.dilation[0] * (spec.kernel_size[0] - 1) + 1;
 }
 
-// What rows of the output are computed from. None where a convolution of those
-// rows has no input, or the output is what pads it.
+// Returns the rows of the input that some rows of the output are computed from.
+// Empty if these rows depend only on padding.
 std::optional<Band> band_of_output(const ConvolutionSpec& spec,
                                    threads::Range rows) {
   const int64_t first = rows.begin * spec.stride[0] - spec.padding[0];
@@ -70,7 +73,7 @@ std::optional<Band> band_of_output(const ConvolutionSpec& spec,
   return band;
 }
 
-// Rows of the input and all rows of the output that are computed from some of
+// Returns the rows of the input, and all rows of the output that depend on
 // them.
 std::optional<Band> band_of_input(const ConvolutionSpec& spec,
                                   threads::Range rows) {
@@ -85,15 +88,15 @@ std::optional<Band> band_of_input(const ConvolutionSpec& spec,
   Band band{.input = rows, .output = {first, end}};
   if (band.output.size() <= 0) return std::nullopt;
   band.before = rows.begin - (first * stride - padding);
-  // Negative where the last rows are read by nobody.
+  // This is negative if no output row reads the last rows.
   band.after = std::max<int64_t>(
       (end - 1) * stride - padding + extent(spec) - rows.end, 0);
   if (band.before < 0) return std::nullopt;
   return band;
 }
 
-// Cuts the rows of the result into bands of equal size; one band of all rows
-// where that is not possible.
+// Divides the rows of the result into bands of equal size; returns one band of
+// all rows if that is not possible.
 std::vector<Band> cut_bands(const ConvolutionSpec& spec, ConvolutionPass pass,
                             int64_t count) {
   const bool of_input = pass == ConvolutionPass::kGradInput;
@@ -154,7 +157,7 @@ class Cutter {
       for (int64_t group = 0; group < num_groups; ++group) {
         const threads::Range images =
             threads::part(spec_.batch, group, num_groups);
-        // Rows of several images do not lie in one piece.
+        // The rows of several images are not adjacent in memory.
         const bool whole = bands.size() == 1;
         for (int64_t image = images.begin; image < images.end; ++image) {
           for (const Band& band : bands) {

@@ -1,7 +1,7 @@
-// Convolutions cut into pieces, each computed by one thread.
+// Convolutions divided into pieces; one thread computes each piece.
 //
-// The library's own threads would choose the order of its sums by their number.
-// How many pieces there are follows from the shape alone.
+// oneDNN's own threads would make the order of the sums depend on the number of
+// threads. Here the number of pieces depends only on the shape.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,16 @@
 
 namespace popsim::dense {
 
-// A convolution that several pieces compute, of other images, rows or channels.
+// The shape of a convolution that several pieces compute, for different images,
+// rows or channels.
 struct PieceShape {
-  ConvolutionSpec spec;  // its padding is that before the first position
+  ConvolutionSpec spec;  // its padding is the padding before the first position
   Extents padding_end;
 
   bool operator==(const PieceShape&) const = default;
 };
 
-// Where a piece's part of the tensors begins. Rows are positions of the first
+// The start of a piece's part of the tensors. Rows are positions of the first
 // spatial axis.
 struct ConvolutionPiece {
   size_t shape = 0;
@@ -29,18 +30,19 @@ struct ConvolutionPiece {
   int64_t output_row = 0;
   int64_t channel = 0;  // of the output
   size_t slice = 0;
-  int64_t sum = 0;  // of those that make up the gradient of the weight
+  int64_t sum = 0;  // number of the piece among those whose sum is the gradient
+                    // of the weight
 };
 
 struct ConvolutionPieces {
   std::vector<PieceShape> shapes;
   std::vector<ConvolutionPiece> pieces;
   // kGradWeight: the gradient of each slice of the output's channels is the sum
-  // of the results of this many pieces.
+  // of this many pieces' results.
   int64_t num_sums = 1;
   int64_t num_slices = 1;
 
-  // Just one piece.
+  // The whole convolution as one piece.
   [[nodiscard]] static ConvolutionPieces whole(const ConvolutionSpec& spec) {
     return {.shapes = {{spec, spec.padding}}, .pieces = {{}}};
   }

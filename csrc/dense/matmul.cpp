@@ -22,7 +22,7 @@ std::unique_ptr<Matmul> create_matmul(const MatmulSpec& spec) {
   if (spec.half_partials) {
     return is_float32 ? create_half_matmul(spec) : nullptr;
   }
-  // The same bits as attention's, whatever the type in memory.
+  // This code gives the same bits as attention, whatever the dtype in memory.
   if (is_cut(spec)) return is_float32 ? create_batch_matmul(spec) : nullptr;
   if (auto matmul = create_tile_matmul(spec)) return matmul;
   if (!is_float32) return nullptr;

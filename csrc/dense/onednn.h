@@ -1,4 +1,5 @@
-// What the files of this folder share about oneDNN. Not for other folders.
+// Helpers for oneDNN that the files of this folder share. Other folders must
+// not include this header.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +10,19 @@
 
 namespace popsim::dense {
 
-// The processor. Made once, kept to the end of the process.
+// The CPU engine. It is created once and kept until the process ends.
 [[nodiscard]] const dnnl::engine& cpu();
 
 [[nodiscard]] dnnl::memory::dims contiguous_strides(
     const dnnl::memory::dims& sizes);
 [[nodiscard]] dnnl::memory::desc plain_desc(const dnnl::memory::dims& sizes,
                                             const dnnl::memory::dims& strides);
-// A memory object without memory, to be pointed at some for each run.
+// A memory object without memory; each run sets its address.
 [[nodiscard]] dnnl::memory unbound(const dnnl::memory::desc& desc);
-// Attributes that make a primitive ask for its scratchpad.
+// Attributes that make the caller provide a primitive's scratchpad.
 [[nodiscard]] dnnl::primitive_attr user_scratchpad();
-// oneDNN's reference code is for testing: thousands of times slower.
+// Whether this is not oneDNN's reference code, which is for tests and thousands
+// of times slower.
 [[nodiscard]] bool is_fast(const dnnl::primitive_desc_base& desc);
 
 // Places buffers one after the other in a workspace.
@@ -32,7 +34,7 @@ class WorkspacePlan {
     bytes_ += space(bytes);
     return offset;
   }
-  // What a buffer takes up.
+  // The space that a buffer takes.
   [[nodiscard]] static size_t space(size_t bytes) {
     return (bytes + 63) / 64 * 64;
   }
@@ -42,19 +44,19 @@ class WorkspacePlan {
   size_t bytes_ = 0;
 };
 
-// A primitive together with its arguments. Executing it allocates nothing of
-// ours: oneDNN's C++ interface would copy the arguments each time.
+// A primitive together with its arguments. Executing it allocates no memory:
+// oneDNN's C++ interface would copy the arguments each time.
 class Step {
  public:
   Step(dnnl::primitive primitive,
        const std::vector<std::pair<int, dnnl::memory>>& arguments);
 
-  // Throws InternalError when oneDNN fails.
+  // Throws InternalError if oneDNN fails.
   void execute(const dnnl::stream& stream) const;
 
  private:
   dnnl::primitive primitive_;
-  std::vector<dnnl::memory> memories_;  // owners of what arguments_ points to
+  std::vector<dnnl::memory> memories_;  // they own what arguments_ points to
   std::vector<dnnl_exec_arg_t> arguments_;
 };
 

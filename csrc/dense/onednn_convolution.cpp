@@ -72,7 +72,7 @@ class Describer {
     return plain_desc(sizes, strides_in(order, sizes));
   }
 
-  // Also the hint that the gradients ask for.
+  // This is also the hint that the descriptors of the gradients need.
   dnnl::convolution_forward::primitive_desc forward_desc(
       const dnnl::primitive_attr& attributes = user_scratchpad()) const {
     return {cpu(),        dnnl::prop_kind::forward_training,
@@ -131,7 +131,7 @@ class Describer {
   Dims dilations_;
   memory::desc input_;
   memory::desc weight_;
-  memory::desc bias_;  // empty where the spec has none
+  memory::desc bias_;  // empty if the spec has no bias
   memory::desc output_;
 };
 
@@ -164,13 +164,13 @@ std::vector<Layout> layouts_for(const ConvolutionSpec& spec,
       spec.output_order == Order::kChannelsLast) {
     return {Layout::kChannelsLast, Layout::kBlocked, Layout::kPlain};
   }
-  // A pointwise convolution is a matrix product already. Over large images,
+  // A pointwise convolution is a matrix product already. For large images,
   // moving its operands into blocks takes a third of the time.
   const bool pointwise =
       all_equal(spec.kernel_size, 1) && all_equal(spec.stride, 1) &&
       all_equal(spec.padding, 0) && product(spec.output_size) >= 256;
-  // A block holds 16 channels: with much fewer, most of the work is padding.
-  // (Forward, oneDNN has code for such inputs.)
+  // A block has 16 channels: with far fewer channels, most of the work is
+  // padding. (Forward, oneDNN has code for such inputs.)
   const bool few_channels = spec.in_channels <= 4;
   const bool plain_first =
       spec.groups == 1 &&

@@ -1,4 +1,5 @@
-// oneDNN's convolutions, each for one thread. Not for other folders.
+// oneDNN's convolutions, each on one thread. Other folders must not include
+// this header.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@
 
 namespace popsim::dense {
 
-// What a primitive computes with.
+// The layouts that a primitive uses.
 enum class Layout : int8_t {
   kBlocked,       // oneDNN's choice: fast code with a reorder at each edge
-  kChannelsLast,  // as fast, and without reorders where the tensors agree
+  kChannelsLast,  // as fast, without reorders if the tensors have this layout
   kPlain,         // a matrix product per image, on channels-first tensors
 };
 
@@ -29,23 +30,23 @@ struct ConvolutionSizes {
 [[nodiscard]] dnnl::memory::dims strides_in(Order order,
                                             const dnnl::memory::dims& sizes);
 
-// Faster layout first.
+// The layouts to try, the faster one first.
 [[nodiscard]] std::vector<Layout> layouts_for(const ConvolutionSpec& spec,
                                               ConvolutionPass pass);
 
-// The descriptor of one pass, in the form that all passes share.
+// The descriptor of one pass, in a common form for all passes.
 struct Described {
   dnnl::primitive primitive;
   dnnl::memory::desc input;
   dnnl::memory::desc weight;
-  dnnl::memory::desc bias;  // empty where the pass has none
+  dnnl::memory::desc bias;  // empty if the pass has none
   dnnl::memory::desc output;
   dnnl::memory::desc scratchpad;
 };
 
-// `weight`: the layout that it must have, or empty: any. Nothing where there is
-// no fast code. To be called, as the primitive is to be run, under a budget of
-// one thread: oneDNN plans for the number that it finds.
+// `weight`: the layout that the weight must have; empty: any layout. Returns
+// nothing if there is no fast code. Call it, and run the primitive, with a
+// budget of one thread: oneDNN plans for the current number of threads.
 [[nodiscard]] std::optional<Described> describe(
     const PieceShape& shape, Layout layout, ConvolutionPass pass,
     const dnnl::memory::desc& weight);

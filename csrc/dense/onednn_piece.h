@@ -1,4 +1,5 @@
-// What computes the pieces of a convolution. Not for other folders.
+// Computes the pieces of a convolution. Other folders must not include this
+// header.
 #pragma once
 
 #include <cstddef>
@@ -11,26 +12,27 @@
 
 namespace popsim::dense {
 
-// The pieces of one shape, one at a time, on one thread.
+// Runs the pieces of one shape, one at a time, on one thread.
 class PieceRunner {
  public:
-  // `input` and `output`: strides of the whole tensors.
+  // `input` and `output` are the strides of the whole tensors.
   PieceRunner(const ConvolutionSpec& spec, ConvolutionPass pass,
               const Described& described, const dnnl::memory::dims& input,
               const dnnl::memory::dims& output);
 
   [[nodiscard]] size_t workspace_bytes() const { return plan_.bytes(); }
 
-  // `tensors` point at the first element of the piece; the weight has the
-  // layout that `described` says.
+  // `tensors` must point to the first element of the piece; the weight must
+  // have the layout of `described`.
   void run(const ConvolutionTensors& tensors, char* workspace);
 
  private:
   // A tensor in the caller's memory, and in the layout that the primitive
-  // wants.
+  // needs.
   struct Operand {
     dnnl::memory plain;
-    dnnl::memory blocked;  // the same object as `plain` where the layouts agree
+    // The same object as `plain` if the layouts are the same.
+    dnnl::memory blocked;
     std::optional<size_t> offset;  // of `blocked` in the workspace
   };
 
@@ -48,7 +50,7 @@ class PieceRunner {
   Operand output_;
   dnnl::memory weight_;
   std::optional<dnnl::memory> bias_;
-  // All in one place: the steps take turns.
+  // All scratchpads share one place, because only one step runs at a time.
   std::vector<dnnl::memory> scratchpads_;
   size_t scratchpad_bytes_ = 0;
   size_t scratchpad_offset_ = 0;
@@ -58,19 +60,19 @@ class PieceRunner {
 };
 
 // A weight in the caller's memory and in the layout of the pieces, or some
-// output channels of one.
+// output channels of such a weight.
 class WeightOperand {
  public:
   WeightOperand(const dnnl::memory::dims& sizes,
                 const dnnl::memory::desc& wanted);
 
-  // Whether the layouts do.
+  // Whether the two layouts differ.
   [[nodiscard]] bool differs() const;
   // The size in the layout of the pieces.
   [[nodiscard]] size_t bytes() const { return blocked_.get_desc().get_size(); }
 
-  // Plan one of the two copies, then run() makes it. Where the layouts agree
-  // there is nothing to copy.
+  // Plan one of the two copies; run() then makes it. If the layouts are the
+  // same, nothing is copied.
   void plan_to_blocked(WorkspacePlan& plan) { add(plain_, blocked_, plan); }
   void plan_to_plain(WorkspacePlan& plan) { add(blocked_, plain_, plan); }
   void run(float* plain, float* blocked, char* workspace);

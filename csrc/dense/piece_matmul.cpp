@@ -12,14 +12,14 @@ namespace popsim::dense {
 namespace {
 
 // Short pieces of the rows of attention's scores stay in the second-level
-// cache; long ones pay where numbers have two parts (tile/parts.h). Both
-// measured.
+// cache; long pieces are faster if numbers have two parts (tile/parts.h). Both
+// were measured.
 constexpr int64_t kMaxPiece = 128;
 constexpr int64_t kMaxSplitPiece = 256;
 constexpr int64_t kPieceUnit = 16;
 constexpr size_t kAlignment = 64;
 
-// Multiplications of one matrix of the batch.
+// The number of multiplications for one matrix of the batch.
 int64_t work_of(const MatmulSpec& spec) { return spec.m * spec.n * spec.k; }
 
 class BatchMatmul final : public Matmul {

@@ -1,8 +1,8 @@
-// One matrix product on one thread, cut into tiles.
+// One matrix product on one thread, divided into tiles.
 //
 // The products of a batch and those of attention
 // (csrc/ops/attention/attention.h), which needs some tiles before others, are
-// cut alike and so compute the same bits.
+// divided in the same way, so they compute the same bits.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +14,11 @@
 
 namespace popsim::dense {
 
-// Fewest multiplications of a matrix of a batch that is cut: starting a product
-// takes about as long as 50,000 of them.
+// A matrix of a batch is divided if it needs at least this number of
+// multiplications: starting a product takes about as long as 50,000 of them.
 inline constexpr int64_t kMinCutWork = 1 << 18;
 
-// An axis in pieces of one length; the last one may be shorter.
+// An axis divided into pieces of equal length; the last piece may be shorter.
 class Cut {
  public:
   Cut(int64_t size, int64_t limit);
@@ -38,22 +38,24 @@ class Cut {
 
 class PieceMatmul {
  public:
-  // Null when there is no fast code for the problem. `spec` is of one matrix:
-  // its batch does not count. No bias, no alpha; beta is 0 or 1.
+  // Returns null if there is no fast code for the problem. `spec` describes one
+  // matrix: its batch is ignored. It must have no bias and no alpha; beta must
+  // be 0 or 1.
   [[nodiscard]] static std::unique_ptr<PieceMatmul> create(MatmulSpec spec);
 
-  // How an axis of rows or depth is cut, for numbers of this precision.
+  // How to divide an axis of rows or depth, for numbers with this number of
+  // significant bits.
   [[nodiscard]] static Cut cut(int64_t size, int significant_bits);
 
   [[nodiscard]] const Cut& rows() const { return rows_; }
   [[nodiscard]] const Cut& depth() const { return depth_; }
   [[nodiscard]] size_t workspace_bytes() const;
 
-  // Piece `row` of the rows of a and c, which is all that they point to.
+  // Computes piece `row` of the rows; a and c must point to this piece.
   void run_rows(int64_t row, const float* a, const float* b, float* c,
                 void* workspace);
-  // What piece `depth` of the columns of a and the rows of b, which is all that
-  // they point to, adds to c. To be called in the order of the pieces.
+  // Adds the product of piece `depth` to c; a must point to this piece of its
+  // columns, b to this piece of its rows. Call it for the pieces in order.
   void run_depth(int64_t depth, const float* a, const float* b, float* c,
                  void* workspace);
 
@@ -67,15 +69,17 @@ class PieceMatmul {
   MatmulSpec spec_;
   Cut rows_;
   Cut depth_;
-  // By whether the tile has the last rows, the last and the first depth.
+  // Indexed by whether the tile has the last rows, the last depth and the first
+  // depth.
   std::array<std::unique_ptr<Matmul>, 8> tiles_;
 };
 
-// Whether products of a batch are cut into such tiles. Not for small matrices,
-// and where one of the operands is the same for the whole batch.
+// Whether products of a batch are divided into such tiles. False for small
+// matrices, and if one operand is the same for the whole batch.
 [[nodiscard]] bool is_cut(const MatmulSpec& spec);
 
-// Those products, on several threads. Null when there is no fast code.
+// Computes these products on several threads. Returns null if there is no fast
+// code.
 [[nodiscard]] std::unique_ptr<Matmul> create_batch_matmul(
     const MatmulSpec& spec);
 

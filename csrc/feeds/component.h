@@ -1,4 +1,4 @@
-// What the elements of a queue are made of.
+// The tensors of a queue's elements.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace popsim::feeds {
 
-// One tensor of every element.
+// One tensor of each element.
 struct Component {
   DType dtype = DType::kFloat32;
   Shape shape;
@@ -21,14 +21,14 @@ struct Component {
 
 using Components = std::vector<Component>;
 
-// The bytes of all tensors of an element together.
+// The bytes of all tensors of an element.
 [[nodiscard]] inline int64_t bytes_of(const Components& components) {
   int64_t bytes = 0;
   for (const Component& component : components) bytes += component.bytes();
   return bytes;
 }
 
-// The bytes of each of them.
+// The bytes of each tensor of an element.
 [[nodiscard]] inline std::vector<int64_t> sizes_of(
     const Components& components) {
   std::vector<int64_t> sizes;

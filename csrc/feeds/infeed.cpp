@@ -36,7 +36,7 @@ Infeed::Slot Infeed::make_slot() const {
   for (const Component& component : components_) {
     bytes += round_up(component.bytes(), kAlignment);
   }
-  // ATen's memory begins at a multiple of 64.
+  // ATen allocates memory at multiples of 64.
   Slot slot{at::empty({std::max<int64_t>(bytes, 1)}, at::kByte), {}};
   auto* next = static_cast<char*>(slot.memory.mutable_data_ptr());
   for (const Component& component : components_) {
@@ -88,9 +88,10 @@ int64_t Infeed::depth() const {
 }
 
 void Infeed::check(const std::vector<at::Tensor>& tensors) const {
-  check_user(tensors.size() == components_.size(), "an element of ",
-             tensors.size(), " tensors, and the first one had ",
-             components_.size());
+  check_user(tensors.size() == components_.size(), "an element has ",
+             tensors.size(), " tensors, but the first element had ",
+             components_.size(),
+             ": every element of a queue needs the same tensors");
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Component& component = components_[i];
     check_user(
@@ -169,7 +170,7 @@ void Infeed::ensure_depth(int64_t slots) {
   Lock lock(mutex_);
   if (slots <= std::ssize(slots_)) return;
   writable_.wait(lock, [&] { return !pushing_; });
-  // Programs hold places, which stay where they are.
+  // Programs hold pointers to the slots' memory, which does not move.
   std::ranges::rotate(slots_, slots_.begin() + first_);
   first_ = 0;
   while (std::ssize(slots_) < slots) slots_.push_back(make_slot());

@@ -1,5 +1,5 @@
-// Elements that the host prepares while programs run: a ring of slots that
-// programs read in place.
+// Elements that the host prepares while programs run: a ring of slots. Programs
+// read the slots in place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +18,9 @@ namespace popsim::feeds {
 struct InfeedStatistics {
   int64_t pushed = 0;
   int64_t taken = 0;
-  int64_t waits = 0;  // of programs, for an element
+  int64_t waits = 0;  // how often a program waited for an element
   double seconds_waited = 0;
-  double seconds_full = 0;  // that the producer waited for a free slot
+  double seconds_full = 0;  // how long the producer waited for a free slot
 };
 
 class Infeed final : public runtime::Inlet {
@@ -35,18 +35,19 @@ class Infeed final : public runtime::Inlet {
     return sizes_of(components_);
   }
 
-  // Copies an element into a free slot, which it waits for. Returns false when
-  // time is up or the queue is closed. Throws UserError for tensors of other
-  // types. For one thread at a time.
+  // Waits for a free slot and copies an element into it. Returns false when the
+  // time is over or the queue is closed. Throws UserError if the tensors have
+  // other types. Only one thread at a time may call it.
   bool push(const std::vector<at::Tensor>& tensors, double seconds);
-  // No element comes after those that are there; the message says why.
+  // Says that no more elements come after those in the queue; the message says
+  // why.
   void end(std::string message);
-  // Drops what no program has taken, and forgets end().
+  // Drops the elements that no program has taken, and cancels end().
   void clear();
-  // Ends all waits with an error; later calls fail, too.
+  // Ends all waits with an error; later calls fail too.
   void close();
   [[nodiscard]] bool closed() const;
-  // Makes room for as many elements, if there is less.
+  // Makes room for this number of elements, if the queue has less.
   void ensure_depth(int64_t slots);
   [[nodiscard]] InfeedStatistics statistics() const;
 
@@ -74,7 +75,7 @@ class Infeed final : public runtime::Inlet {
   std::vector<Slot> slots_;
   int64_t first_ = 0;         // the slot of the oldest element
   int64_t num_acquired_ = 0;  // elements that programs hold
-  int64_t num_ready_ = 0;     // those that wait, after them
+  int64_t num_ready_ = 0;     // elements after them that are ready
   bool pushing_ = false;
   bool ended_ = false;
   bool closed_ = false;

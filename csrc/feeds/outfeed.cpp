@@ -15,12 +15,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How much a chunk after the first one holds, if it holds several elements.
+// The size of a chunk after the first one, if it holds several elements.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
 constexpr int64_t kMaxElements = int64_t{1} << 16;
-// The same of one in a file.
+// The same for a chunk in a file.
 constexpr int64_t kFileBytes = int64_t{1} << 26;
-// A reader gets a copy of less.
+// A reader gets a copy of the elements if they are smaller than this.
 constexpr int64_t kCopiedBytes = int64_t{1} << 16;
 constexpr size_t kMaxSpare = 4;
 constexpr std::chrono::milliseconds kBetweenLooks{20};
@@ -37,8 +37,9 @@ Outfeed::Outfeed(OutfeedConfig config)
     : config_(std::move(config)),
       element_bytes_(bytes_of(config_.components)),
       places_(config_.components.size()) {
-  check_user(config_.depth > 0 && config_.every > 0, "a queue: a depth of ",
-             config_.depth, ", and every ", config_.every, "th element");
+  check_user(config_.depth > 0 && config_.every > 0,
+             "a queue: depth and every must be at least 1, got depth ",
+             config_.depth, " and every ", config_.every);
   if (config_.last) {
     next_ = empty_arrays(1);
     newest_ = empty_arrays(1);
@@ -48,7 +49,7 @@ Outfeed::Outfeed(OutfeedConfig config)
 }
 
 std::vector<at::Tensor> Outfeed::empty_arrays(int64_t count) const {
-  // Readers may do anything with them.
+  // Readers may use the tensors in any way, so they are not inference tensors.
   const c10::InferenceMode off(false);
   std::vector<at::Tensor> arrays;
   for (const Component& component : config_.components) {
@@ -73,7 +74,7 @@ std::unique_ptr<Outfeed::Chunk> Outfeed::make_chunk() {
   }
   auto chunk = std::make_unique<Chunk>();
   const int64_t many = kChunkBytes / std::max<int64_t>(element_bytes_, 16);
-  // The first chunk is the one that the queue is made with.
+  // The first chunk is allocated together with the queue.
   chunk->capacity = chunks_.empty() && statistics_.enqueued == 0
                         ? config_.depth
                         : std::max<int64_t>(1, std::min(many, kMaxElements));
@@ -135,8 +136,8 @@ void Outfeed::advance(int64_t count) {
   chunk.num_taken += count;
   num_waiting_ -= count;
   if (chunk.on_disk) num_on_disk_ -= count;
-  // A file goes as soon as all of it is read, unless a program is writing
-  // there.
+  // A file is deleted as soon as all of it is read, unless a program is writing
+  // to it.
   const bool done = chunk.is_full() || (chunk.on_disk && !writing_);
   if (done && chunk.num_left() == 0) {
     reuse(std::move(chunks_.front()));
@@ -171,7 +172,7 @@ bool Outfeed::wait_for_room(Lock& lock, ops::Patience& patience) {
     writable_.wait_for(lock, kBetweenLooks);
     if (has_room()) break;
     if (statistics_.dequeued != dequeued) {
-      // Somebody reads; another program has taken the place.
+      // A reader has read elements, and another program has used the room.
       dequeued = statistics_.dequeued;
       last_read = Clock::now();
     }
@@ -193,7 +194,7 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
   if (!closed_ && ++num_offered_ % config_.every != 0) return {};
   for (bool lasts = true;;) {
     if (writing_) {
-      // Another program's element, which takes a moment.
+      // Another program is writing its element, which takes a short time.
       writable_.wait(lock);
     } else if (lasts && stops_programs()) {
       lasts = wait_for_room(lock, patience);
@@ -202,7 +203,7 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
     }
   }
   check_user(!closed_,
-             "the outfeed queue is closed, and takes no elements any more");
+             "the outfeed queue is closed and accepts no more elements");
   if (config_.when_full == WhenFull::kDropNewest && !has_room()) {
     ++statistics_.dropped;
     return {};
@@ -214,7 +215,8 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
   const std::vector<at::Tensor>* arrays = &next_;
   int64_t row = 0;
   if (!config_.last) {
-    // Until all of the disk is read: files are large.
+    // Once elements are on disk, later ones go to disk too, until all of those
+    // on disk are read: files are large.
     const bool on_disk = config_.when_full == WhenFull::kSpill &&
                          (num_on_disk_ > 0 || !has_room());
     const Chunk& chunk = writable_chunk(on_disk);
@@ -225,7 +227,7 @@ std::span<void* const> Outfeed::begin_element(ops::Patience& patience) {
     places_[i] = static_cast<char*>((*arrays)[i].mutable_data_ptr()) +
                  row * config_.components[i].bytes();
   }
-  // Nothing fails from here on.
+  // From here on, nothing can throw.
   writing_ = true;
   return places_;
 }
@@ -252,7 +254,8 @@ void Outfeed::end_element() {
     }
   }
   readable_.notify_one();
-  // Those that wait for room are not those that wait for this element.
+  // The threads that wait for room are others than those that wait for this
+  // element.
   writable_.notify_all();
 }
 
@@ -283,7 +286,8 @@ std::vector<at::Tensor> Outfeed::join_pieces(
       const at::Tensor& array = pieces.front().arrays[i];
       const bool is_small =
           pieces.front().count * element_bytes_ < kCopiedBytes;
-      // A part of a chunk would keep the other elements, too.
+      // A view of a part of a chunk would also keep the chunk's other elements
+      // in memory.
       joined.push_back(pieces.front().movable && !is_small ? array
                                                            : array.clone());
       continue;
@@ -316,7 +320,8 @@ std::pair<int64_t, std::vector<at::Tensor>> Outfeed::take(int64_t most) {
   }
   writable_.notify_all();
   if (count == 0) return {0, empty_arrays(0)};
-  // Nobody writes to what is taken, and no chunk is used again that is held.
+  // No program writes to the elements taken, and a chunk that a reader still
+  // holds is not used again.
   return {count, join_pieces(pieces)};
 }
 

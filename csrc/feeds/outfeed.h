@@ -1,10 +1,11 @@
-// Elements that programs enqueue and the host reads while they run.
+// Elements that programs enqueue, and that the host reads while the programs
+// run.
 //
-// Elements lie in chunks, one array per component, and are written where they
-// stay until they are read: what is read is a part of a chunk, not a copy,
-// unless that would keep much memory for little. The first chunk has the
-// queue's depth; where readers lag, further ones hold more. Chunks that nobody
-// holds any more are used again.
+// Elements are stored in chunks, with one array per component. A program writes
+// an element where the reader reads it: a reader gets a view of a chunk, not a
+// copy, unless the view would keep much memory for few elements. The first
+// chunk has the queue's depth; if readers are slow, later chunks are larger.
+// The queue uses chunks again when no reader holds them any more.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,37 +26,37 @@
 
 namespace popsim::feeds {
 
-// What happens to a program that finds a queue full.
+// What a program does when the queue is full.
 enum class WhenFull : int8_t {
-  kWait,        // for a reader
-  kRaise,       // an error
-  kDropOldest,  // of what nobody has read
-  kDropNewest,  // what it would enqueue
-  kSpill,       // elements go to disk
+  kWait,        // wait for a reader
+  kRaise,       // raise an error
+  kDropOldest,  // drop the oldest element that is not read
+  kDropNewest,  // drop the new element
+  kSpill,       // write elements to disk
 };
 
 struct OutfeedStatistics {
   int64_t enqueued = 0;
   int64_t dequeued = 0;
-  int64_t bytes = 0;  // of the elements in memory that nobody has read
+  int64_t bytes = 0;  // of the elements in memory that are not read yet
   int64_t peak_bytes = 0;
-  int64_t dropped = 0;  // that nobody can read any more
-  int64_t spilled = 0;  // that went to disk
-  int64_t waits = 0;    // of programs, for a reader
+  int64_t dropped = 0;  // elements that no reader can read any more
+  int64_t spilled = 0;  // elements that went to disk
+  int64_t waits = 0;    // how often a program waited for a reader
   double seconds_waited = 0;
 };
 
 struct OutfeedConfig {
   Components components;
-  bool last = false;       // keep the newest element only
-  int64_t every = 1;       // take one of so many elements
-  int64_t depth = 1;       // elements that fit without further memory
-  int64_t max_bytes = -1;  // of elements that nobody has read; -1: any number
+  bool last = false;       // keep only the newest element
+  int64_t every = 1;       // keep one of this many elements
+  int64_t depth = 1;       // elements that fit without more memory
+  int64_t max_bytes = -1;  // limit for elements not read yet; -1: none
   WhenFull when_full = WhenFull::kWait;
-  // How long a program waits while nobody reads (seconds; may be infinite).
+  // How long a program waits if there is no reader (seconds; may be infinite).
   double patience = std::numeric_limits<double>::infinity();
   std::string spill_folder = {};
-  std::string name = {};  // for messages: where it is fed, and of what
+  std::string name = {};  // for messages: where the queue is fed, and with what
 };
 
 class Outfeed final : public ops::Outlet {
@@ -69,19 +70,20 @@ class Outfeed final : public ops::Outlet {
     return sizes_of(config_.components);
   }
 
-  // Removes up to `most` of the oldest elements (-1: all) and returns their
-  // count and a tensor [count, *shape] per component. A queue that keeps only
-  // the newest element returns that one, without the first axis, and keeps it.
+  // Removes up to `most` of the oldest elements (-1: all). Returns their number
+  // and one tensor [count, *shape] per component. A queue that keeps only the
+  // newest element returns that element without the first axis, and keeps it.
   [[nodiscard]] std::pair<int64_t, std::vector<at::Tensor>> take(int64_t most);
-  // Removes the oldest element (or copies the newest) and returns its tensors,
-  // without a first axis; none if there is no element.
+  // Removes the oldest element (or copies the newest one) and returns its
+  // tensors without a first axis. The list is empty if there is no element.
   [[nodiscard]] std::vector<at::Tensor> take_one();
-  // Waits until there is an element, or wake() or close(), or time is up.
-  // Returns whether there is one.
+  // Waits until there is an element, until wake() or close() is called, or
+  // until the time is over. Returns whether there is an element.
   bool wait(double seconds);
-  // Ends all waits that go on now.
+  // Ends all current waits.
   void wake();
-  // From now on enqueueing is an error; elements in the queue can be read.
+  // After it, enqueueing is an error; the elements in the queue can still be
+  // read.
   void close();
   [[nodiscard]] OutfeedStatistics statistics() const;
 
@@ -92,31 +94,31 @@ class Outfeed final : public ops::Outlet {
     int64_t num_written = 0;
     int64_t num_taken = 0;
     bool on_disk = false;
-    bool closed = false;  // no more is written to it
+    bool closed = false;  // no more elements are written to it
 
     [[nodiscard]] bool is_full() const {
       return closed || num_written == capacity;
     }
     [[nodiscard]] int64_t num_left() const { return num_written - num_taken; }
   };
-  // Elements of one chunk that are taken together.
+  // Elements of one chunk that a reader takes together.
   struct Piece {
     std::vector<at::Tensor> arrays;  // [count, *shape] by component
     int64_t count = 0;
-    bool movable = false;  // all that a chunk in memory can hold
+    bool movable = false;  // the piece is a whole chunk in memory
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  // Returns whether the run is to go on; throws when nobody reads for too long.
+  // Returns whether the run continues; throws if no reader reads for too long.
   [[nodiscard]] bool wait_for_room(Lock& lock, ops::Patience& patience);
   [[nodiscard]] bool has_room() const;
-  // Ends a program that finds no room; `why` follows "is full".
+  // Throws the error of a full queue; `why` follows the words "is full".
   [[noreturn]] void raise_full(const std::string& why) const;
-  // Whether a program has to wait, or to fail.
+  // Whether a program must wait or fail now.
   [[nodiscard]] bool stops_programs() const;
-  // The chunk that the next element goes to.
+  // The chunk that the next element is written to.
   [[nodiscard]] const Chunk& writable_chunk(bool on_disk);
-  // Elements leave the oldest chunk.
+  // Removes elements from the oldest chunk.
   void advance(int64_t count);
   [[nodiscard]] std::unique_ptr<Chunk> make_chunk_on_disk() const;
   [[nodiscard]] std::unique_ptr<Chunk> make_chunk();
@@ -131,15 +133,15 @@ class Outfeed final : public ops::Outlet {
   mutable std::mutex mutex_;
   std::condition_variable readable_;
   std::condition_variable writable_;
-  std::deque<std::unique_ptr<Chunk>> chunks_;  // the oldest first
+  std::deque<std::unique_ptr<Chunk>> chunks_;  // the oldest chunk first
   std::vector<std::unique_ptr<Chunk>> spare_;
-  std::vector<void*> places_;  // of the element that is being written
+  std::vector<void*> places_;  // of the element that a program is writing
   std::vector<at::Tensor> newest_;
   std::vector<at::Tensor> next_;
-  int64_t num_offered_ = 0;  // elements
-  int64_t num_waiting_ = 0;  // of those taken
-  int64_t num_on_disk_ = 0;  // of these
-  int64_t num_woken_ = 0;    // calls of wake()
+  int64_t num_offered_ = 0;  // elements that programs offered
+  int64_t num_waiting_ = 0;  // elements in the queue
+  int64_t num_on_disk_ = 0;  // elements of these that are on disk
+  int64_t num_woken_ = 0;    // number of calls of wake()
   bool writing_ = false;
   bool closed_ = false;
   OutfeedStatistics statistics_;

@@ -16,17 +16,18 @@
 namespace popsim::feeds {
 namespace {
 
-// Returns an error number.
+// Returns an errno value, or 0.
 int reserve(int descriptor, size_t bytes) {
 #if defined(__linux__)
-  // A disk that is full later on would end the process.
+  // Reserves the space now: if the disk became full later, writing to the
+  // mapped file would end the process.
   return posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
 #else
   return ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 #endif
 }
 
-// An open file that has lost its name.
+// An open file whose name is deleted already.
 class NamelessFile {
  public:
   explicit NamelessFile(const std::string& folder) {
@@ -53,9 +54,9 @@ class NamelessFile {
   static void check(int error, const char* what, const std::string& folder) {
     check_user(
         error == 0, "the outfeed queue cannot ", what, " '", folder,
-        "' for elements that have no place in memory: ", std::strerror(error),
+        "' for elements that do not fit into memory: ", std::strerror(error),
         ". Set the environment variable TMPDIR to another folder, read "
-        "the queue while the program runs, or give it more memory");
+        "the queue while the program runs, or give it more memory (max_bytes)");
   }
 
   int descriptor_ = -1;

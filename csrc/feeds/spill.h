@@ -10,9 +10,9 @@
 
 namespace popsim::feeds {
 
-// A tensor in a file of its own in a folder, which has no name and is gone with
-// the tensor. The disk has room for it from the start. Throws UserError where
-// there is none.
+// A tensor in its own file in a folder. The file has no name and is deleted
+// with the tensor. The space on the disk is reserved at once. Throws UserError
+// if there is no space.
 [[nodiscard]] at::Tensor tensor_on_disk(const std::string& folder,
                                         const Shape& shape, DType dtype);
 

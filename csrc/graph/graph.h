@@ -1,7 +1,7 @@
 // The program as data: named tensors, ops and their attributes.
 //
-// A Graph is built by the bindings from the Python ir, checked by verify() and
-// never changed afterwards.
+// The bindings build a Graph from the Python IR, and verify() checks it; after
+// that it never changes.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ namespace popsim::graph {
 using TensorId = int32_t;
 inline constexpr TensorId kNoTensor = -1;
 
-// Where a tensor's memory comes from.
+// The kind of a tensor's memory.
 enum class TensorKind : int8_t {
   kInput,     // bound to the caller's memory, one slice per micro-batch
   kConstant,  // written once, before the first run
   kVariable,  // kept between runs: weights, buffers, optimizer state, scalars
   kValue,     // written by an op, lives in the arena
-  kView,      // another tensor's memory seen with its own shape and strides
+  kView,      // the memory of another tensor, with its own shape and strides
 };
 
 struct Tensor {
@@ -37,7 +37,7 @@ struct Tensor {
   Shape shape;
   Strides strides;
   TensorId base = kNoTensor;  // kView: the tensor that owns the memory
-  int64_t offset = 0;         // kView: elements from the start of the base
+  int64_t offset = 0;  // kView: number of elements from the start of the base
 
   [[nodiscard]] int64_t numel() const { return num_elements(shape); }
   [[nodiscard]] int64_t bytes() const { return numel() * size_in_bytes(dtype); }
@@ -48,7 +48,7 @@ struct Tensor {
 
 // When an op runs.
 enum class Phase : int8_t {
-  kSetup,     // once, before the first run: values of constants only
+  kSetup,     // once, before the first run: only ops that depend on constants
   kForward,   // every micro-batch
   kBackward,  // every micro-batch, after its forward
   kUpdate,    // once per device iteration
@@ -79,20 +79,22 @@ class Graph;
 
 struct Op {
   std::string kind;  // name in the op registry
-  std::string name;  // of its first output, for messages and printing
-  std::vector<TensorId> inputs;   // kNoTensor: an optional input left out
-  std::vector<TensorId> outputs;  // kNoTensor: a result that nobody reads
+  std::string name;  // name of its first output, for messages and printing
+  // kNoTensor: an optional input that is left out.
+  std::vector<TensorId> inputs;
+  std::vector<TensorId> outputs;  // kNoTensor: a result that no op reads
   std::map<std::string, Attribute, std::less<>> attributes;
   Phase phase = Phase::kForward;
   int32_t stage = 0;
-  std::string source;  // "file:line" of the user's code, maybe empty
-  // Programs that the op runs: what a loop repeats, what a branch chooses from.
-  // Each has tensors of its own. Its inputs, in the order of their ids, are the
-  // op's inputs, or pieces of them; its last op, `yield`, names its results.
+  std::string source;  // "file:line" of the user's code; may be empty
+  // Programs that the op runs: the body that a loop repeats, the bodies that a
+  // branch chooses from. Each has its own tensors. The inputs of a body, in the
+  // order of their ids, are the op's inputs or slices of them; its last op,
+  // `yield`, names its results.
   std::vector<std::shared_ptr<const Graph>> bodies;
 };
 
-// What a message calls an op: 'fc1/Gemm:0' (matmul, net.py:12).
+// The name of an op in messages: 'fc1/Gemm:0' (matmul, net.py:12).
 [[nodiscard]] std::string describe(const Op& op);
 std::ostream& operator<<(std::ostream& out, const Op& op);
 
@@ -107,7 +109,8 @@ class Graph {
   }
   [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
   [[nodiscard]] const std::vector<Op>& ops() const { return ops_; }
-  // The tensor whose memory `id` lives in: itself, or the base of a view.
+  // The tensor that owns the memory of `id`: the tensor itself, or the base of
+  // a view.
   [[nodiscard]] TensorId root(TensorId id) const;
   [[nodiscard]] int32_t num_stages() const;
 
@@ -117,15 +120,15 @@ class Graph {
 };
 
 inline constexpr std::string_view kYield = "yield";
-// What a body is given, in order.
+// The inputs of a body, in order.
 [[nodiscard]] std::vector<TensorId> inputs_of(const Graph& body);
-// What it computes: the inputs of its last op.
+// The results of a body: the inputs of its last op.
 [[nodiscard]] const std::vector<TensorId>& results_of(const Graph& body);
 
-// Throws InternalError naming the first op or tensor that breaks a rule: sizes
-// and strides that can be, views inside of their base, ids in range, phases in
-// their order; in the bodies of ops, too. What concerns the meaning of ops,
-// ops/check.h checks.
+// Throws InternalError with the first op or tensor that breaks a rule: sizes
+// and strides must be valid, views must lie inside their base, ids must exist,
+// and phases must be in order; also in the bodies of ops. ops/check.h checks
+// what depends on the meaning of ops.
 void verify(const Graph& graph);
 
 // One line per op, in execution order.

@@ -16,7 +16,7 @@ void print_tensor(std::ostream& out, const Graph& graph, TensorId id) {
       << popsim::to_string(t.shape);
 }
 
-// Attributes that are words say what an op does; numbers mostly repeat shapes.
+// String attributes say what an op does; numbers mostly repeat shapes.
 void print_words(std::ostream& out, const Op& op) {
   const char* comma = op.inputs.empty() ? "" : ", ";
   for (const auto& [name, value] : op.attributes) {

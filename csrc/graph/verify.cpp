@@ -6,9 +6,9 @@
 namespace popsim::graph {
 namespace {
 
-// Actions and blocks are lists over stages.
+// A limit, because actions and blocks are lists over stages.
 constexpr int32_t kMaxStages = 1 << 16;
-// Bodies are walked by functions that call themselves.
+// A limit, because recursive functions visit the bodies.
 constexpr int kMaxDepth = 64;
 
 void verify_view(const Graph& graph, const Tensor& view) {
@@ -26,15 +26,15 @@ void verify_view(const Graph& graph, const Tensor& view) {
       " reaches outside of its base '", base.name, "' ",
       popsim::to_string(base.shape));
   check_internal(view.dtype == base.dtype, "verify: view '", view.name,
-                 "' has another element type than its base");
+                 "' has another dtype than its base");
 }
 
 void verify_tensor(const Graph& graph, const Tensor& t) {
   check_internal(is_valid_shape(t.shape), "verify: tensor '", t.name,
-                 "' has sizes that no tensor has, ",
+                 "' has sizes that are negative or too large, ",
                  popsim::to_string(t.shape));
   check_internal(t.shape.size() == t.strides.size(), "verify: tensor '", t.name,
-                 "' has a stride too many or too few");
+                 "' must have one stride for each axis");
   if (t.kind == TensorKind::kView) {
     verify_view(graph, t);
     return;
@@ -42,25 +42,25 @@ void verify_tensor(const Graph& graph, const Tensor& t) {
   check_internal(t.contiguous(), "verify: tensor '", t.name,
                  "' owns memory and must be contiguous");
   check_internal(t.base == kNoTensor && t.offset == 0, "verify: tensor '",
-                 t.name, "' owns memory and has no base");
+                 t.name, "' owns memory and must have no base");
 }
 
 void verify_op(const Graph& graph, const Op& op, Phase phase_before) {
   for (const auto* ids : {&op.inputs, &op.outputs}) {
     for (const TensorId id : *ids) {
       check_internal(id == kNoTensor || graph.has(id), "verify: ", op,
-                     " names tensor ", id, ", which is not there");
+                     " uses tensor ", id, ", which does not exist");
     }
   }
   check_internal(op.stage >= 0 && op.stage < kMaxStages, "verify: ", op,
-                 " stands on stage ", op.stage);
+                 " is on stage ", op.stage);
   check_internal(op.phase >= phase_before, "verify: ", op, " (",
                  name_of(op.phase), ") comes after a later phase");
 }
 
 void verify_graph(const Graph& graph, int depth);
 
-// A body is one stretch of ops that keeps nothing between its runs.
+// A body is one sequence of ops that keeps no tensors between its runs.
 void verify_body(const Op& owner, const Graph& body, int depth) {
   check_internal(depth <= kMaxDepth, "verify: ", owner, " is nested more than ",
                  kMaxDepth, " deep");
@@ -69,22 +69,25 @@ void verify_body(const Op& owner, const Graph& body, int depth) {
     check_internal(
         t.kind != TensorKind::kConstant && t.kind != TensorKind::kVariable,
         "verify: '", t.name, "' in a body of ", owner,
-        " would have to be kept");
+        " is a constant or a variable; a body cannot keep tensors between "
+        "runs");
   }
   const std::vector<TensorId>& results = results_of(body);
   for (const Op& op : body.ops()) {
     check_internal(op.phase == Phase::kForward && op.stage == 0, "verify: ", op,
-                   " stands in a body, on stage ", op.stage, " of ",
-                   name_of(op.phase));
+                   " is in a body and must be on stage 0 of the forward phase, "
+                   "but is on stage ",
+                   op.stage, " of ", name_of(op.phase));
     check_internal((op.kind == kYield) == (&op == &body.ops().back()),
-                   "verify: '", op.name, "' yields before the end of a body");
+                   "verify: '", op.name,
+                   "': a body must end with its only yield");
   }
   for (auto result = results.begin(); result != results.end(); ++result) {
     check_internal(*result != kNoTensor &&
                        body.tensor(*result).kind == TensorKind::kValue &&
                        std::find(results.begin(), result, *result) == result,
                    "verify: a result of a body of ", owner,
-                   " has no memory of its own");
+                   " is not a value with its own memory");
   }
 }
 
@@ -96,7 +99,7 @@ void verify_graph(const Graph& graph, int depth) {
     phase = op.phase;
     check_internal(op.bodies.empty() || op.phase != Phase::kSetup,
                    "verify: ", op,
-                   " has bodies and is to run before the first run");
+                   " has bodies, so it cannot run in the setup phase");
     for (const auto& body : op.bodies) verify_body(op, *body, depth + 1);
   }
 }

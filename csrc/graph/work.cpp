@@ -23,7 +23,7 @@ struct Flops {
   double operator()(const Move& /*m*/) const { return 0.0; }
   double operator()(const Host& /*h*/) const { return 0.0; }
 
-  // A product of numbers that may be too large for an integer.
+  // A product as a double, because it may be too large for an integer.
   static double times(std::initializer_list<int64_t> sizes) {
     double product = 1.0;
     for (const int64_t size : sizes) product *= static_cast<double>(size);

@@ -1,4 +1,4 @@
-// What an op has to do, in no machine's terms: so much of each of these.
+// The work of an op, independent of any machine: amounts of these kinds.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace popsim::graph {
 
-// `batch` times a matrix [rows, depth] by a matrix [depth, columns].
+// `batch` products of a matrix [rows, depth] and a matrix [depth, columns].
 struct Product {
   int64_t batch = 1;
   int64_t rows = 0;
@@ -18,36 +18,37 @@ struct Product {
   DType dtype = DType::kFloat32;
 };
 
-// Kernels of `kernel` elements, for so many channels of each group, that are
-// used at `positions` of each of the images; or the gradient of that.
+// Convolution kernels of `kernel` numbers, for this number of channels in each
+// group, used at `positions` of each image; or the gradient of such a
+// convolution.
 struct Convolution {
   int64_t batch = 0;
   int64_t positions = 0;
   int64_t kernel = 0;
   int64_t groups = 1;
-  int64_t in_channels = 0;  // of a group
+  int64_t in_channels = 0;  // channels of a group
   int64_t out_channels = 0;
   DType dtype = DType::kFloat32;
 };
 
-// As many elements, each of which costs as much as `cost` additions.
+// This number of elements, each of which costs as much as `cost` additions.
 struct Elementwise {
   int64_t elements = 0;
   int64_t cost = 1;
 };
 
-// Elements added up (or compared) to fewer results.
+// Elements that are added up (or compared) to fewer results.
 struct Reduce {
   int64_t elements = 0;
   int64_t results = 1;
 };
 
-// Numbers drawn.
+// Random numbers.
 struct Random {
   int64_t elements = 0;
 };
 
-// Bytes read and written: every tensor once, repeated elements too.
+// Bytes read and written: every tensor once, including repeated elements.
 struct Move {
   int64_t bytes = 0;
 };
@@ -60,11 +61,12 @@ struct Host {
 using Work =
     std::variant<Product, Convolution, Elementwise, Reduce, Random, Move, Host>;
 
-// Floating-point operations: two for each multiplication of a product.
+// Number of floating-point operations: two for each multiplication of a
+// product.
 [[nodiscard]] double flops(const Work& work);
 [[nodiscard]] int64_t bytes(const Work& work);
 [[nodiscard]] std::string_view name_of(const Work& work);
-// The same work, `times` times.
+// The same work, done `times` times.
 [[nodiscard]] Work repeated(Work work, int64_t times);
 
 }  // namespace popsim::graph

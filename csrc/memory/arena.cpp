@@ -14,13 +14,13 @@ using graph::TensorId;
 
 constexpr int64_t kNoOp = -1;
 
-// Tensors that share one place, because each is written over the one before; or
+// Tensors that share one place, because each overwrites the one before it; or
 // the memory of an op's bodies.
 struct Buffer {
   std::vector<TensorId> tensors;
   int64_t first = 0;
   int64_t last = 0;
-  int64_t bytes = 0;  // of all slots
+  int64_t bytes = 0;  // bytes of all slots
   int64_t offset = -1;
   int64_t op = kNoOp;
 };
@@ -76,7 +76,7 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
         const TensorId root = graph.root(id);
         const auto range = live.find(root);
         if (range == live.end() || buffer_of.contains(root)) continue;
-        // A stashed output is in use from the first step to the last.
+        // A stashed output is in use from the first to the last step.
         const bool local =
             range->second->first == step && range->second->num_slots == 1;
         const TensorId over = local && id == op.outputs[0] && reuses_input(op)
@@ -97,7 +97,8 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
   return buffers;
 }
 
-// Largest first, each at the lowest offset that is free while it lives.
+// Places the largest buffers first, each at the lowest offset that is free
+// during its lifetime.
 int64_t place(std::vector<Buffer>& buffers) {
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -105,7 +106,7 @@ int64_t place(std::vector<Buffer>& buffers) {
     return buffers[a].bytes > buffers[b].bytes;
   });
   int64_t end = 0;
-  std::vector<size_t> placed;  // by offset
+  std::vector<size_t> placed;  // sorted by offset
   for (const size_t i : order) {
     Buffer& buffer = buffers[i];
     int64_t offset = 0;
@@ -141,7 +142,7 @@ int64_t peak_bytes(const std::vector<Buffer>& buffers) {
   return peak;
 }
 
-// What a body has between its first op and its last, without its results.
+// The tensors of a body between its first and its last op, without its results.
 ArenaPlan plan_body(const graph::Graph& body, const ReusesInput& reuses_input) {
   Block block{graph::Phase::kForward, 0, {}, {}};
   block.ops.resize(body.ops().size());
@@ -156,7 +157,7 @@ ArenaPlan plan_body(const graph::Graph& body, const ReusesInput& reuses_input) {
   return plan_arena(body, {block}, ranges, reuses_input);
 }
 
-// Plans the bodies of all ops, and adds a buffer for those of each.
+// Plans the bodies of all ops, and adds one buffer for the bodies of each op.
 std::map<int64_t, BodyPlacement> plan_bodies(const graph::Graph& graph,
                                              const std::vector<Block>& blocks,
                                              const ReusesInput& reuses_input,

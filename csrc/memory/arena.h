@@ -1,4 +1,4 @@
-// Offsets in one block of memory for everything the arena holds.
+// The offsets of all tensors of the arena in one block of memory.
 #pragma once
 
 #include <cstdint>
@@ -14,31 +14,33 @@ namespace popsim::memory {
 inline constexpr int64_t kAlignment = 64;  // bytes: one cache line
 
 struct Placement {
-  int64_t offset = -1;  // bytes from the start of the arena; -1: not in it
+  // Bytes from the start of the arena; -1: not in the arena.
+  int64_t offset = -1;
   int64_t slot_bytes = 0;
   int64_t num_slots = 0;
 };
 
 struct ArenaPlan;
 
-// Where an op has memory for its bodies. Only one of them runs at a time.
+// The place of the memory that an op has for its bodies. Only one of them runs
+// at a time.
 struct BodyPlacement {
-  int64_t offset = -1;  // bytes from the start of the arena of the op
+  int64_t offset = -1;  // bytes from the start of the op's arena
   std::vector<ArenaPlan> plans;
 };
 
 struct ArenaPlan {
   std::vector<Placement> placements;  // by TensorId
   int64_t arena_bytes = 0;
-  int64_t peak_live_bytes = 0;              // the least any plan could need
+  int64_t peak_live_bytes = 0;              // the minimum that any plan needs
   std::map<int64_t, BodyPlacement> bodies;  // by position of the op
 };
 
-// Whether an op may write its first output over an input that dies there.
+// Whether an op may write its first output over an input that it reads last.
 using ReusesInput = std::function<bool(const graph::Op&)>;
 
-// It holds the bodies of ops, too. Their inputs and results are not in their
-// arenas: they lie where the ops say.
+// The arena also holds the bodies of ops. The inputs and results of bodies are
+// not in their arenas: the ops provide their memory.
 [[nodiscard]] ArenaPlan plan_arena(const graph::Graph& graph,
                                    const std::vector<Block>& blocks,
                                    const std::vector<LiveRange>& ranges,

@@ -71,9 +71,9 @@ bool runs(const schedule::Action& action, const Block& block) {
           action.stage == block.stage);
 }
 
-// Largest number of micro-batches between their write in `from` and their last
-// read in `to`. None: nothing ever runs in between, as on the last stage, whose
-// backward follows its forward at once.
+// The largest number of micro-batches between the write in `from` and the last
+// read in `to`. 0 if no other block ever runs in between, as on the last stage,
+// where backward directly follows forward.
 int64_t count_slots(const schedule::ActionList& actions, const Block& from,
                     const Block& to) {
   int64_t live = 0;
@@ -159,7 +159,8 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
     LiveRange range{static_cast<TensorId>(i), use.first_step, use.last_step,
                     t.bytes(), 1};
     if (pipelined && use.first_block != use.last_block) {
-      // Stashed where other micro-batches run in between: nobody shares it.
+      // If other micro-batches run in between, the tensor is stashed, and no
+      // other tensor shares its memory.
       const auto key = std::make_pair(use.first_block, use.last_block);
       if (!slots.contains(key)) {
         slots[key] = count_slots(actions, blocks[use.first_block],

@@ -15,27 +15,28 @@ struct Block {
   graph::Phase phase;
   int32_t stage;
   std::vector<int64_t> ops;  // positions in Graph::ops()
-  // Those that its ops read or write, each once: of views the tensors that own
-  // their memory.
+  // The tensors that its ops read or write, each once; for views, the tensors
+  // that own the memory.
   std::vector<graph::TensorId> tensors;
 };
 
-// The blocks of a micro-batch in the order it passes through them (forward
-// stages up, backward stages down), then the update.
+// The blocks in the order in which a micro-batch passes through them (forward
+// from the first stage to the last, then backward), then the update.
 [[nodiscard]] std::vector<Block> make_blocks(const graph::Graph& graph);
 
-// Steps (positions in the blocks laid end to end) from the write to the last
-// read of a tensor that lives in the arena.
+// The steps (positions in all blocks, one after the other) from the write to
+// the last read of a tensor in the arena.
 struct LiveRange {
-  graph::TensorId tensor;  // owns memory
+  graph::TensorId tensor;  // it owns its memory
   int64_t first = 0;
   int64_t last = 0;
   int64_t bytes = 0;
-  // Copies kept, one per micro-batch in flight: 1 unless the tensor is stashed.
+  // The number of copies, one per micro-batch in flight: 1 if the tensor is not
+  // stashed.
   int64_t num_slots = 1;
 };
 
-// One range per kValue tensor that an op outside of the setup phase writes.
+// One range for each kValue tensor that an op outside the setup phase writes.
 [[nodiscard]] std::vector<LiveRange> live_ranges(
     const graph::Graph& graph, const std::vector<Block>& blocks,
     const schedule::Schedule& schedule);

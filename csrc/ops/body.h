@@ -8,7 +8,7 @@
 
 namespace popsim::ops {
 
-// The runtime makes them, before it prepares the op that they belong to.
+// The runtime makes them before it prepares the op that owns the bodies.
 class BodyRunner {
  public:
   BodyRunner() = default;
@@ -16,12 +16,12 @@ class BodyRunner {
   BodyRunner& operator=(const BodyRunner&) = delete;
   virtual ~BodyRunner() = default;
 
-  // Where an input lies, contiguous, and where a result is to be written: until
-  // they are bound to another place.
+  // Sets the address of an input, which must be contiguous, or of a result. The
+  // address stays until the next call.
   virtual void bind_input(size_t i, void* address) = 0;
   virtual void bind_result(size_t i, void* address) = 0;
-  // Runs the ops once. `step` stands in the place of the outer cursor's: random
-  // numbers are keyed by it.
+  // Runs the ops once. `step` replaces the step of the outer cursor: it is part
+  // of the key of random numbers.
   virtual void run(const RunContext& outer, int64_t step) = 0;
 };
 

@@ -39,7 +39,7 @@ bool has_type(const AttributeRule& rule, const Attribute& value) {
   return false;
 }
 
-// Whether the rule allows a number or word of the attribute.
+// Whether the rule allows a number or string as the attribute's value.
 struct Allowed {
   const AttributeRule& rule;
 
@@ -47,7 +47,7 @@ struct Allowed {
     return rule.choices.empty() ||
            std::ranges::find(rule.choices, word) != rule.choices.end();
   }
-  // NaN is in no range.
+  // NaN is in no range, so it is never allowed.
   bool operator()(double number) const {
     return (!rule.least || number >= *rule.least) &&
            (!rule.most || number <= *rule.most);
@@ -70,7 +70,7 @@ std::string to_text(const Attribute& attribute) {
       [](const auto& value) {
         using T = std::decay_t<decltype(value)>;
         if constexpr (is_list<T> || std::is_same_v<T, graph::Arguments>) {
-          return std::string("what it is");
+          return std::string("the values given");
         } else {
           return join("'", value, "'");
         }
@@ -81,11 +81,11 @@ std::string to_text(const Attribute& attribute) {
 void check_attributes(const OpCall& op, const Schema& schema) {
   for (const auto& [name, value] : op.op().attributes) {
     const AttributeRule* rule = schema.attribute(name);
-    op.require(rule != nullptr, "there is an attribute '", name, "'");
+    op.require(rule != nullptr, "the op has an attribute '", name, "'");
     op.require(has_type(*rule, value), "attribute '", name, "' is a ",
                name_of(rule->type), rule->is_list ? "[]" : "");
     op.require(std::visit(Allowed{*rule}, value), "attribute '", name,
-               "' may be ", to_text(value));
+               "' allows ", to_text(value));
   }
   for (const AttributeRule& rule : schema.attributes) {
     op.require(
@@ -102,14 +102,15 @@ bool is_there(Ids ids, size_t i) {
   return i < ids.size() && ids[i] != graph::kNoTensor;
 }
 
-// The inputs and outputs of an op, or one of its sets where it has several.
+// The inputs and outputs of an op, or one set of them if the op has several
+// sets.
 struct OperandSet {
   const OpCall& op;
   const Schema& schema;
   Ids inputs;
   Ids outputs;
 
-  // How many tensors stand in the place of an operand that is counted.
+  // How many tensors a counted operand has.
   [[nodiscard]] size_t count(const std::string& counter) const {
     if (schema.attribute(counter) == nullptr) {
       const auto position = schema.input(counter) - schema.inputs.data();
@@ -126,7 +127,7 @@ struct OperandSet {
     return 1;
   }
 
-  // The operand of each of `total` tensors.
+  // For each of `total` tensors, the operand that it belongs to.
   [[nodiscard]] std::vector<const Operand*> bind(
       const std::vector<Operand>& operands, size_t total,
       std::string_view what) const {
@@ -149,11 +150,11 @@ struct OperandSet {
       const auto list = std::ranges::find(bound, Count::kAny, &Operand::count);
       const Operand* operand = *list;
       const size_t fixed = bound.size() - 1;
-      op.require(total >= fixed, "it has ", fixed, " ", what,
-                 " or more instead of ", total);
+      op.require(total >= fixed, "the op has at least ", fixed, " ", what,
+                 " instead of ", total);
       bound.insert(bound.erase(list), total - fixed, operand);
     }
-    op.require(bound.size() == total, "it has ", bound.size(), " ", what,
+    op.require(bound.size() == total, "the op has ", bound.size(), " ", what,
                " instead of ", total);
     return bound;
   }
@@ -164,7 +165,7 @@ struct OperandSet {
       const Operand& operand = *bound[i];
       if (ids[i] == graph::kNoTensor) {
         op.require(operand.count == Count::kOptional || operand.has_gaps, what,
-                   " ", i, " '", operand.name, "' is there");
+                   " ", i, " '", operand.name, "' is present");
         continue;
       }
       const DType dtype = op.graph().tensor(ids[i]).dtype;
@@ -185,7 +186,8 @@ std::vector<OperandSet> sets_of(const OpCall& op, const Schema& schema) {
   const Ids outputs(op.op().outputs);
   op.require(count <= inputs.size() + 1 && inputs.size() % count == 0 &&
                  outputs.size() % count == 0,
-             "it has inputs and outputs for each of ", count, " parameters");
+             "the op has the same number of inputs and of outputs for each of ",
+             count, " parameters");
   std::vector<OperandSet> sets;
   for (size_t i = 0; i < count; ++i) {
     const size_t in = inputs.size() / count;
@@ -211,7 +213,7 @@ void check_type(const OpView& op, size_t i, const TensorType& expected) {
   const Tensor& out = op.output(i);
   if (expected.state == TensorType::State::kUnknown) return;
   op.require(expected.state == TensorType::State::kKnown, "output ", i,
-             " is one that its inputs give");
+             " is left out, because the inputs that it needs are left out");
   check_internal(out.dtype == expected.dtype && out.shape == expected.shape,
                  op.op(), ": output ", i, " is ", name_of(out.dtype),
                  to_string(out.shape), ", its shape rule gives ",
@@ -230,11 +232,11 @@ void check_layout(const OpView& op, size_t i, OutputLayout layout) {
           "output ", i, " is contiguous or has its channels last");
     case OutputLayout::kAny:
       return op.require(is_injective(out.shape, out.strides), "output ", i,
-                        " has a place for each element");
+                        " has its own place in memory for each value");
   }
 }
 
-// Who else has the memory of an op's outputs.
+// Checks which tensors share the memory of an op's outputs.
 class MemoryCheck {
  public:
   MemoryCheck(const OpView& op, bool reuses_input)
@@ -259,13 +261,13 @@ class MemoryCheck {
         const auto shared = std::ranges::find(inputs, letter, &Operand::memory);
         const auto position = static_cast<size_t>(shared - inputs.begin());
         op_.require(is_same(set.inputs[position], id), "output ", i,
-                    " is input ", position, " seen once more");
+                    " is the same memory as input ", position);
       }
       op_.require(
           count(outputs_, root) == 1 &&
               (letter.empty() ? is_free(id, root) : count(inputs_, root) == 1),
           "output '", op_.graph().tensor(id).name,
-          "' is written where nothing else of the op lies");
+          "' shares memory with no other input or output of the op");
     }
   }
 
@@ -285,7 +287,8 @@ class MemoryCheck {
            in.shape == out.shape && in.strides == out.strides &&
            in.offset == out.offset;
   }
-  // Nothing that the op reads lies there, or only what it may write over.
+  // Whether the op reads nothing from that memory, or only an input that it may
+  // overwrite.
   [[nodiscard]] bool is_free(TensorId output, TensorId root) const {
     if (count(inputs_, root) == 0) return true;
     return reuses_input_ &&
@@ -301,7 +304,7 @@ class MemoryCheck {
   Roots outputs_;
 };
 
-// What the shape rule gives; its errors name the op.
+// The types that the shape rule returns; error messages name the op.
 std::vector<TensorType> types_of(const OpView& op, const OpDef& def) {
   try {
     return def.shape(op);
@@ -319,8 +322,8 @@ void check_types(const OpView& op, const OpDef& def) {
   if (!types.empty() && types.back().state == TensorType::State::kUnknown) {
     types.resize(op.num_outputs(), types.back());
   }
-  op.require(op.num_outputs() <= types.size(), "it has ", types.size(),
-             " outputs instead of ", op.num_outputs());
+  op.require(op.num_outputs() <= types.size(), "the op has at most ",
+             types.size(), " outputs instead of ", op.num_outputs());
   for (size_t i = 0; i < op.num_outputs(); ++i) check_type(op, i, types[i]);
 }
 

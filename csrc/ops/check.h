@@ -1,4 +1,4 @@
-// Whether a program is one that can run.
+// Checks whether a program can run.
 #pragma once
 
 #include <vector>
@@ -8,26 +8,27 @@
 
 namespace popsim::ops {
 
-// Throws InternalError for the first tensor or op that breaks a rule. Beside
-// those of graph::verify():
-// - ops (check_ops): the kind has an entry; number, presence and element types
-//   of inputs and outputs, names, types and values of attributes are those of
-//   the schema; outputs have the types that the shape rule gives, and lie in
-//   memory as the entry allows, where no other input or output of the op lies;
-// - order (check_order): inputs and constants are never written, values by one
-//   op, variables on one stage in each phase; values are written before they
-//   are read, in the order in which stages run; nobody reads a variable on a
-//   later stage than the one that changes it; with several micro-batches in
-//   flight, nobody reads a variable but where it is changed; what runs before
-//   everything else depends on constants only.
-// Without `types` no shape rule is asked: those of operators of others run code
-// of theirs.
+// Throws InternalError for the first tensor or op that breaks a rule. The
+// rules, in addition to those of graph::verify(), are:
+// - ops (check_ops): the kind has an entry; the number, presence and dtypes of
+//   inputs and outputs, and the names, types and values of attributes are those
+//   of the schema; outputs have the types that the shape rule gives, have an
+//   order in memory that the entry allows, and share no memory with other
+//   inputs or outputs of the op;
+// - order (check_order): no op writes inputs and constants, one op writes each
+//   value, ops of one stage in each phase write a variable; values are written
+//   before they are read, in the order in which stages run; no op reads a
+//   variable on a later stage than the one that changes it; with several
+//   micro-batches in flight, only the stage that changes a variable reads it;
+//   setup ops depend only on constants.
+// Without `types` no shape rule is called: the shape rules of other packages'
+// operators run foreign code.
 void verify(const graph::Graph& graph, bool in_flight, bool types = true);
 void check_ops(const graph::Graph& graph, bool types);
 void check_order(const graph::Graph& graph, bool in_flight);
 
-// What the shape rule says of an op whose inputs and attributes fit the schema.
-// Throws InternalError where they do not.
+// The types that the shape rule gives for an op whose inputs and attributes fit
+// the schema. Throws InternalError if they do not fit.
 [[nodiscard]] std::vector<TensorType> infer_types(const OpCall& op);
 
 }  // namespace popsim::ops

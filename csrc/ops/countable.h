@@ -5,7 +5,8 @@
 
 namespace popsim::ops {
 
-// As many, or as many as are worth telling from more.
+// The amount as an integer, up to a limit above which differences do not
+// matter.
 [[nodiscard]] constexpr int64_t countable(double amount) {
   constexpr double kMost = int64_t{1} << 48;
   return static_cast<int64_t>(amount < kMost ? amount : kMost);

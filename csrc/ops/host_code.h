@@ -1,4 +1,4 @@
-// Code of the host that a program calls in the middle of a run.
+// Code of the host that a program calls during a run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,8 @@
 
 namespace popsim::ops {
 
-// A call of the host's code failed, and the code knows why. The run ends.
+// Thrown if a call of the host's code failed; the host's code keeps the reason.
+// The run ends.
 class HostFailure : public UserError {
  public:
   using UserError::UserError;
@@ -19,9 +20,9 @@ class HostFailure : public UserError {
 class HostCode {
  public:
   virtual ~HostCode() = default;
-  // Returns the results of the call with this number; with `gradient`, of the
-  // code that differentiates it. The operands are the code's to keep. Throws
-  // HostFailure.
+  // Returns the results of the call with this number; with `gradient`, those of
+  // the code that computes its gradients. The code owns the operands after the
+  // call. Throws HostFailure.
   [[nodiscard]] virtual std::vector<at::Tensor> call(
       int64_t number, bool gradient, std::vector<at::Tensor> operands) = 0;
 };

@@ -1,5 +1,5 @@
-// The ops that have code for each target. Their entries stand beside their
-// kernels.
+// The ops whose code is compiled for each target. Their entries are next to
+// their kernels.
 #include "ops/kernels.h"
 
 #include <array>
@@ -14,7 +14,7 @@ const std::array kOps{POPSIM_OPS_OF_TARGETS(POPSIM_LIST_OP)};
 
 }  // namespace popsim::ops
 
-// The one name of a target's objects that others see.
+// The only symbol of a target's objects that other code uses.
 extern "C" const popsim::ops::Kernels* POPSIM_KERNELS() {
   static const popsim::ops::Kernels kernels{
       .ops = popsim::ops::kOps,

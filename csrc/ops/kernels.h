@@ -1,5 +1,5 @@
-// What is compiled for each target: the ops with their kernels, and what else
-// of dense is asked for by others.
+// The code that is compiled for each target: the ops with their kernels, and
+// the functions of dense that other code uses.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct Kernels {
   int64_t (*num_emulated_products)();
 };
 
-// The kernels of the target in use, which the first call settles.
+// The kernels of the target in use; after the first call the target cannot
+// change.
 [[nodiscard]] const Kernels& kernels();
 
 }  // namespace popsim::ops

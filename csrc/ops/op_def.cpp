@@ -20,7 +20,7 @@ const graph::Tensor& OpCall::input(size_t i) const {
 }
 
 graph::TensorId OpCall::input_id(size_t i) const {
-  require(has_input(i), "input ", i, " is there");
+  require(has_input(i), "input ", i, " is present");
   return op_.inputs[i];
 }
 
@@ -51,7 +51,7 @@ void OpCall::require_one_dtype() const {
   for (size_t i = 0; i < num_inputs(); ++i) {
     if (!has_input(i)) continue;
     if (first == nullptr) first = &input(i);
-    require(input(i).dtype == first->dtype, "inputs have one element type");
+    require(input(i).dtype == first->dtype, "all inputs have the same dtype");
   }
 }
 
@@ -83,7 +83,7 @@ const graph::Tensor& OpView::output(size_t i) const {
 }
 
 graph::TensorId OpView::output_id(size_t i) const {
-  require(has_output(i), "output ", i, " is there");
+  require(has_output(i), "output ", i, " is present");
   return op().outputs[i];
 }
 

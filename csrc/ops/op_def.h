@@ -1,8 +1,9 @@
-// What an op is: one entry of the registry, and the kernel it prepares.
+// The definition of an op: one entry of the registry, and the kernel that it
+// prepares.
 //
-// A kernel is prepared once, when the program is compiled; there it looks at
-// shapes, parses attributes, picks algorithms and allocates its scratch
-// memory. run() then only computes.
+// A kernel is prepared once, when the program is compiled: it then checks
+// shapes, parses attributes, chooses algorithms and allocates its scratch
+// memory. run() only computes.
 #pragma once
 
 #include <memory>
@@ -20,12 +21,13 @@
 
 namespace popsim::ops {
 
-// Shape and element type of an op's output.
+// Shape and dtype of an op's output.
 struct TensorType {
   DType dtype = DType::kFloat32;
   Shape shape;
-  // kAbsent: no such output, as the inputs that it would need are not there.
-  // kUnknown: of this output and all after it, only a run tells.
+  // kAbsent: the output does not exist, because the inputs that it needs are
+  // left out. kUnknown: only a run determines the type of this output and of
+  // all outputs after it.
   enum class State : int8_t { kKnown, kAbsent, kUnknown };
   State state = State::kKnown;
 
@@ -35,7 +37,7 @@ struct TensorType {
   }
 };
 
-// A rule that an op breaks; the message names the op.
+// Thrown if an op breaks a rule; the message names the op.
 class OpError : public InternalError {
  public:
   using InternalError::InternalError;
@@ -62,7 +64,7 @@ inline constexpr bool is_list<std::vector<T>> = true;
 
 [[nodiscard]] bool is_empty_list(const graph::Attribute& attribute);
 
-// The inputs and attributes of an op: what its results' types follow from.
+// The inputs and attributes of an op, which determine the types of its results.
 class OpCall {
  public:
   OpCall(const graph::Graph& graph, const graph::Op& op)
@@ -79,22 +81,24 @@ class OpCall {
   [[nodiscard]] TensorType input_type(size_t i) const {
     return {input(i).dtype, input(i).shape};
   }
-  // Whether the attribute is given; one with a default need not be.
+  // Whether the attribute is given; an attribute with a default may be left
+  // out.
   [[nodiscard]] bool has_attribute(std::string_view name) const {
     return op_.attributes.find(name) != op_.attributes.end();
   }
-  // What is given, or the default that the schema states. Throws InternalError
-  // where there is neither, or a value of another type.
+  // The given value, or the default of the schema. Throws InternalError if
+  // there is neither, or if the value has another type.
   template <typename T>
   [[nodiscard]] const T& attribute(std::string_view name) const {
     const graph::Attribute& given = find_attribute(name);
     const T* value = std::get_if<T>(&given);
     if constexpr (is_list<T>) {
-      // An empty list from Python does not say what it would hold.
+      // An empty list from Python has no type.
       static const T empty;
       if (value == nullptr && is_empty_list(given)) return empty;
     }
-    require(value != nullptr, "attribute '", name, "' has the type asked for");
+    require(value != nullptr, "attribute '", name,
+            "' has the type that the kernel reads");
     return *value;
   }
 
@@ -106,9 +110,9 @@ class OpCall {
   void require_rank(size_t input, size_t rank) const;
   void require_shape(size_t input, const Shape& shape) const;
   void require_contiguous(size_t input) const;
-  // All inputs that are there have one element type.
+  // All inputs that are given must have the same dtype.
   void require_one_dtype() const;
-  // The input can be seen with this shape.
+  // The input must be broadcastable to this shape.
   void require_broadcasts(size_t input, const Shape& shape) const;
 
  private:
@@ -120,8 +124,8 @@ class OpCall {
   const graph::Op& op_;
 };
 
-// An op together with the graph it stands in, and with its bodies where it is
-// to be prepared.
+// An op together with the graph that contains it, and with its bodies if the op
+// is about to be prepared.
 class OpView : public OpCall {
  public:
   OpView(const graph::Graph& graph, const graph::Op& op,
@@ -129,7 +133,7 @@ class OpView : public OpCall {
       : OpCall(graph, op), bodies_(bodies) {}
 
   [[nodiscard]] BodyRunner& body(size_t i) const {
-    require(i < bodies_.size(), "it has a body ", i);
+    require(i < bodies_.size(), "the op has a body ", i);
     return *bodies_[i];
   }
 
@@ -144,53 +148,55 @@ class OpView : public OpCall {
   std::span<BodyRunner* const> bodies_;
 };
 
-// One type per output that the op may have, whether somebody reads it or not.
+// One type per output that the op may have, whether or not it is read.
 using ShapeRule = std::vector<TensorType> (*)(const OpCall&);
 using PrepareFn = std::unique_ptr<Kernel> (*)(const OpView&);
 
-// How the outputs of an op may lie in memory.
+// The orders in memory that the outputs of an op may have.
 enum class OutputLayout : int8_t {
   kContiguous,
-  kImage,  // or with the channels last (operands/image_layout.h)
-  kAny,    // any strides under which no two elements are one
+  kImage,  // contiguous, or channels last (operands/image_layout.h)
+  kAny,    // any strides that give each element its own place
 };
 
 using WorkRule = std::vector<graph::Work> (*)(const OpView&);
 
 struct OpDef {
   std::string_view name;
-  std::string_view schema;  // schema.h says how to read it
+  std::string_view schema;  // see schema.h for the format
   std::string_view family;  // folder of csrc/ops
   ShapeRule shape;
   PrepareFn prepare;
-  // The arithmetic, and the bytes moved where those are not all inputs and
-  // outputs (work.h).
+  // The arithmetic, and the bytes moved if these are not all inputs and outputs
+  // (work.h).
   WorkRule work;
-  // The first output may be written over an input of the same size whose last
-  // reader is this op.
+  // The first output may overwrite an input of the same size if this op is the
+  // last reader of that input.
   bool reuses_input = false;
-  // The first micro-batch of a device iteration writes the outputs whole: what
-  // an iteration before left in them does not count.
+  // The first micro-batch of a device iteration writes the whole outputs:
+  // values of earlier iterations are not used.
   bool begins_anew = false;
   OutputLayout outputs = OutputLayout::kContiguous;
-  // The results are as good computed once more as kept: that takes little more
-  // than reading the inputs.
+  // Computing the results again is as good as keeping them, because it takes
+  // little more time than reading the inputs.
   bool cheap = false;
-  // A product or the like: what uses its results belongs to the next layer.
+  // A product or a similar op: the ops that use its results belong to the next
+  // layer.
   bool layer = false;
-  // Its results are its operands' numbers unchanged, or its operands have the
-  // type of its results already: there is nothing to round at random.
+  // The results are numbers of the operands, unchanged, or the operands already
+  // have the dtype of the results: stochastic rounding has nothing to round.
   bool exact = false;
-  // Its results have an element for each of its operands', in their order.
+  // The results have one element for each element of the operands, in the same
+  // order.
   bool elementwise = false;
-  // Does nothing but multiply and add up, or move numbers: a result that is
-  // infinite where no operand is has overflowed.
+  // The op only multiplies, adds up, or moves numbers: if a result is infinite
+  // and no operand is, the op has overflowed.
   bool only_overflows = false;
-  // Its results come from the host, which may fail and take any time.
+  // The results come from the host, which may fail and may take any time.
   bool calls_host = false;
 };
 
-// Throws InternalError for a name without an entry.
+// Throws InternalError if no entry has this name.
 [[nodiscard]] const OpDef& find_op(std::string_view name);
 [[nodiscard]] const Schema& find_schema(std::string_view name);
 [[nodiscard]] std::span<const OpDef* const> all_ops();

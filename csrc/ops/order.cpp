@@ -1,4 +1,4 @@
-// Who writes what, and who reads it when.
+// Checks which ops write each tensor, and when other ops read it.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -16,14 +16,15 @@ using graph::TensorKind;
 
 constexpr size_t kPhases = 4;
 
-// What the ops of one phase do with one tensor's memory.
+// The reads and writes of one tensor's memory in one phase.
 struct Uses {
-  std::optional<int32_t> writer;       // its stage
-  std::optional<int32_t> last_reader;  // the stage that runs last
+  std::optional<int32_t> writer;       // stage of the writer
+  std::optional<int32_t> last_reader;  // the reading stage that runs last
 };
 
-// Forward runs the stages upwards, backward downwards: whether work on stage
-// `a` is done before that on stage `b` begins, or on the same stage.
+// Whether work on stage `a` is done before work on stage `b` begins, or the
+// stages are the same. Forward runs the stages in ascending order, backward in
+// descending order.
 bool in_order(Phase phase, int32_t a, int32_t b) {
   switch (phase) {
     case Phase::kForward:
@@ -55,7 +56,8 @@ class OrderCheck {
   }
 
  private:
-  // Whether an op writes each of its outputs; others only see an input.
+  // For each output of an op, whether the op writes it; other outputs are only
+  // views of an input.
   [[nodiscard]] static std::vector<bool> writes_of(const Op& op) {
     const bool sees_inputs = find_schema(op.kind).sees_inputs();
     std::vector<bool> writes;
@@ -65,7 +67,7 @@ class OrderCheck {
     return writes;
   }
 
-  // The ops that change a variable with every micro-batch.
+  // Finds the ops that change a variable in every micro-batch.
   void find_changes() {
     changes_.resize(uses_.size());
     for (const Op& op : graph_.ops()) {
@@ -80,7 +82,7 @@ class OrderCheck {
     }
   }
 
-  // Whether other micro-batches may have changed what an op reads.
+  // Whether other micro-batches may have changed a tensor that an op reads.
   [[nodiscard]] bool is_stale(const Op& op, TensorId root) const {
     if (!in_flight_ || op.phase == Phase::kUpdate) return false;
     const Op* change = changes_[static_cast<size_t>(root)];
@@ -120,10 +122,10 @@ class OrderCheck {
     check(op,
           tensor.kind != TensorKind::kInput &&
               tensor.kind != TensorKind::kConstant,
-          "writes", tensor, "which nothing may change");
+          "writes", tensor, "which no op may change");
     Uses& here = uses(root, op.phase);
-    // A variable changes as often as the ops say, one after the other: the body
-    // of a loop updates weights, reads them, and updates them again.
+    // Several ops may change a variable one after the other: the body of a loop
+    // updates weights, reads them, and updates them again.
     check(op,
           tensor.kind == TensorKind::kValue
               ? !is_written(root)
@@ -131,7 +133,7 @@ class OrderCheck {
           "writes", tensor, "a second time");
     check(op,
           !here.last_reader || in_order(op.phase, *here.last_reader, op.stage),
-          "writes", tensor, "before a later stage reads what was there");
+          "writes", tensor, "before a later stage reads the old value");
     here.writer = op.stage;
   }
 
@@ -144,7 +146,7 @@ class OrderCheck {
 
   const graph::Graph& graph_;
   bool in_flight_;
-  std::vector<const Op*> changes_;  // by root, where micro-batches overlap
+  std::vector<const Op*> changes_;  // by root; set if micro-batches overlap
   std::vector<std::array<Uses, kPhases>> uses_;  // by root
 };
 

@@ -10,7 +10,7 @@
 #include "processor/built_targets.h"
 #include "processor/target.h"
 
-// Those that this build has (setup.py).
+// Declares the targets of this build (setup.py).
 #define POPSIM_DECLARE(target) \
   extern "C" const popsim::ops::Kernels* popsim_kernels_##target();
 POPSIM_FOR_EACH_TARGET(POPSIM_DECLARE)
@@ -18,12 +18,13 @@ POPSIM_FOR_EACH_TARGET(POPSIM_DECLARE)
 
 namespace popsim::ops {
 
-// Those that are compiled once. All other ops are in kernels.cpp.
+// The ops that are compiled only once. All other ops are in kernels.cpp.
 const std::array kCommonOps{POPSIM_COMMON_OPS(POPSIM_LIST_OP)};
 
 namespace {
 
-// The objects of a target: those of AVX-512 are the matrix units', too.
+// The name of a target's group of objects: the matrix units use those of
+// AVX-512.
 std::string_view group_of(processor::Target target) {
   return processor::name_of(
       target == processor::Target::kAmx ? processor::Target::kAvx512 : target);

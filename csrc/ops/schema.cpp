@@ -156,7 +156,7 @@ class Parser {
     fail("no default here");
   }
 
-  // No words stand for every element type.
+  // An empty list stands for every dtype.
   static void spell_out(std::vector<std::string>& dtypes) {
     std::vector<std::string> names;
     for (int8_t i = 0; dtypes.empty() && i <= static_cast<int8_t>(kLastDType);
@@ -171,20 +171,20 @@ class Parser {
     dtypes = std::move(names);
   }
 
-  // Every name that counts is there, and no more than one list is open.
+  // Checks that every counter exists, and that at most one list has any length.
   void check(const Schema& schema) const {
     const auto counts = [&](const std::string& name) {
       return schema.attribute(name) != nullptr || schema.input(name) != nullptr;
     };
     if (!schema.repeats.empty() && !schema.attribute(schema.repeats)) {
-      fail("nothing says how often");
+      fail("no attribute with the number of repeats");
     }
     for (const auto* operands : {&schema.inputs, &schema.outputs}) {
       int open = 0;
       for (const Operand& operand : *operands) {
         if (operand.count == Count::kAny) ++open;
         if (operand.count == Count::kCounted && !counts(operand.counter)) {
-          fail("nothing counts '" + operand.name + "'");
+          fail("no attribute or input counts '" + operand.name + "'");
         }
       }
       if (open > 1) fail("two lists of any length");
@@ -239,7 +239,7 @@ class Parser {
   }
   double number() {
     const std::string_view from = rest();
-    // The dots of a range do not belong to the number before them.
+    // The dots of a range are not a part of the number before them.
     const std::string_view digits = from.substr(0, from.find(".."));
     double value = 0;
     const auto [end, error] =

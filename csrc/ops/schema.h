@@ -1,29 +1,30 @@
-// The signature of an op as data, parsed from the text in its entry:
+// The signature of an op as data, parsed from the string in its entry:
 //
 //   sgd_update(Tensor(a!){floats} weight, Tensor{floats} gradient,
 //              Tensor{float32} rate, Tensor{float32}[max_grad_norm] norm, *,
 //              float? max_grad_norm) -> Tensor(a!) weight
 //
-// Before the `*` stand inputs, after it attributes, after the arrow outputs.
-// Inputs and outputs:
+// The inputs are before the `*`, the attributes after it, and the outputs after
+// the arrow. Inputs and outputs:
 //   Tensor         one
 //   Tensor?        one that may be left out: kNoTensor, or nothing at the end
 //   Tensor[]       any number; Tensor?[]: any of them may be left out
-//   Tensor[name]   as many as the attribute `name` says, 1 for true and for a
-//                  number with a fraction; or as the input `name`: 0 or 1
-//   Tensor(a)      the output with the letter of an input is that input, seen
-//                  once more; with (a!) the op writes there
-//   Tensor{...}    of one of these element types; `floats` and `indices` stand
-//                  for several
-// Attributes are bool, int, float, str, dtype (the name of an element type) and
+//   Tensor[name]   the attribute `name` is the number of tensors; true and a
+//                  float count as 1; if `name` is an input, the number is 1 if
+//                  that input is given, else 0
+//   Tensor(a)      an output with the letter of an input is a view of that
+//                  input; with (a!) the op writes to it
+//   Tensor{...}    has one of these dtypes; `floats` and `indices` are names of
+//                  several dtypes
+// Attributes are bool, int, float, str, dtype (the name of a dtype) and
 // arguments (of an ATen operator):
 //   int?           may be left out
 //   int[], int[2]  a list, of any length or of this one
-//   int{1..}       numbers from 1 on, 0..1: from 0 to 1
-//   str{a, b}      one of these words; the same for dtype
+//   int{1..}       at least 1; 0..1: from 0 to 1
+//   str{a, b}      one of these strings; the same for dtype
 //   int n=1        1 if it is left out
-// name[n](...): inputs and outputs are repeated as often as the attribute n
-// says, one set after the other.
+// name[n](...): the attribute n says how many sets of inputs and outputs there
+// are, one set after the other.
 #pragma once
 
 #include <optional>
@@ -38,15 +39,15 @@ namespace popsim::ops {
 
 enum class Count : int8_t { kOne, kOptional, kAny, kCounted };
 
-// An input or output, or several that follow each other.
+// An input or output, or several consecutive ones.
 struct Operand {
   std::string name;
   Count count = Count::kOne;
-  bool has_gaps = false;      // kAny: some may be left out
-  std::string counter;        // kCounted: the attribute or input that counts
-  std::vector<DType> dtypes;  // empty: all
-  std::string memory;         // letter; empty: memory of its own
-  bool written = false;       // the memory with that letter is
+  bool has_gaps = false;      // kAny: some of them may be left out
+  std::string counter;        // kCounted: the attribute or input with the count
+  std::vector<DType> dtypes;  // empty: all dtypes
+  std::string memory;         // letter; empty: its own memory
+  bool written = false;       // the op writes the memory with that letter
 };
 
 enum class AttributeType : int8_t {
@@ -72,19 +73,19 @@ struct AttributeRule {
 
 struct Schema {
   std::string name;
-  std::string repeats;  // attribute that counts the sets; empty: one set
+  std::string repeats;  // attribute with the number of sets; empty: one set
   std::vector<Operand> inputs;
   std::vector<AttributeRule> attributes;
   std::vector<Operand> outputs;
 
-  // Whether the outputs are inputs that the op leaves as they are.
+  // Whether the outputs are inputs that the op does not change.
   [[nodiscard]] bool sees_inputs() const;
-  // nullptr for a name that is not there.
+  // Returns nullptr for an unknown name.
   [[nodiscard]] const AttributeRule* attribute(std::string_view name) const;
   [[nodiscard]] const Operand* input(std::string_view name) const;
 };
 
-// Throws InternalError that shows where the text is not a schema.
+// Throws InternalError that shows where the string is not a schema.
 [[nodiscard]] Schema parse_schema(std::string_view text);
 
 [[nodiscard]] std::string_view name_of(Count count);

@@ -7,7 +7,7 @@
 namespace popsim::ops {
 namespace {
 
-// Without the elements that are seen several times.
+// Repeated elements (with stride 0) count once.
 int64_t bytes_of(const graph::Tensor& tensor) {
   int64_t bytes = size_in_bytes(tensor.dtype);
   for (size_t i = 0; i < tensor.shape.size(); ++i) {

@@ -22,7 +22,8 @@ constexpr std::array<std::string_view, 5> kNames{"baseline", "sse4", "avx2",
 #if defined(__x86_64__)
 bool has_matrix_units() {
 #if defined(__linux__)
-  // From Linux' asm/prctl.h: the state of the tiles must be asked for once.
+  // From Linux' asm/prctl.h: a process must request the state of the tiles
+  // once.
   constexpr long kRequestPermission = 0x1023;
   constexpr long kTileData = 18;
   return __builtin_cpu_supports("amx-bf16") != 0 &&
@@ -72,7 +73,7 @@ const std::vector<Target>& built_targets() {
   static const std::vector<Target> targets = [] {
     std::vector<Target> built;
     for (size_t i = 0; i < kNames.size(); ++i) {
-      // The matrix units' kernels are those of AVX-512 and a few more.
+      // The matrix units use the kernels of AVX-512 and a few more.
       const std::string_view group =
           static_cast<Target>(i) == Target::kAmx ? "avx512" : kNames[i];
       if (kBuilt.find(group) != std::string_view::npos) {
@@ -104,7 +105,7 @@ void choose_target(Target target) {
   check_internal(std::ranges::find(usable, target) != usable.end(),
                  "choose_target: this processor cannot run ", name_of(target));
   check_internal(!kept || target == in_use(),
-                 "choose_target: kernels were asked for already");
+                 "choose_target: the kernels are in use already");
   in_use() = target;
 }
 

@@ -28,7 +28,7 @@ void BodyRun::choose_listeners(const Context& outer) {
 void BodyRun::run(const ops::RunContext& outer, int64_t step) {
   const auto& from = static_cast<const Context&>(outer);
   if (from.stop != nullptr && from.stop->up()) {
-    throw Stopped("run: stopped inside of a loop");
+    throw Stopped("run: stopped inside a loop");
   }
   context_.stop = from.stop;
   context_.sinks = from.sinks;

@@ -11,7 +11,7 @@ namespace popsim::runtime {
 
 class BodyRun final : public ops::BodyRunner {
  public:
-  // `arena` is memory of the op that the body belongs to.
+  // `arena` is the memory of the op that the body belongs to.
   BodyRun(const graph::Graph& body, const memory::ArenaPlan& plan, char* arena);
 
   void bind_input(size_t i, void* address) override {
@@ -20,7 +20,7 @@ class BodyRun final : public ops::BodyRunner {
   void bind_result(size_t i, void* address) override {
     memory_.bind(results_[i], address);
   }
-  // Throws Stopped where the run is asked to end and may.
+  // Throws Stopped if the run was asked to end and may end here.
   void run(const ops::RunContext& outer, int64_t step) override;
 
  private:

@@ -8,10 +8,10 @@
 
 namespace popsim::runtime {
 
-// A sink whose entries lie one after the other in one tensor.
+// A sink whose entries follow one another in one tensor.
 class Buffer final : public ops::Sink {
  public:
-  // To be called before each run.
+  // Call it before each run.
   void point_at(const at::Tensor& tensor) {
     start_ = static_cast<char*>(tensor.data_ptr());
     bytes_ = static_cast<int64_t>(tensor.nbytes());
@@ -20,7 +20,7 @@ class Buffer final : public ops::Sink {
   [[nodiscard]] void* entry(int64_t index, int64_t bytes) override {
     check_internal(index >= 0 && (index + 1) * bytes <= bytes_,
                    "return: entry ", index, " of ", bytes,
-                   " bytes is outside of a buffer of ", bytes_, " bytes");
+                   " bytes is outside a buffer of ", bytes_, " bytes");
     return start_ + index * bytes;
   }
 

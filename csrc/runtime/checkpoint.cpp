@@ -14,10 +14,10 @@ using graph::Op;
 using graph::Phase;
 using graph::TensorId;
 
-// Iterations that take less are waited for.
+// If a stop is requested, shorter iterations run to their end.
 constexpr std::chrono::milliseconds kLong{200};
 
-// What the micro-batches of a device iteration do to the variables.
+// How the micro-batches of a device iteration use the variables.
 class VariableUse {
  public:
   explicit VariableUse(const graph::Graph& graph)
@@ -32,7 +32,7 @@ class VariableUse {
 
   // By TensorId.
   std::vector<bool> changed;
-  std::vector<bool> read_first;  // before all of it is written
+  std::vector<bool> read_first;  // read before all of the variable is written
 
  private:
   void add(const Op& op) {
@@ -69,8 +69,8 @@ class VariableUse {
   std::vector<bool> overwritten_;
 };
 
-// Whether an iteration may fail in the middle, or take any time: it calls the
-// host, or has a loop that ends when a value says so.
+// Whether an iteration may fail in the middle or take any time: the program
+// calls the host, or has a loop that ends when a value says so.
 bool is_open_ended(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const Op& op) {
     return ops::find_op(op.kind).calls_host ||
@@ -127,7 +127,7 @@ void Checkpoint::begin(const DeviceMemory& memory) {
 }
 
 void Checkpoint::restore(const DeviceMemory& memory) {
-  // How long the next iteration takes, nobody knows.
+  // The time that the next iteration takes is unknown.
   last_begin_ = {};
   const OpenTensors open(graph_, memory, tensors_);
   const char* next = copy_.get();

@@ -1,10 +1,10 @@
-// What a device iteration changes before its update, as it was when it began.
+// A copy of the variables that a device iteration changes before its update.
 //
 // Most weights change after all micro-batches. Some variables change earlier:
 // weights that the body of a loop reads after their update, buffers that
 // forward changes (running statistics), and velocities that gradients are added
-// to. A run that is stopped in the middle of a long device iteration gives the
-// iteration up and puts these back.
+// to. When a run is stopped in the middle of a long device iteration, the
+// iteration is discarded, and these variables get their old values back.
 #pragma once
 
 #include <chrono>
@@ -20,18 +20,18 @@ class Checkpoint {
  public:
   explicit Checkpoint(const Plan& plan);
 
-  // The host gave the tensor a value, so it is more than a place for results.
+  // The host wrote a value to the tensor, so the next run may read that value.
   void add_if_changed(graph::TensorId id);
-  // A device iteration begins. Copies are made only where iterations take long
-  // and for the first one, whose time is unknown: in the others a run that
-  // is to end goes on to the end of the iteration. Where the program calls code
-  // of the host, which may fail, or waits for data between micro-batches, or
-  // has loops that nobody knows the end of, or updates weights in the middle of
-  // an iteration, copies are made always.
+  // Call it when a device iteration begins. It copies the variables only if
+  // iterations take long, and for the first iteration, whose time is unknown.
+  // In the other cases, a run that must stop continues to the end of the
+  // iteration. It always copies if the program calls code of the host, which
+  // may fail, waits for data between micro-batches, has loops whose number of
+  // iterations is unknown, or updates weights in the middle of an iteration.
   void begin(const DeviceMemory& memory);
-  // Whether the iteration can be given up.
+  // Whether the device iteration can be discarded.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }
-  // After it the next iteration is a first one, again.
+  // After it, the next iteration counts as a first one again.
   void restore(const DeviceMemory& memory);
 
  private:

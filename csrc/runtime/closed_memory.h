@@ -1,6 +1,6 @@
-// With AddressSanitizer, the memory of a device is closed: an op may touch its
-// own operands and nothing else, though all tensors share one block of memory.
-// Without it, nothing here costs anything.
+// With AddressSanitizer, the memory of a device is poisoned: an op can access
+// only its own operands, although all tensors share one block of memory.
+// Without AddressSanitizer, this code does nothing.
 #pragma once
 
 #include "runtime/memory.h"
@@ -18,7 +18,7 @@ namespace popsim::runtime {
 
 #if defined(__SANITIZE_ADDRESS__)
 
-// Opens tensors for the length of a scope.
+// Makes tensors accessible for a scope.
 class OpenTensors {
  public:
   OpenTensors(const graph::Graph& graph, const DeviceMemory& memory,
@@ -41,7 +41,8 @@ class OpenTensors {
  private:
   void open(const graph::Graph& graph, const DeviceMemory& memory,
             graph::TensorId id) {
-    // The caller's memory is the caller's, and that of a body's owner is open.
+    // The caller's memory is never poisoned, and the op that owns a body keeps
+    // the body's memory accessible.
     if (id == graph::kNoTensor || memory.is_elsewhere(graph.root(id))) return;
     const graph::Tensor& tensor = graph.tensor(id);
     if (tensor.numel() == 0 || memory.pointer(id) == nullptr) return;
@@ -49,7 +50,8 @@ class OpenTensors {
     for (size_t i = 0; i < tensor.shape.size(); ++i) {
       reach += (tensor.shape[i] - 1) * tensor.strides[i];
     }
-    // Closed again from the start of eight bytes on, as it is opened.
+    // AddressSanitizer works in units of eight bytes, so the range starts at a
+    // multiple of eight, both here and when it is poisoned again.
     const auto first = reinterpret_cast<uintptr_t>(memory.pointer(id));
     const uintptr_t start = first / 8 * 8;
     const auto bytes = static_cast<size_t>(reach * size_in_bytes(tensor.dtype));

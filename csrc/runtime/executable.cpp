@@ -17,8 +17,8 @@ using graph::TensorId;
 
 namespace {
 
-// What a program brings back, by position. Throws InternalError unless each
-// return is filled, by one op.
+// The returns of a program, by position. Throws InternalError unless exactly
+// one op writes each return.
 std::vector<ops::Return> returns_of(const Plan& plan) {
   std::map<int64_t, ops::Return> found;
   for (const graph::Op& op : plan.graph().ops()) {
@@ -27,19 +27,20 @@ std::vector<ops::Return> returns_of(const Plan& plan) {
     const auto position = view.attribute<int64_t>("buffer");
     const bool is_new =
         found.emplace(position, ops::return_of(view, plan.loop())).second;
-    check_internal(is_new, "returns: ", describe(op), " fills return ",
-                   position, " a second time");
+    check_internal(is_new, "returns: ", describe(op), " writes return ",
+                   position, ", which another op writes too");
   }
   std::vector<ops::Return> returns;
   for (const auto& [position, filled] : found) {
     check_internal(position == std::ssize(returns),
-                   "returns: nothing fills return ", returns.size());
+                   "returns: no op writes return ", returns.size());
     returns.push_back(filled);
   }
   return returns;
 }
 
-// Throws UserError unless each op that enqueues finds a queue of its elements.
+// Throws UserError unless the queue of each enqueueing op exists and has
+// elements of the sizes that the op enqueues.
 void check_outlets(const graph::Graph& graph,
                    std::span<const std::shared_ptr<ops::Outlet>> outlets) {
   for (const graph::Op& op : graph.ops()) {
@@ -55,8 +56,9 @@ void check_outlets(const graph::Graph& graph,
       sizes.push_back(view.input(i).numel() *
                       size_in_bytes(dtype_from_name(dtypes[i])));
     }
-    check_user(sizes == outlets[queue]->sizes(), "connect: ", describe(op),
-               " enqueues other tensors than its queue has");
+    check_user(
+        sizes == outlets[queue]->sizes(), "connect: ", describe(op),
+        " enqueues tensors of other sizes than the elements of its queue");
   }
 }
 
@@ -109,8 +111,8 @@ void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
 void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
                               const std::vector<InputPlace>& places) {
   const std::vector<TensorId>& inputs = plan_.inputs();
-  check_internal(places.size() == inputs.size(), "connect: ", places.size(),
-                 " places of ", inputs.size(), " inputs");
+  check_internal(places.size() == inputs.size(), "connect: got ", places.size(),
+                 " places for ", inputs.size(), " inputs");
   const int64_t in_flight = schedule::max_in_flight(plan_.schedule());
   for (const std::shared_ptr<Inlet>& inlet : inlets) {
     check_user(inlet->depth() >= in_flight, "connect: the program works on ",
@@ -237,7 +239,7 @@ at::Tensor Executable::memory_of(TensorId id) const {
   const graph::Tensor& t = plan_.graph().tensor(id);
   void* start = stage_.memory().pointer(id);
   check_internal(start != nullptr || t.numel() == 0, "'", t.name,
-                 "' has no memory of the device");
+                 "' has no memory on the device");
   return at::from_blob(start, t.shape, t.strides, ops::to_scalar_type(t.dtype));
 }
 

@@ -25,82 +25,90 @@
 
 namespace popsim::runtime {
 
-// Who has to do with a run besides the program.
+// Objects outside the program that take part in a run.
 struct Company {
-  Overseer* overseer = nullptr;   // may be null
-  ops::HostCode* host = nullptr;  // null where the program calls none
+  Overseer* overseer = nullptr;  // may be null
+  // Null if the program calls no code of the host.
+  ops::HostCode* host = nullptr;
 };
 
 // Where the values of an input come from.
 struct InputPlace {
-  // The feed, or -1: a tensor that the call brings.
+  // The number of the feed, or -1 if the caller passes the tensor.
   int64_t feed = -1;
-  // In the feed's elements.
+  // The position among the tensors of the feed's elements.
   int64_t position = 0;
-  // The call gives one value, and all micro-batches read it.
+  // The caller passes one value, and all micro-batches read it.
   bool shared = false;
 };
 
-// Can be used by one thread at a time: a run or copy that finds another one
-// going on throws UserError.
+// One thread at a time can use it: a run or a copy throws UserError while
+// another one is in progress.
 class Executable {
  public:
   // Prepares every kernel and allocates all memory. The setup ops run in
   // load().
   explicit Executable(Plan plan);
 
-  // Computes what only depends on constants. To be called once, after the
+  // Computes the tensors that depend only on constants. Call it once, after the
   // constants are written.
   void load();
-  // Connects the program with queues: those that it enqueues to, and those that
-  // inputs come from, as `places` say by input. To be called before the first
-  // run; without it the call brings all inputs, and nothing can be enqueued.
+  // Connects the program with its queues: `outlets` are those it enqueues to,
+  // `inlets` those its inputs come from, and `places` says for each input where
+  // its values are. Call it before the first run. Without this call, the caller
+  // passes all inputs, and the program cannot enqueue.
   void connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
                std::vector<std::shared_ptr<Inlet>> inlets,
                const std::vector<InputPlace>& places);
-  // One call: all device iterations and micro-batches. `inputs` are contiguous
-  // tensors of whole batches, in the order of the plan's inputs; those that
-  // come from feeds are left out. Gives one tensor per return, undefined for
-  // kept ones. Throws Stopped when the overseer or stop() ends it, and
-  // HostFailure when the host's code does.
+  // Runs the program once: all device iterations and micro-batches. `inputs`
+  // are contiguous tensors of whole batches, in the order of the plan's inputs,
+  // without those that come from feeds. Returns one tensor per return; the
+  // tensor is undefined if the return is kept on the device. Throws Stopped if
+  // the overseer or stop() ends the run, and HostFailure if code of the host
+  // fails.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
                               const Company& company);
-  // Runs `repeats` times and returns a time per op that runs, setup left out.
-  // These are runs like any other: weights train, random numbers move on.
+  // Runs `repeats` times and returns a time for each op that runs, without
+  // setup ops. These are ordinary runs: weights are trained, and random numbers
+  // advance.
   std::vector<OpTime> profile(const std::vector<at::Tensor>& inputs,
                               int64_t repeats, const Company& company);
-  // Ends the run that is going on; from any thread. Returns whether there is
-  // one.
+  // Stops the current run; any thread may call it. Returns whether there is a
+  // run.
   bool stop() { return usage_.stop(); }
-  // Micro-batches begun so far, also while a run goes on; from any thread.
+  // Number of micro-batches begun so far, also during a run; any thread may
+  // call it.
   [[nodiscard]] int64_t num_micro_batches() const { return stage_.num_begun(); }
-  // The micro-batch that the last run has worked on last, counted from its
-  // start, or that it had no data for; from any thread.
+  // The micro-batch, counted from the start of the run, that the last run
+  // worked on last or had no data for; any thread may call it.
   [[nodiscard]] int64_t last_micro_batch() const {
     return stage_.last_micro_batch();
   }
-  // Device iterations finished so far; none of them is one that failed or was
-  // stopped.
+  // Number of device iterations finished so far, without those that failed or
+  // were stopped.
   [[nodiscard]] int64_t num_iterations() const;
-  // Runs begun so far.
+  // Number of runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
   // When the last complete run was called, began and ended, in seconds of the
   // steady clock.
   [[nodiscard]] std::tuple<double, double, double> last_run() const;
 
-  // Each copies all its tensors or none. What has a factor is multiplied by it.
+  // Each of these copies all its tensors or none. A tensor with a factor is
+  // multiplied by it.
   void write(const std::map<graph::TensorId, at::Tensor>& values,
              const std::map<graph::TensorId, double>& factors);
   [[nodiscard]] std::vector<at::Tensor> read(
       const std::vector<graph::TensorId>& ids) const;
   void read_into(const std::map<graph::TensorId, at::Tensor>& targets) const;
-  // A copy of what a kept return has of a tensor, as the last run left it: of
-  // its source, or of a view that rearranges all of that.
+  // A copy of a tensor that a kept return holds since the last run: of the
+  // return's source, or of a view with all values of the source in another
+  // order.
   [[nodiscard]] at::Tensor read_kept(int64_t index, graph::TensorId id) const;
 
   void set_seed(uint64_t seed);
   [[nodiscard]] uint64_t seed() const;
-  // Micro-batches begun so far; random numbers are keyed with it.
+  // Number of micro-batches begun so far; it is part of the key of random
+  // numbers.
   void set_step(int64_t step);
   [[nodiscard]] int64_t step() const;
 
@@ -110,7 +118,8 @@ class Executable {
   void place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
                     const std::vector<InputPlace>& places);
   void check_inputs(const std::vector<at::Tensor>& inputs) const;
-  // Points the sinks at where the returns go: kept buffers and new tensors.
+  // Points the sinks to the memory of the returns: kept buffers and new
+  // tensors.
   std::vector<at::Tensor> make_results();
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,
@@ -118,8 +127,8 @@ class Executable {
   // The stopwatch may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
                               const Company& company, Listener* stopwatch);
-  // Who is told of a run: the watch, if the plan asks for it, and the other,
-  // which may be null.
+  // The listeners of a run: the number watch, if the plan asks for it, and
+  // `other`, which may be null.
   [[nodiscard]] std::vector<Listener*> listeners(Listener* other);
 
   Plan plan_;
@@ -127,15 +136,15 @@ class Executable {
   std::vector<ops::Return> returns_;
   std::vector<at::Tensor> kept_;    // by return; undefined: not kept
   std::vector<InputPlace> places_;  // by input
-  std::vector<std::unique_ptr<Source>> sources_;  // the same
-  std::vector<Source*> all_sources_;              // the same
-  std::vector<CallSlice*> slices_;                // by tensor of a call
+  std::vector<std::unique_ptr<Source>> sources_;  // by input
+  std::vector<Source*> all_sources_;              // by input
+  std::vector<CallSlice*> slices_;  // by tensor that the caller passes
   std::vector<std::unique_ptr<Feed>> feeds_;
   std::vector<Feed*> all_feeds_;
   std::vector<std::shared_ptr<ops::Outlet>> outlets_;
   std::vector<ops::Outlet*> all_outlets_;
   std::vector<Buffer> buffers_;    // by return
-  std::vector<ops::Sink*> sinks_;  // the same
+  std::vector<ops::Sink*> sinks_;  // by return
   std::optional<NumberWatch> watch_;
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;

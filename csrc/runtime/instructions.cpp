@@ -18,7 +18,8 @@ Error failure(const char* what, const Op& op, const char* reason) {
   return Error(join("while ", what, " ", op, ": ", reason));
 }
 
-// What PyTorch refuses while a kernel is prepared, a lowering has got wrong.
+// If PyTorch refuses an operator while its kernel is prepared, lowering has
+// made a mistake.
 std::unique_ptr<ops::Kernel> prepare(const ops::OpView& view) {
   const Op& op = view.op();
   constexpr const char* kWhat = "preparing";
@@ -70,7 +71,7 @@ void Instructions::execute(const Instruction& instruction,
   } catch (const ops::HostFailure&) {
     throw;
   } catch (const InternalError& error) {
-    // An op of a body has said where it failed.
+    // The message names the op of the body that failed already.
     if (!op.bodies.empty()) throw;
     throw failure<InternalError>(kWhat, op, error.what());
   } catch (const UserError& error) {

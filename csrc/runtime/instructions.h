@@ -13,7 +13,7 @@
 
 namespace popsim::runtime {
 
-// What kernels meet, and what the runtime itself carries along.
+// The context that kernels see, together with data of the runtime.
 class Context final : public ops::RunContext {
  public:
   explicit Context(const DeviceMemory& memory) : memory_(memory) {
@@ -24,7 +24,7 @@ class Context final : public ops::RunContext {
   }
 
   std::span<Listener* const> listeners;
-  // Asked by ops that run for long; null where the run has to go on.
+  // Ops that run for long check it; null if the run cannot stop here.
   StopSign* stop = nullptr;
 
  private:
@@ -38,7 +38,8 @@ struct Instruction {
 
 class Instructions {
  public:
-  // Prepares every kernel, and every body. What is given is to outlive it.
+  // Prepares every kernel and every body. The arguments must outlive this
+  // object.
   Instructions(const graph::Graph& graph, const memory::ArenaPlan& plan,
                DeviceMemory& memory);
   ~Instructions();
@@ -46,7 +47,7 @@ class Instructions {
   [[nodiscard]] Instruction operator[](size_t op) const {
     return {kernels_[op].get(), &graph_.ops()[op]};
   }
-  // Runs some of them, and tells the listeners of the context.
+  // Runs some instructions, and calls the listeners of the context.
   void execute(std::span<const Instruction> instructions,
                const Context& context) const;
 

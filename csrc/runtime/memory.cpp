@@ -18,8 +18,8 @@ namespace {
 using graph::TensorId;
 using graph::TensorKind;
 
-// Zeroed, so that a value that is read before it is written is a zero on every
-// run and never another tensor's past.
+// The memory is zeroed: if a value is read before it is written, it is zero in
+// every run and never an old value of another tensor.
 char* allocate(int64_t bytes) {
   const auto size = static_cast<size_t>(
       std::max(round_up(bytes, memory::kAlignment), memory::kAlignment));

@@ -13,13 +13,14 @@
 
 namespace popsim::runtime {
 
-// Owns the arena and the persistent tensors; knows where every tensor is now.
+// Owns the arena and the persistent tensors, and knows the current address of
+// every tensor.
 class DeviceMemory {
  public:
-  // The plan must live longer than the memory.
+  // The plan must outlive the memory.
   explicit DeviceMemory(const Plan& plan);
-  // The memory of a body: a part of `arena`, which belongs to its op. The
-  // body's inputs and results lie elsewhere.
+  // The memory of a body: a part of `arena`, which belongs to the body's op.
+  // The body's inputs and results are stored elsewhere.
   DeviceMemory(const graph::Graph& body, const memory::ArenaPlan& plan,
                char* arena);
 
@@ -28,24 +29,23 @@ class DeviceMemory {
   [[nodiscard]] void* pointer(graph::TensorId id) const {
     return pointers_[static_cast<size_t>(id)];
   }
-  // Moves a tensor, its views and their at::Tensor faces to another address.
+  // Moves a tensor, its views and their at::Tensor objects to another address.
   void bind(graph::TensorId root, void* address);
-  // Whether a tensor lies where it was bound to, outside of the device's
-  // memory.
+  // Whether a tensor is bound to an address outside the device's memory.
   [[nodiscard]] bool is_elsewhere(graph::TensorId root) const {
     return elsewhere_[static_cast<size_t>(root)];
   }
-  // Where an op has memory for its bodies.
+  // The address of the memory that an op has for its bodies.
   [[nodiscard]] char* start_of(const memory::BodyPlacement& bodies) const {
     return start_ + bodies.offset;
   }
-  // Which of some tensors are stashed, for select_slots().
+  // The stashed tensors among these, for select_slots().
   [[nodiscard]] std::vector<size_t> stashes_among(
       std::span<const graph::TensorId> roots) const;
   // Moves stashed tensors to the slots that belong to a micro-batch.
   void select_slots(std::span<const size_t> stashes, int64_t micro_batch);
 
-  // Makes tensor(id) available. To be called before the first run.
+  // Makes tensor(id) available. Call it before the first run.
   void make_tensor(graph::TensorId id);
   [[nodiscard]] const at::Tensor& tensor(graph::TensorId id) const {
     return tensors_[static_cast<size_t>(id)];
@@ -74,7 +74,7 @@ class DeviceMemory {
   const graph::Graph& graph_;
   std::unique_ptr<char, FreeDeleter> arena_;
   std::unique_ptr<char, FreeDeleter> persistent_;
-  char* start_;                  // of the arena, whoever owns it
+  char* start_;                  // of the arena, which another object may own
   std::vector<bool> elsewhere_;  // by root
   std::vector<void*> pointers_;
   std::vector<std::vector<View>> views_;  // by root

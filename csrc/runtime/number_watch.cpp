@@ -30,7 +30,8 @@ constexpr const char* kOverflowOrDivision = "overflow or division by zero";
 constexpr std::array<std::string_view, 6> kComparisons{"eq", "ne", "lt",
                                                        "le", "gt", "ge"};
 
-// Instructions that are infinite at a number: which operand, and the number.
+// An instruction that gives infinity for one number: the operand, and the
+// number.
 struct Pole {
   std::string_view instruction;
   size_t operand;
@@ -49,7 +50,7 @@ bool contains(const Names& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// Calls visit with each number among the attributes of an op.
+// Calls `visit` with each number among the attributes of an op.
 template <typename Visit>
 void for_each_number(const Op& op, const Visit& visit) {
   const auto all = [&](const std::vector<double>& numbers) {
@@ -91,8 +92,8 @@ std::vector<Statement> statements(const ops::OpCall& map) {
   return code;
 }
 
-// Whether an op is one comparison of two values that are not the same: x != x
-// asks for NaN.
+// Whether an op is one comparison of two different values. x != x is a test for
+// NaN.
 bool compares(const ops::OpCall& call) {
   const Op& op = call.op();
   if (op.kind == "map") {
@@ -110,7 +111,7 @@ bool compares(const ops::OpCall& call) {
 
 bool any(const at::Tensor& mask) { return mask.any().item<bool>(); }
 
-// The place of the first true element, as "[0, 3]".
+// The position of the first true value, as "[0, 3]".
 std::string first_place(const at::Tensor& mask) {
   const at::Tensor place = mask.nonzero()[0];
   Shape index;
@@ -133,8 +134,8 @@ NumberWatch::NumberWatch(const graph::Graph& graph) : graph_(graph) {
 
 NumberWatch::Rule NumberWatch::rule_of(const Op& op) const {
   if (!op.bodies.empty())
-    return Rule::kNone;  // those of its bodies are watched
-  // What comes from the host is given, as an input is.
+    return Rule::kNone;  // the ops of its bodies are watched
+  // Values from the host are given, as inputs are.
   if (ops::find_op(op.kind).calls_host) return Rule::kNone;
   if (compares({graph_, op})) return Rule::kComparison;
   const bool computes = std::ranges::any_of(op.outputs, [&](TensorId id) {

@@ -1,9 +1,9 @@
-// A listener that ends a run at the first op whose arithmetic fails: an invalid
-// operation, a division by zero or an overflow.
+// A listener that ends a run at the first op whose arithmetic fails: by an
+// invalid operation, a division by zero or an overflow.
 //
-// What counts are results, not what a kernel does on the way to them: an op
-// fails where it makes NaN out of numbers, or an infinity out of finite ones.
-// What it was given, also as an attribute, it may hand on.
+// Only results count, not the numbers that a kernel computes on the way. An op
+// fails if it computes NaN from numbers, or infinity from finite numbers. It
+// may pass on NaN and infinity from its operands and attributes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,27 +20,27 @@ namespace popsim::runtime {
 
 class NumberWatch final : public Listener {
  public:
-  // The graph is to outlive the watch.
+  // The graph must outlive the watch.
   explicit NumberWatch(const graph::Graph& graph);
 
-  // Looks at the operands: the op may write over them.
+  // Checks the operands before the op runs, because the op may overwrite them.
   void before(const graph::Op& op, const ops::RunContext& context) override;
-  // Throws UserError with the op, its line in the model, the result and the
-  // kind of failure.
+  // Throws UserError with the op, its source line in the model, the result and
+  // the kind of failure.
   void after(const graph::Op& op, const ops::RunContext& context) override;
   [[nodiscard]] Listener* of_body(const graph::Graph& body) override {
     return bodies_.at(&body).get();
   }
 
  private:
-  // How an op's results are compared with its operands.
+  // How the results of an op are compared with its operands.
   enum class Rule : int8_t {
-    kNone,         // it computes nothing
-    kElementwise,  // each element with those that it was computed from
-    kWhole,        // any element with all of the operands
-    kComparison,   // operands alone: none may be NaN
+    kNone,         // the op computes nothing
+    kElementwise,  // each value with the values it was computed from
+    kWhole,        // any value with all operands
+    kComparison,   // only the operands are checked: none may be NaN
   };
-  // What was there before.
+  // The NaN and infinities among the operands.
   struct Known {
     bool nan = false;
     bool infinity = false;
@@ -52,23 +52,22 @@ class NumberWatch final : public Listener {
   }
   [[nodiscard]] at::Tensor value(graph::TensorId id,
                                  const ops::RunContext& context) const;
-  // Whether the op is to write the input without reading it.
+  // Whether the op overwrites the input without reading it.
   [[nodiscard]] bool is_overwritten(const graph::Op& op, graph::TensorId input,
                                     const ops::RunContext& context) const;
   void check(const graph::Op& op, graph::TensorId result,
              const at::Tensor& values) const;
-  // Elements of `bad` that stand for an operand that was like that already are
-  // taken out.
+  // Clears the places in `bad` at which an operand had such a value already.
   [[nodiscard]] at::Tensor without_inherited(
       const at::Tensor& bad, at::Tensor (*is_bad)(const at::Tensor&)) const;
-  // What makes an element of an op's result infinite.
+  // The reason why a value of an op's result is infinite.
   [[nodiscard]] std::string cause_of_infinity(const graph::Op& op,
                                               const at::Tensor& bad) const;
 
   const graph::Graph& graph_;
   std::vector<Rule> rules_;  // by op
   std::unordered_map<const graph::Graph*, std::unique_ptr<NumberWatch>> bodies_;
-  // What the operands of the op that runs hold.
+  // What the operands of the current op hold.
   Known known_;
   std::vector<at::Tensor> operands_;  // copies, for elementwise ops
 };

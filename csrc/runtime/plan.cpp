@@ -24,7 +24,7 @@ Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
-  // The number of stages has to make sense first.
+  // This check comes first: it makes sure that the number of stages is valid.
   graph::verify(graph_);
   const schedule::Config schedule{graph_.num_stages(),
                                   config_.training

@@ -1,7 +1,7 @@
-// What a program does, in which order, and where its tensors lie.
+// The ops of a program, their order, and the places of its tensors in memory.
 //
-// No kernel is prepared for it and none of its memory is allocated: a plan of a
-// program of any size fits anywhere.
+// A plan prepares no kernel and allocates none of the program's memory, so a
+// program of any size can be planned on any machine.
 #pragma once
 
 #include <vector>
@@ -22,13 +22,13 @@ struct RunConfig {
   schedule::Kind schedule = schedule::Kind::kSequential;
   // Runs end at the first op whose arithmetic fails (number_watch.h).
   bool floating_point_checks = false;
-  // Its inputs come from feeds, which may keep a run waiting or end.
+  // Its inputs come from feeds, which may make a run wait or may end.
   bool fed = false;
 };
 
 class Plan {
  public:
-  // Throws InternalError where the graph breaks a rule.
+  // Throws InternalError if the graph breaks a rule.
   Plan(graph::Graph graph, RunConfig config);
 
   [[nodiscard]] const graph::Graph& graph() const { return graph_; }
@@ -36,20 +36,20 @@ class Plan {
   [[nodiscard]] bool floating_point_checks() const {
     return config_.floating_point_checks;
   }
-  // Whether a device iteration may have to wait for data in the middle.
+  // Whether a device iteration may have to wait for data after it has begun.
   [[nodiscard]] bool waits_in_iteration() const {
     return config_.fed && config_.gradient_accumulation > 1;
   }
-  // Whether a micro-batch reads weights after it has updated them. If it fails,
-  // the weights get their old values back.
+  // Whether a micro-batch reads weights after it has updated them. If such a
+  // micro-batch fails, the weights get their old values back.
   [[nodiscard]] bool updates_in_iteration() const {
     return updates_in_iteration_;
   }
   [[nodiscard]] ops::LoopCounts loop() const {
     return {config_.device_iterations, config_.gradient_accumulation};
   }
-  // Training repeats the schedule once per device iteration; inference has no
-  // update to wait for, so its schedule covers all of them.
+  // Training repeats the schedule once per device iteration. Inference has no
+  // update to wait for, so its schedule covers all device iterations.
   [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
   [[nodiscard]] const std::vector<memory::Block>& blocks() const {
     return blocks_;

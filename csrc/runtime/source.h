@@ -13,46 +13,50 @@
 
 namespace popsim::runtime {
 
-// There is no next element: the data has ended, or making it has failed.
+// Thrown if there is no next element: the data has ended, or making an element
+// has failed.
 class FeedEnd : public UserError {
  public:
   using UserError::UserError;
 };
 
-// Hands elements to a program: some tensors each, always of the same types.
-// Used by one run at a time.
+// Gives elements to a program. All elements have the same number and types of
+// tensors. One run at a time can use it.
 class Inlet {
  public:
   virtual ~Inlet() = default;
   // The tensors of the next element, each contiguous and aligned to 64 bytes;
-  // they stay there until the element is released. Waits for it as long as
-  // patience lasts and is empty when that ends. Throws FeedEnd.
+  // they stay in place until the element is released. Waits for the element as
+  // long as `patience` lasts; the result is empty if it ends first. Throws
+  // FeedEnd.
   [[nodiscard]] virtual std::span<void* const> acquire(
       ops::Patience& patience) = 0;
-  // Gives the oldest element that is acquired back.
+  // Gives the oldest acquired element back.
   virtual void release() = 0;
-  // Bytes of each tensor of an element.
+  // The bytes of each tensor of an element.
   [[nodiscard]] virtual std::vector<int64_t> sizes() const = 0;
-  // How many elements can be acquired at a time.
+  // The number of elements that can be acquired at a time.
   [[nodiscard]] virtual int64_t depth() const = 0;
 };
 
-// One input of the program. Asked once by each action that reads it.
+// One input of the program. Each action that reads the input asks for its value
+// once.
 class Source {
  public:
   virtual ~Source() = default;
-  // The value for a micro-batch, counted from the start of the run. It stays
-  // there, unchanged, as long as the micro-batch is in flight.
+  // The value for a micro-batch, counted from the start of the run. The value
+  // does not change or move while the micro-batch is in flight.
   [[nodiscard]] virtual void* micro_batch(int64_t index) = 0;
 };
 
-// A part of a tensor that the caller gave, which is read where it is.
+// A slice of a tensor that the caller passed, read in place.
 class CallSlice final : public Source {
  public:
-  // `bytes` of one micro-batch; 0 where all of them have the same value.
+  // `bytes` is the size of one micro-batch; 0 if all micro-batches have the
+  // same value.
   explicit CallSlice(int64_t bytes) : bytes_(bytes) {}
 
-  // To be called before each run.
+  // Call it before each run.
   void point_at(void* whole) { whole_ = static_cast<char*>(whole); }
   [[nodiscard]] void* micro_batch(int64_t index) override {
     return whole_ + index * bytes_;
@@ -68,19 +72,19 @@ class Feed {
  public:
   explicit Feed(std::shared_ptr<Inlet> inlet) : inlet_(std::move(inlet)) {}
 
-  // To be called before each run, and when it is over.
+  // Call them before and after each run.
   void begin_run(ops::Patience* patience);
   void end_run();
   // The tensors of a micro-batch, counted from the start of the run. Throws
-  // Stopped where the run is to end first, and FeedEnd.
+  // Stopped if the run must end first, and FeedEnd.
   [[nodiscard]] std::span<void* const> element(int64_t index);
-  // Nobody reads the micro-batches before this one any more.
+  // Releases the micro-batches before this one, which no action reads any more.
   void release_before(int64_t index);
 
  private:
   std::shared_ptr<Inlet> inlet_;
   ops::Patience* patience_ = nullptr;
-  int64_t first_ = 0;  // the oldest that is held
+  int64_t first_ = 0;  // the oldest element that is held
   std::deque<std::span<void* const>> held_;
 };
 

@@ -19,14 +19,14 @@ using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
 
-// Kernels of PyTorch compute as they are called: without notes for gradients,
-// and in the types that the program says, whatever torch.autocast would choose.
+// Kernels of PyTorch run as they are called: they record nothing for gradients
+// and use the dtypes of the program, whatever torch.autocast would choose.
 struct PlainKernels {
   c10::InferenceMode no_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-// The elements of feeds that a run holds: all are given back when it is over.
+// The elements of feeds that a run holds; all are released when the run ends.
 class HeldElements {
  public:
   explicit HeldElements(const Call& call) : feeds_(call.feeds) {
@@ -132,7 +132,7 @@ void StageRun::run_iterations(const Call& call) {
     const int64_t first_step = step_;
     try {
       run_iteration(call, i);
-      // In inference each micro-batch is a device iteration.
+      // In inference each micro-batch is one device iteration.
       num_iterations_ += plan_.training() ? 1 : num_finished_;
     } catch (const ops::HostFailure&) {
       give_up(first_step);
@@ -143,7 +143,8 @@ void StageRun::run_iterations(const Call& call) {
     } catch (const Stopped&) {
       throw;
     } catch (const UserError&) {
-      // In others it would depend on the time that an iteration takes.
+      // In other programs, whether the iteration is discarded would depend on
+      // the time that it takes.
       if (plan_.waits_in_iteration() || plan_.updates_in_iteration()) {
         give_up(first_step);
       }
@@ -156,7 +157,7 @@ void StageRun::run_iteration(const Call& call, int64_t iteration) {
   const int64_t first_step = step_;
   num_finished_ = 0;
   if (plan_.training()) checkpoint_.begin(memory_);
-  // Where an op that runs for long may give up.
+  // Long ops may stop only if the device iteration can be discarded.
   context_.stop =
       plan_.training() && !checkpoint_.complete() ? nullptr : &call.stop;
   for (const schedule::Stretch& stretch : plan_.schedule()) {
@@ -178,7 +179,8 @@ bool StageRun::end_before(const Action& action, int64_t iteration,
                           int64_t first_step) {
   const int64_t num_begun = step_ - first_step;
   if (!plan_.training()) {
-    // Each micro-batch is a device iteration: those in flight are finished.
+    // Each micro-batch is a device iteration, so those in flight are finished
+    // first.
     if (num_finished_ == num_begun) {
       if (feed_end_) {
         last_micro_batch_.store(num_begun, std::memory_order_relaxed);
@@ -213,7 +215,7 @@ void StageRun::run_action(const Call& call, const Action& action,
   try {
     if (action.kind == ActionKind::kUpdate) {
       context_.cursor = {iteration, accumulation - 1, step_ - 1};
-      // It may read what the last micro-batch was given and has left.
+      // The update may read the inputs and the values of the last micro-batch.
       execute(call, block(action), accumulation - 1,
               (iteration + 1) * accumulation - 1);
       for (Feed* feed : call.feeds) {
@@ -248,7 +250,7 @@ void StageRun::release_inputs(const Call& call, const Action& action,
       plan_.training()
           ? action.kind == ActionKind::kBackward && action.stage == 0
           : action.stage + 1 == plan_.graph().num_stages();
-  // The update may read what the last micro-batch was given.
+  // The update may read the inputs of the last micro-batch.
   const bool waits = plan_.training() && action.micro_batch + 1 == accumulation;
   if (!is_last || waits) return;
   for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);

@@ -1,7 +1,7 @@
 // The state of one device while it runs: its memory, its kernels, its position.
 //
-// One device runs the whole program today. With a thread for each stage there
-// is one of these per stage, each with the blocks of its stage.
+// One device runs the whole program today. If each stage had its own thread,
+// there would be one StageRun per stage, each with the blocks of its stage.
 #pragma once
 
 #include <atomic>
@@ -19,56 +19,60 @@
 
 namespace popsim::runtime {
 
-// What one call of the program brings along.
+// The data and objects of one call of the program.
 struct Call {
   std::span<Source* const> sources;   // by input of the plan
   std::span<ops::Sink* const> sinks;  // by return
-  std::span<Feed* const> feeds;       // what some of the sources hold
+  std::span<Feed* const> feeds;       // the feeds that some of the sources read
   std::span<ops::Outlet* const> outlets;
   uint64_t seed = 0;
-  ops::HostCode* host = nullptr;  // what the program may call, if anything
+  // Null if the program calls no code of the host.
+  ops::HostCode* host = nullptr;
   std::span<Listener* const> listeners;
   StopSign& stop;
 };
 
 class StageRun {
  public:
-  // Prepares every kernel and allocates all memory. The plan is to outlive it.
+  // Prepares every kernel and allocates all memory. The plan must outlive it.
   explicit StageRun(const Plan& plan);
 
-  // Runs the setup ops. To be called once, after the constants are written.
+  // Runs the setup ops. Call it once, after the constants are written.
   void load(std::span<Listener* const> listeners);
-  // Runs all device iterations, or as many as an op that may end the run lets
-  // it. Throws Stopped when the sign is up, HostFailure when code of the host
-  // fails and FeedEnd when there is no data; all that training keeps between
-  // runs is then as whole device iterations left it. So it is after any other
-  // UserError where iterations wait for data in the middle.
+  // Runs all device iterations, or fewer if an op ends the run. Throws Stopped
+  // if a stop is requested, HostFailure if code of the host fails, and FeedEnd
+  // if there is no data. After these, everything that training keeps between
+  // runs is as whole device iterations left it. The same is true after any
+  // other UserError if iterations wait for data in the middle or update weights
+  // in the middle.
   void run(const Call& call);
 
   [[nodiscard]] const DeviceMemory& memory() const { return memory_; }
-  // The host has written to the tensor.
+  // Notes that the host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
-  // Micro-batches begun since the program was loaded.
+  // Number of micro-batches begun since the program was loaded.
   [[nodiscard]] int64_t step() const { return step_; }
-  // The same, of runs alone; from any thread.
+  // The same, counting only those of runs; any thread may call it.
   [[nodiscard]] int64_t num_begun() const {
     return num_begun_.load(std::memory_order_relaxed);
   }
-  // The micro-batch that the last run has worked on last, counted from its
-  // start, or that it had no data for; from any thread.
+  // The micro-batch, counted from the start of the run, that the last run
+  // worked on last or had no data for; any thread may call it.
   [[nodiscard]] int64_t last_micro_batch() const {
     return last_micro_batch_.load(std::memory_order_relaxed);
   }
   void set_step(int64_t step) { step_ = step; }
-  // Device iterations that runs have finished since the program was loaded.
+  // Number of device iterations that runs have finished since the program was
+  // loaded.
   [[nodiscard]] int64_t num_iterations() const { return num_iterations_; }
 
  private:
-  // What an action runs, and what it has to find in its place.
+  // The instructions of an action, and the tensors that must be at the right
+  // address first.
   struct Block {
     std::vector<Instruction> instructions;
-    std::vector<size_t> inputs;   // that it reads: positions in the plan's
-    std::vector<size_t> stashes;  // of the memory's
+    std::vector<size_t> inputs;   // inputs that it reads: positions in the plan
+    std::vector<size_t> stashes;  // positions in the memory's stashes
   };
 
   void build_blocks();
@@ -76,30 +80,30 @@ class StageRun {
   [[nodiscard]] const Block& block(const schedule::Action& action) const;
   void run_iterations(const Call& call);
   void run_iteration(const Call& call, int64_t iteration);
-  // Whether the run ends here, in inference, where an iteration is a
+  // Whether the run ends here. Only in inference, where an iteration is a
   // micro-batch.
   [[nodiscard]] bool ended(int64_t first_step) const {
     return ended_ && !plan_.training() && num_finished_ == step_ - first_step;
   }
-  // The sign is up in front of an action, or there is no more data. Returns
-  // whether to leave it out; throws as soon as the run can end.
+  // Call it before an action if a stop is requested or there is no more data.
+  // Returns whether to skip the action; throws as soon as the run can end.
   [[nodiscard]] bool end_before(const schedule::Action& action,
                                 int64_t iteration, int64_t first_step);
-  // Puts back what a device iteration of a training program has changed, if
-  // that is known, and returns whether it is.
+  // Puts back the variables that a device iteration of a training program has
+  // changed, if it has copies of them. Returns whether it has.
   bool give_up(int64_t first_step);
   void run_action(const Call& call, const schedule::Action& action,
                   int64_t iteration, int64_t first_step);
-  // Takes the element of a micro-batch that begins from each feed, whichever
-  // stage reads it. Returns false where there is no data and `num_begun`
-  // micro-batches, some of which are in flight, are to be finished first.
+  // Takes the element of a new micro-batch from each feed, whichever stage
+  // reads it. Returns false if there is no data and some of the `num_begun`
+  // micro-batches are still in flight and must be finished first.
   [[nodiscard]] bool take_elements(const Call& call, int64_t micro_batch,
                                    int64_t num_begun);
-  // Runs a block for a micro-batch, counted from the start of the device
-  // iteration and from that of the run.
+  // Runs a block for a micro-batch. `micro_batch` is counted from the start of
+  // the device iteration, `index` from the start of the run.
   void execute(const Call& call, const Block& block, int64_t micro_batch,
                int64_t index);
-  // Gives elements back whose micro-batch is finished after an action.
+  // Releases the elements of a micro-batch if an action has finished it.
   void release_inputs(const Call& call, const schedule::Action& action,
                       int64_t micro_batch);
 
@@ -114,11 +118,12 @@ class StageRun {
   Checkpoint checkpoint_;
   int64_t step_ = 0;
   int64_t num_iterations_ = 0;
-  int64_t num_finished_ = 0;  // micro-batches of this device iteration
+  int64_t num_finished_ = 0;  // micro-batches finished in this device iteration
   std::atomic<int64_t> num_begun_ = 0;
   std::atomic<int64_t> last_micro_batch_ = 0;
-  bool ended_ = false;           // by an op
-  std::exception_ptr feed_end_;  // of a run that finishes what is in flight
+  bool ended_ = false;  // an op has ended the run
+  // The error of a run that still finishes micro-batches in flight.
+  std::exception_ptr feed_end_;
 };
 
 }  // namespace popsim::runtime

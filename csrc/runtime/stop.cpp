@@ -8,7 +8,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kBetweenQuestions{100};
-// Actions are counted between ticks that come so often, or more often.
+// If ticks are closer together than this, more actions are counted between
+// them.
 constexpr milliseconds kShortTick{5};
 constexpr milliseconds kLongTick{20};
 constexpr int32_t kMaxActionsPerTick = 64;

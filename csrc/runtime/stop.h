@@ -1,4 +1,4 @@
-// How a run is ended from outside.
+// How a run is stopped from outside.
 #pragma once
 
 #include <chrono>
@@ -10,35 +10,37 @@
 
 namespace popsim::runtime {
 
-// A run ended before it was complete, because it was asked to.
+// A run ended before it was complete, because a stop was requested.
 class Stopped : public UserError {
  public:
   using UserError::UserError;
 };
 
-// Looks after a run: asked about ten times a second, on the thread that runs.
+// Supervises a run: the running thread asks it about ten times a second whether
+// the run continues.
 class Overseer {
  public:
   virtual ~Overseer() = default;
   [[nodiscard]] virtual bool lets_it_go_on() = 0;
 };
 
-// Tells a run that it is to end: some thread asked for it, or its overseer.
+// Tells a run that it must end, because a thread or the run's overseer asked
+// for it.
 class StopSign final : public ops::Patience {
  public:
   explicit StopSign(Usage& usage) : usage_(usage) {}
 
-  // To be called before each run. `overseer` may be null.
+  // Call it before each run. `overseer` may be null.
   void begin_run(Overseer* overseer) {
     overseer_ = overseer;
     first_tick_ = true;
   }
-  // To be asked before each action.
+  // The run calls it before each action.
   [[nodiscard]] bool up() {
     if (--countdown_ == 0) tick();
     return usage_.stopping();
   }
-  // To be asked some times a second by what waits.
+  // Code that waits calls it some times a second.
   [[nodiscard]] bool lasts() override {
     countdown_ = 1;
     return !up();
@@ -51,11 +53,11 @@ class StopSign final : public ops::Patience {
 
   Usage& usage_;
   Overseer* overseer_ = nullptr;
-  // The clock is read once in so many actions, over all runs: in calls that do
-  // next to nothing, reading it would be felt.
+  // The clock is read once in this number of actions, counted over all runs: in
+  // very short calls, the time to read it would matter.
   int32_t actions_per_tick_ = 1;
   int32_t countdown_ = 1;
-  bool first_tick_ = true;  // of this run
+  bool first_tick_ = true;  // the first tick of this run
   Clock::time_point last_tick_;
   Clock::time_point last_asked_;
 };

@@ -1,4 +1,4 @@
-// A listener that takes the time of every op, run by run.
+// A listener that measures the time of every op, run by run.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace popsim::runtime {
 
-// What an op took over the runs of a profile.
+// The time of an op in the runs of a profile.
 struct OpTime {
   int64_t op;          // position in Graph::ops()
   int64_t executions;  // in one run
@@ -22,7 +22,7 @@ class Stopwatch final : public Listener {
       : graph_(graph), ops_(graph.ops().size()) {}
 
   void before_action() override { last_ = Clock::now(); }
-  // One reading of the clock ends an op and starts the next.
+  // One reading of the clock is the end of an op and the start of the next one.
   void after(const graph::Op& op, const ops::RunContext& context) override;
   void end_run();
   // One time per op that ran.

@@ -27,9 +27,8 @@ void Usage::enter(State state, std::string_view what) {
         "a time");
   }
   throw UserError(join(what,
-                       ": this executable is running; what it has on the "
-                       "device can be read and written when that call has "
-                       "returned"));
+                       ": this executable is running; read and write its "
+                       "tensors after that call has returned"));
 }
 
 bool Usage::stop() {

@@ -1,7 +1,7 @@
-// Who uses a program at the moment: nobody, one run, or one copy of tensors.
+// The current use of a program: no use, one run, or one copy of tensors.
 //
-// Nobody waits: whoever comes second is refused. So nothing can lock up, and
-// nobody sees tensors that a run is changing.
+// No caller waits: a second caller is refused. So there are no deadlocks, and
+// no caller sees tensors that a run is changing.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace popsim::runtime {
 
 class Usage {
  public:
-  // A run, for the length of a scope. Throws UserError if the program is used.
+  // A run, for a scope. Throws UserError if the program is in use.
   class Run {
    public:
     explicit Run(Usage& usage);
@@ -24,7 +24,7 @@ class Usage {
     Usage& usage_;
   };
 
-  // Reading or writing what runs change. `what` is for the message.
+  // Reading or writing tensors that runs change. `what` is for the message.
   class Copy {
    public:
     Copy(Usage& usage, std::string_view what);
@@ -36,7 +36,8 @@ class Usage {
     Usage& usage_;
   };
 
-  // Asks the run to end; from any thread. Returns whether there is one.
+  // Asks the run to end; any thread may call it. Returns whether there is a
+  // run.
   bool stop();
   [[nodiscard]] bool stopping() const {
     return state_.load(std::memory_order_relaxed) == State::kStopping;

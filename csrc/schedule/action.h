@@ -1,8 +1,8 @@
 // A schedule: the order of actions of one device iteration.
 //
-// The executor follows it, the memory plan counts stash slots in it, and the
-// printer shows it. How many micro-batches are in flight and how long stages
-// wait follows from it, too: it is written nowhere else. Its size does not grow
+// The executor follows the schedule, the memory plan counts stash slots in it,
+// and the printer shows it. It also determines how many micro-batches are in
+// flight and how long stages wait; no other data say so. Its size does not grow
 // with the number of micro-batches.
 #pragma once
 
@@ -26,28 +26,29 @@ struct Action {
 
 using ActionList = std::vector<Action>;
 
-// The action, `distance` micro-batches further.
+// The same action, `distance` micro-batches later.
 [[nodiscard]] inline Action further(const Action& action, int64_t distance) {
   return action.kind == ActionKind::kUpdate
              ? action
              : Action{action.kind, action.stage, action.micro_batch + distance};
 }
 
-// Actions that run `times` times, each time one micro-batch further. What
-// repeats takes every step of a micro-batch's way once, so that as many
-// micro-batches are in flight after each time as before it.
+// Actions that run `times` times, each time one micro-batch later. A repeated
+// stretch contains every action of one micro-batch once, so the number of
+// micro-batches in flight is the same before and after each repetition.
 struct Stretch {
-  ActionList actions;  // as they run the first time
+  ActionList actions;  // as in the first repetition
   int64_t times = 1;
-  // Positions in `actions` at which a time begins. Stages with a device each
-  // run the actions of one time together, the next time when all are done.
-  // Empty where nobody knows, as in what was read from a text.
+  // The positions in `actions` at which a time step begins. If each stage has
+  // its own device, the stages run the actions of one time step together, and
+  // the next time step begins when all are done. Empty if unknown, as in a
+  // schedule that was parsed from a string.
   std::vector<size_t> begins;
 };
 
 using Schedule = std::vector<Stretch>;
 
-// What a schedule is generated from.
+// The parameters of a generated schedule.
 struct Config {
   int32_t num_stages = 1;
   int64_t num_micro_batches = 1;  // between two weight updates
@@ -57,16 +58,17 @@ struct Config {
 enum class Kind : int8_t {
   // One micro-batch at a time through all stages, forward then backward.
   kSequential,
-  // All stages work at once, each on another micro-batch; a micro-batch's
-  // forward through the last stage is followed by its backward there.
+  // All stages work at the same time, each on another micro-batch; the backward
+  // of a micro-batch on the last stage follows directly after its forward
+  // there.
   kPipelined,
-  // A time for every slot, forwards and backwards of each stage: all stages run
-  // forward, each on another micro-batch, then all of them backward. In
+  // A time step for each forward and backward of each stage: all stages run
+  // forward, each on another micro-batch, then all of them run backward. In
   // training twice as many micro-batches as stages are in flight.
   kGrouped,
-  // The same, with a micro-batch at every second time of training: a stage
-  // never has two slots at a time. As many micro-batches as stages are in
-  // flight.
+  // The same, but in training a micro-batch begins only at every second time
+  // step: a stage never has two actions at the same time. As many micro-batches
+  // as stages are in flight.
   kInterleaved,
 };
 
@@ -75,27 +77,29 @@ enum class Kind : int8_t {
 
 [[nodiscard]] Schedule generate(Kind kind, const Config& config);
 
-// Throws InternalError naming the first action that comes too early, is missing
-// or stands twice.
+// Throws InternalError with the first action that comes too early, is missing
+// or is there twice.
 void validate(const Schedule& schedule, const Config& config);
 
 // The actions one by one, with each stretch repeated at most twice, as if there
-// were fewer micro-batches. As many micro-batches are in flight as in the whole
-// schedule, and the same kinds of actions follow each other.
+// were fewer micro-batches. The number of micro-batches in flight is that of
+// the whole schedule, and the same kinds of actions follow each other.
 [[nodiscard]] ActionList shortened(const Schedule& schedule);
 
-// The actions of a stretch, time by time, as they run the first time.
+// The actions of a stretch, by time step, as in the first repetition.
 [[nodiscard]] std::vector<ActionList> times_of(const Stretch& stretch);
 
-// The most micro-batches that are in flight at one time: those that begin or
-// end then, too. A program is pipelined where that is more than one.
+// The largest number of micro-batches that are in flight at the same time,
+// including those that begin or end at that time. A program is pipelined if
+// this number is more than one.
 [[nodiscard]] int64_t max_in_flight(const Schedule& schedule);
 
 [[nodiscard]] std::string to_string(const Action& action);
-// "0F0 1F0 1B0 0B0 U"; in a long schedule what repeats stands once, as in
-// "(0F0 1F0 1B0 0B0)x1000000 U".
+// "0F0 1F0 1B0 0B0 U"; a long schedule shows repeated actions once, as in "(0F0
+// 1F0 1B0 0B0)x1000000 U".
 [[nodiscard]] std::string to_string(const Schedule& schedule);
-// Reads what to_string() wrote. Throws UserError.
+// Reads what to_string() wrote. Throws UserError if the string is not a
+// schedule.
 [[nodiscard]] Schedule parse(const std::string& text);
 
 }  // namespace popsim::schedule

@@ -35,7 +35,7 @@ std::vector<ActionList> times_of(const Stretch& stretch) {
 }
 
 int64_t max_in_flight(const Schedule& schedule) {
-  // First and last time of each micro-batch, in a schedule that is shortened.
+  // The first and last time step of each micro-batch, in a shortened schedule.
   std::map<int64_t, std::pair<int64_t, int64_t>> spans;
   int64_t now = 0;
   int64_t left_out = 0;

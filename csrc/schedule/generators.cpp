@@ -7,7 +7,7 @@
 namespace popsim::schedule {
 namespace {
 
-// Slot k of a micro-batch's way through the pipeline: forward of stages
+// Slot k on the way of a micro-batch through the pipeline: forward of stages
 // 0..S-1, then backward of stages S-1..0.
 Action slot_action(const Config& config, int32_t slot, int64_t micro_batch) {
   if (slot < config.num_stages) {
@@ -20,21 +20,22 @@ int32_t num_slots(const Config& config) {
   return config.training ? 2 * config.num_stages : config.num_stages;
 }
 
-// How micro-batches follow one another through a pipeline. Written as a ring of
-// the devices of all slots, a schedule is the rotations of the ring that it
-// uses at the same time: every one (an interval of one slot), every second one,
-// or one alone.
+// How micro-batches follow one another through a pipeline. The devices of all
+// slots form a ring, and a schedule is the set of rotations of this ring that
+// it uses at the same time: all of them (an interval of one slot), every second
+// one, or only one.
 struct Rhythm {
-  // What a micro-batch takes at each time, from its first; of micro-batch 0.
+  // The actions of micro-batch 0 at each time step, from its first time step.
   std::vector<ActionList> positions;
-  // Times from one micro-batch's first to the next one's.
+  // Number of time steps from the start of one micro-batch to the start of the
+  // next.
   int64_t interval = 1;
-  // In which order the positions of one time run. Later ones free the stashes
+  // The order of the positions of one time step. Later ones free the stashes
   // that earlier ones fill.
   std::vector<int64_t> order;
 };
 
-// Each slot at a time of its own, later ones first.
+// Each slot has its own time step; later slots run first.
 Rhythm ring(const Config& config, int64_t interval) {
   Rhythm rhythm{.interval = interval};
   for (int32_t slot = 0; slot < num_slots(config); ++slot) {
@@ -44,7 +45,7 @@ Rhythm ring(const Config& config, int64_t interval) {
   return rhythm;
 }
 
-// What runs from one time to another, `times` times.
+// The actions from one time step to another, repeated `times` times.
 Stretch at_times(const Config& config, const Rhythm& rhythm, int64_t begin,
                  int64_t end, int64_t times = 1) {
   Stretch stretch{.times = times};
@@ -66,14 +67,14 @@ Stretch at_times(const Config& config, const Rhythm& rhythm, int64_t begin,
   return stretch;
 }
 
-// It fills, repeats one interval, and drains.
+// The pipeline fills, repeats one interval, and drains.
 Schedule in_rhythm(const Config& config, const Rhythm& rhythm) {
   const auto depth = static_cast<int64_t>(rhythm.positions.size());
   const int64_t interval = rhythm.interval;
-  // The first interval in which every position has its turn.
+  // The first interval that uses every position.
   const int64_t full = depth - interval;
   const int64_t num_begun = (full + interval - 1) / interval;
-  // Where there are too few micro-batches, it drains before it was full.
+  // If there are too few micro-batches, the pipeline drains before it is full.
   const int64_t times =
       std::max<int64_t>(0, config.num_micro_batches - num_begun);
   const int64_t end = interval * (config.num_micro_batches - 1) + depth;
@@ -102,8 +103,8 @@ Schedule sequential(const Config& config) {
 Schedule pipelined(const Config& config) {
   Rhythm rhythm = ring(config, 1);
   if (config.training) {
-    // The last forward and the first backward share a position: both run on the
-    // last stage, one after the other.
+    // The last forward and the first backward share a position: the last stage
+    // runs both, one after the other.
     const auto turn = rhythm.positions.begin() + config.num_stages;
     (turn - 1)->push_back(turn->front());
     rhythm.positions.erase(turn);
@@ -114,15 +115,15 @@ Schedule pipelined(const Config& config) {
 
 Schedule grouped(const Config& config) {
   Rhythm rhythm = ring(config, 1);
-  // All forwards, then all backwards.
+  // All forward actions run first, then all backward actions.
   std::rotate(rhythm.order.begin(), rhythm.order.end() - config.num_stages,
               rhythm.order.end());
   return in_rhythm(config, rhythm);
 }
 
 Schedule interleaved(const Config& config) {
-  // Slots whose numbers differ by an odd one can belong to the same device; the
-  // ring of inference has each device once.
+  // Two slots whose numbers differ by an odd number can belong to the same
+  // device; the ring of inference has each device once.
   return in_rhythm(config, ring(config, config.training ? 2 : 1));
 }
 

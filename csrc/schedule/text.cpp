@@ -7,7 +7,7 @@
 namespace popsim::schedule {
 namespace {
 
-// Actions; what is longer is for machines, and shown with its repeats.
+// Number of actions; a longer schedule is shown with repetitions.
 constexpr int64_t kWrittenInFull = 1000;
 
 void append(std::string& text, const std::string& words) {
@@ -44,7 +44,7 @@ int64_t parse_times(const std::string& word) {
   int64_t times = 0;
   const bool complete = (in >> letter >> times) && in.eof();
   check_user(complete && letter == 'x' && times > 0, "schedule: '", word,
-             "' after a bracket does not say how often; write (2F0)x3");
+             "' has a bracket without a number of repetitions; write (2F0)x3");
   return times;
 }
 
@@ -85,7 +85,7 @@ Schedule parse(const std::string& text) {
     const size_t close = word.find(')');
     const bool closes = close != std::string::npos;
     check_user(!(open && opens), "schedule: '", word,
-               "' opens a second bracket inside of the first");
+               "' opens a second bracket inside the first");
     check_user(open || opens || !closes, "schedule: '", word,
                "' closes a bracket that is not open");
     const bool after_repeat =

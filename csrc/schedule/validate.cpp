@@ -12,7 +12,7 @@ int32_t slot_of(const Action& action, int32_t num_stages) {
              : 2 * num_stages - 1 - action.stage;
 }
 
-// Walks through a schedule and knows what may come next.
+// Goes through a schedule, and checks that each action may come next.
 class Checker {
  public:
   Checker(const Schedule& schedule, const Config& config)
@@ -25,7 +25,7 @@ class Checker {
     const std::vector<int64_t> before = passed_;
     for (const Action& action : stretch.actions) take(action);
     if (stretch.times == 1) return;
-    // Where every slot is one micro-batch further, the second time is like the
+    // If every slot is one micro-batch later, the second repetition is like the
     // first, and so on to the last one.
     bool steady = stretch.times > 1 && !stretch.actions.empty() && !updated_;
     for (size_t slot = 0; slot < passed_.size(); ++slot) {
@@ -34,10 +34,10 @@ class Checker {
     }
     if (!steady) {
       fail("a stretch that repeats ", stretch.times,
-           " times does not take every step of a micro-batch once");
+           " times must contain every action of one micro-batch once");
     }
     if (passed_.front() > config_.num_micro_batches) {
-      fail("a stretch repeats ", stretch.times, " times, which is too often");
+      fail("a stretch repeats ", stretch.times, " times, which is too many");
     }
   }
 
@@ -47,7 +47,7 @@ class Checker {
     }
     if (config_.training && !updated_) fail("the update is missing");
     if (updated_ && !config_.training) {
-      fail("the update does not belong to inference");
+      fail("inference must have no update");
     }
   }
 
@@ -64,7 +64,7 @@ class Checker {
         (config_.training || action.kind == ActionKind::kForward) &&
         action.micro_batch < config_.num_micro_batches;
     const auto k = static_cast<size_t>(slot);
-    // The slots of a micro-batch run in order, and a slot takes the
+    // The slots of a micro-batch run in order, and each slot takes the
     // micro-batches in order.
     if (!exists || passed_[k] != action.micro_batch ||
         (k > 0 && passed_[k - 1] <= action.micro_batch)) {
@@ -81,7 +81,7 @@ class Checker {
 
   const Schedule& schedule_;
   const Config& config_;
-  std::vector<int64_t> passed_;  // micro-batches, by slot
+  std::vector<int64_t> passed_;  // number of micro-batches, by slot
   bool updated_ = false;
 };
 

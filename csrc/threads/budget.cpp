@@ -8,9 +8,10 @@
 #include "base/check.h"
 #include "threads/openmp.h"
 
-// MKL, which PyTorch brings along on some processors, does not ask OpenMP once
-// PyTorch has set a number for the process. This is for the calling thread;
-// zero: the process's. Returns the number before.
+// MKL, which PyTorch includes on some processors, ignores OpenMP's number of
+// threads after PyTorch has set a number for the process. This function sets
+// the number for the calling thread; zero: the process's number. Returns the
+// previous number.
 extern "C" int MKL_Set_Num_Threads_Local(int num_threads) __attribute__((weak));
 
 namespace popsim::threads {
@@ -31,8 +32,8 @@ int64_t most() {
   return std::max(cores, budget());
 }
 
-// ATen sets a new thread's number when it is first asked for it, so it is asked
-// before the number is changed.
+// ATen sets the number of a new thread when the thread first asks for it, so
+// this asks before it changes the number.
 ScopedBudget::ScopedBudget(int64_t num_threads)
     : before_(at::get_num_threads()) {
   check_internal(num_threads >= 1, "a budget of ", num_threads, " threads");
@@ -41,7 +42,7 @@ ScopedBudget::ScopedBudget(int64_t num_threads)
 }
 
 void use_one_thread() {
-#if defined(_OPENMP)  // else there is one number for all threads
+#if defined(_OPENMP)  // otherwise all threads share one number
   static_cast<void>(at::get_num_threads());
   omp_set_num_threads(1);
   set_for_mkl(1);

@@ -1,24 +1,24 @@
-// How many threads may work at a time.
+// The number of threads that may work at the same time.
 //
 // The budget belongs to the thread that runs the program: it counts that thread
-// and those that it wakes, whoever wakes them - our own code, ATen, oneDNN or
-// MKL.
-// At first it is the process's number of threads (torch.set_num_threads).
+// and all threads that it wakes, through our own code, ATen, oneDNN or MKL. At
+// first it is the process's number of threads (torch.set_num_threads).
 #pragma once
 
 #include <cstdint>
 
 namespace popsim::threads {
 
-// How many threads the calling thread may use; 1 inside of a task that shares
-// its work with others.
+// The number of threads that the calling thread may use; 1 inside a task that
+// shares its work with others.
 [[nodiscard]] int64_t budget();
 
-// The most threads that will work at a time, as far as is known while a kernel
-// is prepared: a kernel makes what each of its threads needs for that number.
+// The largest number of threads that will work at the same time, as far as this
+// is known while a kernel is prepared: a kernel allocates memory for this
+// number of threads.
 [[nodiscard]] int64_t most();
 
-// Another budget for the length of a scope, on this thread.
+// Another budget for a scope, on this thread.
 class ScopedBudget {
  public:
   explicit ScopedBudget(int64_t num_threads);

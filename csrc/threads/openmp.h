@@ -1,5 +1,6 @@
-// The part of OpenMP that is used. Where the compiler has none (Apple's), our
-// own code runs on one thread, and ATen on as many as it is told.
+// The part of OpenMP that this package uses. If the compiler has no OpenMP
+// (Apple's), our own code runs on one thread, and ATen on its own number of
+// threads.
 #pragma once
 
 #if defined(_OPENMP)

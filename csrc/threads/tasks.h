@@ -1,11 +1,12 @@
-// Work shared between threads. The only room that names OpenMP and
+// Work shared between threads. Only this folder uses OpenMP and
 // at::parallel_for.
 //
 // Results must not depend on the number of threads, so there are two ways:
-//   Tasks   the cut follows from the shape alone. A task may add up what it
-//           has, and the sums of the tasks are added in their order.
-//   Shares  each thread has one share, so the cut follows from the budget. What
-//           becomes of a unit must not depend on the units beside it.
+//   Tasks   the division depends only on the shape. A task may add up its
+//           values; the sums of the tasks are then added in order.
+//   Shares  each thread has one share, so the division depends on the budget.
+//           The result of a unit must not depend on the other units of the
+//           share.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +24,14 @@ struct Range {
   [[nodiscard]] int64_t size() const { return end - begin; }
 };
 
-// One of `count` parts of [0, units) that are about as long as each other.
+// One of `count` parts of [0, units) of about the same length.
 [[nodiscard]] constexpr Range part(int64_t units, int64_t index,
                                    int64_t count) {
   return {units * index / count, units * (index + 1) / count};
 }
 
-// Calls call(body, i) for each i < count on at most `num_threads` threads.
-// Throws what the first of the calls that fail throws.
+// Calls call(body, i) for each i < count on at most `num_threads` threads. If
+// calls throw, it throws the exception of the first one.
 void run_on(int64_t num_threads, int64_t count,
             void (*call)(const void* body, int64_t i), const void* body);
 
@@ -49,9 +50,9 @@ void run_on(int64_t num_threads, int64_t count, const Body& body) {
       &body);
 }
 
-// Calls body() so that nothing in it wakes another thread, for code of
-// libraries whose results depend on the number of threads. Not as one of
-// several tasks: MKL's factorisations of matrices are wrong inside of those.
+// Calls body() so that no code in it wakes another thread, for code of
+// libraries whose results depend on the number of threads. Do not use it in one
+// of several tasks: MKL's matrix factorisations are wrong there.
 template <typename Body>
 void run_alone(const Body& body) {
   const ScopedBudget alone(1);
@@ -63,8 +64,9 @@ class Tasks {
   static constexpr int64_t kMax = 16;
 
   Tasks() = default;
-  // Several tasks for each thread that the work is worth: numbers of threads
-  // that do not divide the tasks evenly are to wait for little.
+  // Makes several tasks for each thread that the work is worth, so that threads
+  // wait little if the number of tasks is not a multiple of the number of
+  // threads.
   Tasks(Work work, int64_t units)
       : units_(units),
         count_(work.threads == 1
@@ -100,7 +102,8 @@ class Shares {
       : units_(units),
         limit_(std::clamp<int64_t>(std::min(work.threads, units), 1, most())) {}
 
-  // The most shares there can be, for kernels that have memory for each.
+  // The largest possible number of shares, for kernels that have memory for
+  // each share.
   [[nodiscard]] int64_t limit() const { return limit_; }
   // Calls body(share, units) for all shares.
   template <typename Body>

@@ -1,12 +1,12 @@
-// Amounts of work, in what they are worth.
+// Amounts of work, as numbers of threads that they are worth.
 #pragma once
 
 #include <cstdint>
 
 namespace popsim::threads {
 
-// How many threads an amount of work keeps busy, at least one: each gets as
-// much as is worth waking a thread for, about five microseconds of a core.
+// How many threads an amount of work keeps busy, at least one. Each thread gets
+// enough work to be worth waking it: about five microseconds of a core.
 struct Work {
   int64_t threads = 1;
 };
@@ -21,7 +21,7 @@ struct Work {
   return work_of(count, 1 << 16);
 }
 
-// Vector instructions on elements in the cache, counted by element.
+// Vector instructions on elements in the cache, counted per element.
 [[nodiscard]] constexpr Work additions(int64_t count) {
   return work_of(count, 1 << 18);
 }

@@ -233,7 +233,8 @@ class Tensor {
   // The size of an axis; a negative axis counts from the last one.
   int64_t size(int64_t axis) const {
     const int64_t i = axis < 0 ? axis + rank() : axis;
-    if (i < 0 || i >= rank()) throw std::out_of_range("no such axis");
+    if (i < 0 || i >= rank())
+      throw std::out_of_range("the tensor has no such axis");
     return tensor_->shape[i];
   }
   int64_t numel() const {
@@ -387,7 +388,7 @@ class Call {
         return static_cast<T>(static_cast<const double*>(found.values)[i]);
       }
     }
-    throw wrong(found.name, " is of another type");
+    throw wrong(found.name, " has another type");
   }
 
   popsim_call* call_;
@@ -402,7 +403,7 @@ int guarded(popsim_call* call) noexcept {
   } catch (const std::exception& error) {
     call->fail(call, error.what());
   } catch (...) {
-    call->fail(call, "an exception that is no std::exception");
+    call->fail(call, "an exception that is not a std::exception");
   }
   return 1;
 }
@@ -415,7 +416,7 @@ int guarded_cost(popsim_call* call, popsim_custom_cost* cost) noexcept {
   } catch (const std::exception& error) {
     call->fail(call, error.what());
   } catch (...) {
-    call->fail(call, "an exception that is no std::exception");
+    call->fail(call, "an exception that is not a std::exception");
   }
   return 1;
 }

@@ -72,4 +72,4 @@ def test_script_prints_its_tables(name) -> None:
 def test_unknown_case_is_refused() -> None:
     done = run("training_step", ["--only", "nothing like it"])
     assert done.returncode == 2
-    assert "no such case; there are MLP 32" in done.stderr
+    assert "no such case; the cases are MLP 32" in done.stderr

@@ -1,7 +1,7 @@
-"""What the tests of mistakes share: a model that can make one, and the check after each.
+"""The helpers for tests of mistakes: a model that can make one, and the check after each.
 
-After a mistake the process, the user's model and the executor have to stay usable: every test
-ends with a good call whose values are compared with eager PyTorch.
+After a mistake the process, the user's model and the executor must stay usable: every test ends
+with a correct call, whose values are compared with eager PyTorch.
 """
 
 import copy
@@ -77,9 +77,9 @@ def check_training(executor, lr=0.125):
 
 
 def refuse_training(net, options, error, match):
-    """Check that a training model cannot be compiled; return the error's text.
+    """Check that a training model cannot be compiled; return the error's message.
 
-    The executor is gone afterwards, so that the model can be wrapped again.
+    The executor no longer exists afterwards, so the model can be wrapped again.
     """
     model = train(net, options)
     with pytest.raises(error, match=match) as caught:
@@ -92,7 +92,7 @@ def refuse_training(net, options, error, match):
 
 
 class Helpers:
-    """The functions above, for tests to take as the fixture ``h``."""
+    """The functions above; tests get them as the fixture ``h``."""
 
     Net = Net
     make_options = staticmethod(make_options)
@@ -105,7 +105,7 @@ class Helpers:
 
 @pytest.fixture
 def h():
-    """The helpers."""
+    """Return the helpers."""
     return Helpers
 
 
@@ -132,7 +132,7 @@ def refused(request):
         assert not poptorch.isRunningOnIpu()
         net.switch["on"] = False
         check(executor)
-        # Another model is not affected either.
+        # Another model is not affected.
         check_inference(poptorch.inferenceModel(Net(), make_options()))
         return caught.value
 

@@ -1,4 +1,4 @@
-"""What the tests of faults in running loops share: small programs, readers, data with a pace."""
+"""The helpers for tests of faults in running loops: programs, readers, and data with a set pace."""
 
 import gc
 import queue
@@ -10,7 +10,7 @@ import torch
 
 import popsim_torch as poptorch
 
-SECONDS = 30.0  # longer than anything takes
+SECONDS = 30.0  # longer than anything takes here
 FOREVER = 10**9
 
 
@@ -25,7 +25,7 @@ def passing(infeed, outfeed, iterations, **settings):
 
 
 def counting(outfeed, iterations, make=lambda count: count):
-    """Return a function that enqueues what ``make`` makes of 0, 1, ..."""
+    """Return a function that enqueues ``make(0)``, ``make(1)``, ..."""
 
     @poptorch.function
     def program():
@@ -44,7 +44,7 @@ def numbers(count):
 
 
 class Gate:
-    """A dataset that makes 0.0, 1.0, ... and waits after each as long as it is told to."""
+    """A dataset of 0.0, 1.0, ... that gives out elements only when the test allows it."""
 
     def __init__(self):
         self._orders = queue.Queue()
@@ -52,16 +52,16 @@ class Gate:
         self.let(1)
 
     def let(self, count):
-        """Make so many more elements."""
+        """Allow this number of further elements."""
         for _ in range(count):
             self._orders.put(None)
 
     def fail(self, error):
-        """Raise an error after them."""
+        """Raise an error after the allowed elements."""
         self._orders.put(error)
 
     def end(self):
-        """End the data after them."""
+        """End the data after the allowed elements."""
         self._orders.put(StopIteration())
 
     def __iter__(self):
@@ -76,7 +76,7 @@ class Gate:
 
 
 class Job(threading.Thread):
-    """Runs a function in another thread, and hands over what it returns or raises."""
+    """Runs a function in another thread, and returns its result or its error."""
 
     def __init__(self, work):
         super().__init__(daemon=True)
@@ -92,13 +92,13 @@ class Job(threading.Thread):
             self.error = error
 
     def wait(self):
-        """Wait for its end; return what it raised."""
+        """Wait for the end of the function; return the exception that it raised."""
         self.join(SECONDS)
-        assert not self.is_alive(), "it hangs"
+        assert not self.is_alive(), "the thread hangs"
         return self.error
 
     def value(self):
-        """Return what the function returned, when it has."""
+        """Wait for the function, and return its result."""
         error = self.wait()
         if error is not None:
             raise error
@@ -106,7 +106,7 @@ class Job(threading.Thread):
 
 
 class Follower(Job):
-    """Follows a queue; keeps the elements as numbers."""
+    """A thread that follows a queue and keeps the elements as numbers."""
 
     def __init__(self, outfeed, **settings):
         self.elements = []
@@ -119,10 +119,10 @@ class Follower(Job):
 
 
 def until(condition):
-    """Wait for something that happens soon."""
+    """Wait until a condition is true, which should happen soon."""
     deadline = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.001)
 
 
@@ -137,7 +137,7 @@ def own_threads():
 
 @pytest.fixture
 def no_thread_stays():
-    """Check that all threads are gone after a test, which has closed or dropped its queues."""
+    """Check that all threads have ended after a test, which has closed or dropped its queues."""
     before = own_threads()
     yield
     gc.collect()

@@ -1,4 +1,4 @@
-"""A batch that cannot be cut into D x GA micro-batches."""
+"""A batch that cannot be divided into D x GA micro-batches."""
 
 import pytest
 import torch

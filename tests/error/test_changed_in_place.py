@@ -1,4 +1,4 @@
-"""What a gradient needs, changed in place: autograd's message, and the line of the call."""
+"""An in-place change of a value that a gradient needs: autograd's message, and the line."""
 
 import pytest
 import torch

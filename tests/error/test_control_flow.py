@@ -192,7 +192,7 @@ def test_a_floating_point_exception_names_the_op_in_the_body(h):
 
 
 def test_outside_of_a_model():
-    """A known oddity: a loop that is not compiled runs its body once."""
+    """A known difference: a loop outside a compiled model runs its body once."""
     (y,) = poptorch.for_loop(5, lambda a: a + 1, [torch.zeros(2)])
     assert torch.equal(y, torch.ones(2))
     (y,) = poptorch.cond(torch.tensor(False), torch.sin, [y], lambda a, k: a * k, [y, 3])

@@ -1,4 +1,4 @@
-"""Operators that take functions: those that the device does not know."""
+"""Operators that take functions and that the device does not support."""
 
 import torch
 from torch import _higher_order_ops as operators

@@ -1,4 +1,4 @@
-"""Mistakes in calls of ``custom_op`` and in operators: errors that say where, and what it was."""
+"""Mistakes in calls of ``custom_op`` and in operators: errors say where and what."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_arguments_are_checked_outside_of_models_too(changes, kind, message):
 
 
 class Switched(OneCall):
-    """Calls the operator ``Faulty`` with a fault that can be mended."""
+    """A model that calls the operator ``Faulty`` with a fault that the test can switch off."""
 
     def __init__(self, fault):
         super().__init__("Faulty", {"fault": fault})
@@ -71,7 +71,7 @@ def check_usable(executor, net):
     ("fault", "message"),
     [
         ("no outputs", "the shape rule of Faulty declares no output"),
-        ("no type", "declares a type or rank that there is not"),
+        ("no type", "declares a dtype or a rank that does not exist"),
         ("a negative size", r"declares the shape \[?\(?-2"),
         (
             "another shape",
@@ -103,7 +103,7 @@ def test_wrong_element_types_are_found_when_the_model_is_compiled():
     ("fault", "message"),
     [
         ("throws", "out of luck"),
-        ("throws a number", r"an exception that is no std::exception"),
+        ("throws a number", r"an exception that is not a std::exception"),
         ("another element type", "a tensor of float32 is not one of int32"),
         ("no such input", "no input 5"),
         ("throws on a thread", "a part failed"),

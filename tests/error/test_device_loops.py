@@ -1,4 +1,4 @@
-"""Mistakes with ``poptorch.function``, ``repeat`` and ``while_loop``: what is told, and where."""
+"""Mistakes with ``poptorch.function``, ``repeat`` and ``while_loop``: messages and lines."""
 
 import copy
 import re
@@ -16,7 +16,7 @@ ONE = torch.ones(1)
 
 
 def repeated(body, n=3, inputs=(), infeed=None, **settings):
-    """Run a loop in a function of its own."""
+    """Run a loop in its own function."""
 
     @poptorch.function
     def run():
@@ -188,7 +188,7 @@ def test_a_condition_says_one_thing(asked, got):
 
 @pytest.mark.parametrize("holds", [True, torch.tensor(True)], ids=["bool", "tensor"])
 def test_a_condition_that_always_holds(holds):
-    """Values that are the same in each iteration are no mistake."""
+    """A condition whose value is the same in each iteration is no mistake."""
     assert looped(lambda x: holds, lambda x: x + 1, maximum_iterations=4).tolist() == [5]
 
 

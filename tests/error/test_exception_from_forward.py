@@ -1,4 +1,4 @@
-"""Exceptions of the user's own code keep their type, text and traceback."""
+"""Exceptions of the user's code keep their type, message and traceback."""
 
 import traceback
 
@@ -7,7 +7,7 @@ import torch
 
 
 class Own(Exception):
-    """An exception that torch has never heard of."""
+    """An exception class that torch does not know."""
 
     def __init__(self, code, detail):
         super().__init__(code, detail)
@@ -37,7 +37,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_type_is_kept(refused, kind):
-    error = kind(*KINDS[kind])  # made here: an error keeps the frames, and they the executor
+    error = kind(*KINDS[kind])  # made here: the error keeps the frames, and these keep the executor
     caught = refused(raising(error), kind, "ours")
     assert caught is error
     assert type(caught) is kind
@@ -70,7 +70,7 @@ def test_random_state_and_grad_mode_are_left_alone(h):
     net = h.Net(raising(Own(7, "ours")))
     model = h.train(net)
     x, y = h.good_batch()
-    # torch.compile turns the checks off for good, where a test before this one used it.
+    # torch.compile turns these checks off for the rest of the process, if an earlier test used it.
     validates = torch.distributions.Distribution._validate_args
     with pytest.raises(Own):
         model(x, y)

@@ -1,4 +1,4 @@
-"""Operators that only look at values: a run that they refuse fails, the next one is right."""
+"""Operators that only check values: a run that they refuse fails, and the next run is correct."""
 
 import copy
 

@@ -1,8 +1,8 @@
 """Random faults at random times, in many rounds: no hang, no lost element, everything usable.
 
-A round runs a program with an infeed and an outfeed, and readers, while other threads stop it,
-close queues, let the dataset fail or stall, or lag after. The seed of a round that fails is in its
-message: ``one_round(seed)`` runs it again.
+A round runs a program with an infeed, an outfeed and readers, while other threads stop the program,
+close queues, let the dataset fail or stall, or read slowly. If a round fails, the message contains
+its seed: ``one_round(seed)`` runs the round again.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ EXPECTED = (
 
 
 class Data:
-    """0, 1, 2, ... with random pauses, an end, and perhaps a fault on the way."""
+    """A dataset of 0, 1, 2, ... with random pauses, an end, and perhaps a fault before it."""
 
     def __init__(self, chance, iterations):
         self._chance = random.Random(chance.random())
@@ -53,7 +53,7 @@ class Data:
 
 
 class Round:
-    """One round: the queues, the program and everyone who uses them."""
+    """One round: the queues, the program and all threads that use them."""
 
     def __init__(self, seed):
         self.chance = chance = random.Random(seed)
@@ -85,7 +85,7 @@ class Round:
         time.sleep(self.chance.choice([0, self.chance.uniform(0, 0.005)]))
 
     def disturb(self):
-        """Do one thing at a random time, mostly while the loop runs."""
+        """Make one disturbance at a random time, mostly while the loop runs."""
         if self.chance.random() < 0.7:
             before = self.outfeed.statistics()["enqueued"]
             until(lambda: self.outfeed.statistics()["enqueued"] != before or self.over.is_set())
@@ -97,7 +97,7 @@ class Round:
         what()
 
     def read(self):
-        """Read to the end of the run, in one of the ways."""
+        """Read until the run ends, in one of several ways."""
         slow = self.chance.random() < 0.3
         how = self.chance.choice(["follow", "get", "dequeue", "leave"])
         leaves_behind = self.chance.randrange(1, 20)
@@ -114,7 +114,7 @@ class Round:
                 while not over.is_set():
                     with contextlib.suppress(TimeoutError):
                         self.elements.append(self.outfeed.get(timeout=0.002).tolist())
-        # (a follower may have come for the end of the run before)
+        # (a follower may have seen the end of an earlier run)
         while not over.is_set():
             found = self.outfeed.dequeue()
             self.elements += found.tolist() if isinstance(found, torch.Tensor) else found
@@ -155,18 +155,18 @@ class Round:
                 self.check_order()
 
     def check_order(self):
-        """All elements that were kept are there, once each, and in order."""
+        """Check that all elements that were kept can be read, once each and in order."""
         seen = [x + 1 for x, _ in self.elements]
         assert all(y == -x - 2 for x, y in self.elements)
         statistics = self.outfeed.statistics()
-        # What makes room for newer elements was enqueued before it was dropped.
+        # The element that makes the queue drop an older one was enqueued before the drop.
         lost = statistics["dropped"] if self.drops_oldest else 0
         assert len(self.elements) == statistics["enqueued"] - lost
         assert seen == sorted(set(seen)), seen
 
 
 def one_round(seed):
-    """Run one round; the error of one that fails has its seed."""
+    """Run one round; if it fails, the error contains its seed."""
     before = own_threads()
     try:
         Round(seed).run()

@@ -1,4 +1,4 @@
-"""A dataset's thread that ends, for whatever reason, leaves no loop waiting."""
+"""When a dataset's thread ends, for any reason, no loop waits for it."""
 
 import pytest
 import torch
@@ -15,21 +15,21 @@ pytestmark = [
 
 
 class Speechless(Exception):
-    """An error whose text cannot be had."""
+    """An error whose message cannot be read."""
 
     def __str__(self):
         raise ValueError("no text")
 
 
 class Exits(Exception):
-    """An error whose text ends the program."""
+    """An error whose message ends the program when it is read."""
 
     def __str__(self):
         raise SystemExit
 
 
 class Unfinished(Error):
-    """An error of the package's class that was never made whole."""
+    """An error of the package's class whose constructor has not run."""
 
     def __init__(self):
         pass

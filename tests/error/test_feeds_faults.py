@@ -1,7 +1,8 @@
 """Faults around running loops: of the data, of readers, of full queues.
 
-After each: what was enqueued before it is there, in order; the message says what and where;
-followers end, with the program's error after the last element; function and queues are usable.
+After each fault, the elements enqueued before it can be read in order; the message says what and
+where; followers end, with the program's error after the last element; the function and the queues
+are still usable.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ pytestmark = [
 
 
 class Disk:
-    """A dataset whose element with this number cannot be made until it is mended."""
+    """A dataset that fails at the element with this number until the test repairs it."""
 
     def __init__(self, count, broken, element=lambda i: torch.tensor(float(i))):
         self.count, self.broken, self.element = count, broken, element
@@ -110,7 +111,7 @@ def test_the_dataset_stalls():
     assert program.stop()
     assert "run: stopped after 3 of 6 device iterations" in str(run.wait())
     assert follower.wait() is None
-    # The next run goes on with the next element.
+    # The next run continues with the next element.
     gate.let(6)
     program()
     assert follower.elements + outfeed.dequeue().tolist() == numbers(9)
@@ -153,7 +154,7 @@ def test_a_reader_leaves_early():
     run = Job(program)
     seen = [element.item() for element, _ in zip(outfeed.follow(), range(4), strict=False)]
     run.value()
-    # (zip has taken one more than it gave out)
+    # (zip has taken one more element than it returned)
     assert seen + outfeed.dequeue().tolist() == [*range(4), *range(5, 100)]
 
 
@@ -228,7 +229,7 @@ def test_async_readers_hear_of_faults_behind_the_last_element():
 
 
 def test_no_memory_is_kept(request):
-    """Rounds of faults with 16 MB in flight each."""
+    """Run rounds of faults, each with 16 MB in flight."""
     element = torch.zeros(1 << 20)
 
     def one_round():
@@ -243,10 +244,10 @@ def test_no_memory_is_kept(request):
     def rounds(count):
         for _ in range(count):
             one_round()
-            gc.collect()  # (errors and the frames that they keep are a cycle)
+            gc.collect()  # (errors and the frames that they keep form a cycle)
 
     gc.collect()
-    gc.freeze()  # what was there before need not be looked at each time
+    gc.freeze()  # the collector then skips the objects that exist already
     request.addfinalizer(gc.unfreeze)
     rounds(6)
     before = resident_bytes()

@@ -1,4 +1,4 @@
-"""A full queue that nobody reads ends its program, and says what to do."""
+"""A full queue without a reader ends its program, and the message says what to do."""
 
 import math
 import pickle
@@ -31,7 +31,8 @@ def test_nobody_reads():
         program()
     assert 0.2 <= time.monotonic() - began < 30
     assert outfeed.statistics()["seconds_waited"] >= 0.2
-    # What was enqueued is there, followed by the error; then all can be used again.
+    # The enqueued elements can be read, and the error comes after them; then everything is usable
+    # again.
     seen = []
     with pytest.raises(poptorch.Error, match="patience"):
         for _ in range(11):
@@ -46,7 +47,7 @@ def test_a_slow_reader_is_waited_for():
     outfeed = poptorch.OutfeedQueue(max_bytes=4, patience=0.5)
     run = Job(counting(outfeed, 8))
     for number in range(8):
-        time.sleep(0.1)  # together longer than the patience
+        time.sleep(0.1)  # together more than the patience
         assert outfeed.get().item() == number
     assert run.value() == 8
 

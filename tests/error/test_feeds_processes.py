@@ -1,4 +1,4 @@
-"""Processes that end or fork while loops run on queues: none hangs, none crashes."""
+"""Processes that end or fork while loops run on queues: none hangs, and none crashes."""
 
 import os
 import re
@@ -23,15 +23,15 @@ from tests.error.running_loops import FOREVER, Follower, Gate, Job, counting, pa
 
 
 def run(folder, body, expect=(0,)):
-    """Run a program; return what it prints."""
+    """Run a program; return its output."""
     path = folder / "program.py"
     path.write_text(_PROLOGUE + textwrap.dedent(body))
     root = Path(__file__).resolve().parents[2]
-    # (it finds the modules that this process does)
+    # (so that it finds the same modules as this process)
     found = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
-        "POPTORCH_LOG_LEVEL": "ERR",  # (loops that wait for data warn of it)
+        "POPTORCH_LOG_LEVEL": "ERR",  # (loops that wait for data log a warning)
     }
     done = subprocess.run(
         [sys.executable, path], env=found, capture_output=True, text=True, timeout=100, check=False
@@ -42,7 +42,7 @@ def run(folder, body, expect=(0,)):
     return done.stdout
 
 
-# Each ends at the end of its code, while a thread is in what it names.
+# Each program ends at the end of its code, while a thread does what the name says.
 EXITS = {
     "computing": """
         outfeed = poptorch.OutfeedQueue(poptorch.OutfeedMode.LAST)
@@ -69,7 +69,7 @@ def test_the_process_ends_in_the_middle(tmp_path, where):
 
 
 def test_the_process_ends_while_it_compiles(tmp_path):
-    """It does not hang; whether PyTorch's own calls stand a thread that Python ends is chance."""
+    """The process must not hang, but may crash: PyTorch may fail when Python ends a thread."""
     body = """
         outfeed = poptorch.OutfeedQueue()
         run, follower = Job(counting(outfeed, FOREVER)), Follower(outfeed)
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_the_process(tmp_path):
 
 
 def test_a_fork_in_the_middle(tmp_path):
-    """The child is refused at once, wherever the threads of the parent are; both end."""
+    """The child is refused at once, whatever the parent's threads do; both processes end."""
     body = """
         gate = Gate()
         infeed, outfeed = poptorch.InfeedQueue(gate), poptorch.OutfeedQueue()

@@ -1,4 +1,4 @@
-"""Faults of those who use queues and loops: several at a time, and code that cannot be traced."""
+"""Faults in user code that uses queues and loops: several at a time, and untraceable code."""
 
 import gc
 import weakref
@@ -88,7 +88,7 @@ def test_a_model_that_another_thread_runs():
         model(data)
     model.destroy()
     follower = Follower(outfeed)
-    # The run that goes on is none the worse for either.
+    # The current run is not affected by either.
     assert torch.equal(run.value(), data)
     assert follower.wait() is None and follower.elements == data.reshape(100, 1).tolist()
     follower = Follower(outfeed)
@@ -159,7 +159,7 @@ def test_the_traced_code_raises(when):
 
 
 class Deep(torch.nn.Module):
-    """A model whose queue lies deep in it, and whose forward may fail."""
+    """A model with a queue in an inner layer, and a forward that may fail."""
 
     def __init__(self, outfeed):
         super().__init__()
@@ -175,7 +175,7 @@ class Deep(torch.nn.Module):
 
 
 class Tap(torch.nn.Module):
-    """Enqueues what goes through."""
+    """A layer that enqueues its input."""
 
     def __init__(self, outfeed):
         super().__init__()

@@ -1,7 +1,7 @@
-"""Mistakes of somebody's first hour: what each is answered with, in one table.
+"""Mistakes of a user's first hour, and the messages for them, in one table.
 
-A line has the mistake, the class of the exception, key words of its message, and what its message
-must not have. Warnings have a table of their own.
+A line has the mistake, the class of the exception, key words of its message, and words that its
+message must not contain. Warnings have a separate table.
 """
 
 import logging
@@ -20,7 +20,7 @@ from tests.options import make_options
 
 
 class Net(nn.Module):
-    """A classifier of four numbers, as a tutorial of PyTorch has it."""
+    """A classifier of four numbers, as in a tutorial of PyTorch."""
 
     def __init__(self, loss=None):
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def net_with(forward):
-    """Return a model with another forward, ``forward(self, out, loss)`` of its result."""
+    """Return a model with another forward, ``forward(self, out, loss)``, applied to its results."""
 
     class Other(Net):
         def forward(self, x, y):
@@ -53,7 +53,7 @@ def train(net=None, options=None, make=poptorch.optim.SGD):
 
 
 def call(forward):
-    """Return the mistake of calling a model with this forward."""
+    """Return a function that makes the mistake: a call of a model with this forward."""
     return lambda: train(net_with(forward))(*batch())
 
 
@@ -396,7 +396,7 @@ def test_the_table_has_forty_mistakes_and_more() -> None:
 
 @dataclass
 class Changed:
-    """A value that is changed in an optimizer in the middle of a training."""
+    """A training in the middle of which the test changes a value of the optimizer."""
 
     make: Callable[..., torch.optim.Optimizer]
     change: Callable[[torch.optim.Optimizer], None]

@@ -1,4 +1,4 @@
-"""Faults in the middle of poptorch.fit: the model is as the steps before them left it."""
+"""Faults in the middle of poptorch.fit: the model is as the finished steps left it."""
 
 import copy
 
@@ -29,7 +29,7 @@ class Batches:
 
 
 class Seen:
-    """A callback that keeps the losses that it is told of."""
+    """A callback that keeps the losses that it gets."""
 
     def __init__(self):
         self.losses = []

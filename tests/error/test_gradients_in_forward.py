@@ -1,4 +1,4 @@
-"""Forward computes gradients where it cannot."""
+"""Forward computes gradients where this is not possible."""
 
 import pytest
 import torch

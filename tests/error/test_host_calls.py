@@ -1,4 +1,4 @@
-"""Calls of the host that cannot be part of a program."""
+"""Calls of the host that cannot be a part of a program."""
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_a_gradient_of_the_gradient(h):
 
 
 def test_what_autograd_refuses_in_the_callable(h):
-    """NumPy takes no tensor that needs a gradient, as in eager PyTorch."""
+    """As in eager PyTorch, NumPy refuses a tensor that needs a gradient."""
 
     def mistake(net, x):
         y = poptorch.CPU(lambda x: torch.from_numpy(x.numpy()), "code")(net.fc(x))

@@ -1,4 +1,4 @@
-"""Indices outside of a tensor: an error or not, but never a crash, and the next call is right."""
+"""Indices outside a tensor: maybe an error, never a crash, and the next call is correct."""
 
 import copy
 
@@ -61,7 +61,7 @@ CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
 @pytest.mark.parametrize("position", [0, 3, 5])
 @pytest.mark.parametrize("culprit", ["index", "class"])
 def test_in_training_with_accumulation(h, culprit, position):
-    """A step that fails half way leaves no trace in the next one's update."""
+    """A step that fails in the middle does not change the next step's update."""
     net = Classifier()
     model = h.train(net, h.make_options(1, 3))
     bad_indices, bad_classes = INDICES.clone(), CLASSES.clone()

@@ -1,4 +1,4 @@
-"""Training a model that computes no loss, and one that nothing can be learnt from."""
+"""Training a model that computes no loss, and a model without anything to train."""
 
 import logging
 
@@ -31,7 +31,7 @@ def test_a_mean_is_no_loss(h):
 
 
 def check_nothing_is_trained(model, inputs, expected, caplog):
-    """Call a training model twice; the loss is given back, and the weights stay."""
+    """Call a training model twice; it returns the loss, and the weights do not change."""
     before = {name: value.clone() for name, value in model.model.state_dict().items()}
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         for _ in range(2):

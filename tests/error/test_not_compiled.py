@@ -1,4 +1,4 @@
-"""Asking a model that is not compiled for what only a compiled one has."""
+"""Use a function that needs a compiled model, before the model is compiled."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Numbers that are no position: eager PyTorch says which programs fail, and ours say where."""
+"""Numbers that are not positions: a program fails if eager PyTorch does, and says where."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def ones(i):
     return torch.ones(i.numel(), 4)
 
 
-# The first number of `i` is a good position, the second is the one that is tried out.
+# The first number of `i` is a valid position, the second one is the tested number.
 FUNCTIONS = {
     "position": lambda x, i: x[i[1]],
     "position of the last axis": lambda x, i: x[..., i[1]],
@@ -83,7 +83,7 @@ def inference(function):
 
 
 def outcome(function, *args):
-    """Return what a call returns; None if it fails."""
+    """Return the result of a call; None if it fails."""
     try:
         return function(*args)
     except (IndexError, RuntimeError, ValueError):
@@ -91,7 +91,7 @@ def outcome(function, *args):
 
 
 def check(model, function, bad):
-    """Check that a model fails where eager PyTorch fails, and is right before and after that."""
+    """Check that a model fails if eager PyTorch fails, and is correct before and after that."""
     indices = torch.tensor([GOOD[0].item(), bad])
     expected = outcome(function, X, indices)
     if expected is None:
@@ -210,7 +210,7 @@ def test_numbers_behind_the_last_bin_are_not_counted():
 
 @pytest.mark.parametrize("start", [5, -6, 1000, -1000])
 def test_slices_wrap_around(start):
-    """What PopTorch documents of slices, wherever they begin."""
+    """Slices wrap around, wherever they begin, as PopTorch documents."""
     model = inference(
         lambda x, i: (
             x[i[1] : i[1] + 2],

@@ -1,7 +1,7 @@
-"""Random numbers with parameters that no distribution has.
+"""Random numbers with parameters that are invalid for the distribution.
 
-A probability that forward computes fails the run, and the next one is right; a number is refused
-when the model is compiled.
+If forward computes an invalid probability, the run fails, and the next run is correct; an invalid
+Python number is refused when the model is compiled.
 """
 
 import math
@@ -18,7 +18,7 @@ class Draws(nn.Module):
         return torch.bernoulli(p)
 
 
-# The last size is drawn by several threads.
+# Several threads draw the numbers of the last size.
 @pytest.mark.parametrize("size", [1, 7, 300_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("bad", [1.5, -0.25, math.nan, math.inf])

@@ -1,4 +1,4 @@
-"""Training a model with losses of which none depends on the other."""
+"""Training a model with several losses that do not depend on each other."""
 
 import pytest
 import torch

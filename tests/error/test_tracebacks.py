@@ -1,4 +1,4 @@
-"""What a program prints that a failure in forward ends: its own lines, and one of this package."""
+"""What a program prints when forward fails: its own lines, and one of this package."""
 
 import os
 import re
@@ -47,7 +47,7 @@ MISFIT = "mat1 and mat2 shapes cannot be multiplied (6x784 and 100x3)"
 
 
 def failed(folder, *, call=f"model({BATCH})", **variables):
-    """Return what a script that fails writes to stderr."""
+    """Return the standard error of a script that fails."""
     (folder / "script.py").write_text(SCRIPT.format(package="popsim_torch", call=call))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     done = run_forked(["script.py"], cwd=folder, env=environment)
@@ -56,7 +56,7 @@ def failed(folder, *, call=f"model({BATCH})", **variables):
 
 
 def frames_of(text):
-    """Return file and function of each frame of a printed traceback, from the script on."""
+    """Return the file and function of each frame of a printed traceback, from the script on."""
     found = re.findall(r'File "(.*)", line \d+, in (\S+)', text)
     frames = [(Path(path).name, function) for path, function in found]
     return frames[frames.index(USERS[0]) :]

@@ -111,7 +111,7 @@ def gan():
 
 
 def test_a_loss_from_before_a_step(gan):
-    """PyTorch refuses it as well: the gradient would be that of no weights there ever were."""
+    """PyTorch refuses this too: the gradient would be for weights that never existed together."""
 
     def body():
         of_d, of_g = gan.loss_d(), gan.loss_g()
@@ -159,7 +159,7 @@ def test_what_that_message_says(gan, change):
 
 
 def test_gradients_that_an_iteration_leaves_to_the_next(gan):
-    """The gradients of the generator's loss are left in the discriminator."""
+    """The gradients of the generator's loss also stay in the discriminator."""
 
     def body():
         gan.loss_d().backward()
@@ -189,7 +189,7 @@ def test_gradients_that_are_looked_at_and_add_up(training):
 
 
 def test_gradients_that_are_cleared_by_hand(training):
-    """In the first iteration there is none to clear: the others are not like it."""
+    """In the first iteration there is no gradient to clear, so it differs from the others."""
 
     def body():
         for parameter in training.model.parameters():

@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Run eager PyTorch's small steps on one thread: teams wait on a busy machine."""
+    """Run the small eager steps on one thread: thread teams are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -94,7 +94,7 @@ class Training:
         self.run = run
 
     def train_eager(self, data):
-        """Train the other model with as many updates as there are; return the losses."""
+        """Train the other model with the same number of updates; return the losses."""
         losses = []
         for first in range(0, len(data), self._accumulation):
             self._eager_optimizer.zero_grad()
@@ -114,7 +114,7 @@ def check_weights(model, eager):
     """Compare the weights and the running statistics of two models."""
     theirs = eager.state_dict()
     for name, value in model.state_dict().items():
-        if value.is_floating_point():  # (programs hold counters as constants)
+        if value.is_floating_point():  # (programs store counters as constants)
             torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_an_index_out_of_range_in_iteration_500():
     assert "test_training_faults.py" in str(caught.value)
     assert follower.wait() is caught.value
     close(follower.elements, training.train_eager(good[:500]))
-    # Forward of the iteration that failed came to the table alone.
+    # Only forward of the iteration that failed has used the table.
     training.check()
     data[:] = good
     training.infeed.reset()
@@ -151,7 +151,7 @@ def test_an_index_out_of_range_in_iteration_500():
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("fault", ["end", "index"])
 def test_a_fault_in_the_middle_of_an_update(fault, pipelined, combined):
-    """In the call that records the function, and in one that runs what is recorded."""
+    """A fault in the call that records the function, and in a call that runs the recording."""
     good = words(16)
     data = []
     training = Training(data, 16, 4, pipelined, combined)
@@ -167,7 +167,7 @@ def test_a_fault_in_the_middle_of_an_update(fault, pipelined, combined):
             training.run()
         assert follower.wait() is caught.value
         close(follower.elements[:8], training.train_eager(good[:8]))
-        # The iterations of the update that is given up have enqueued their elements before.
+        # The iterations of the discarded update have enqueued their elements before.
         assert len(follower.elements) in ((9, 10) if pipelined else (10,))
         training.check()
         data[:] = good
@@ -218,7 +218,7 @@ def test_a_while_loop_whose_data_ends():
 
 
 def pipelined_inference(infeed, outfeed, iterations):
-    """Return a function that runs four stages; and what it computes."""
+    """Return a function that runs four stages, and the results that are expected."""
     layers = [nn.Linear(3, 3) for _ in range(4)]
 
     @poptorch.function
@@ -277,7 +277,7 @@ def test_a_pipeline_that_is_stopped_delivers_what_is_in_flight():
 @pytest.mark.parametrize("where", ["computing", "data", "full"])
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_ctrl_c(where, pipelined):
-    """Ends a training loop within moments, wherever it is, and its follower quietly."""
+    """Ctrl-C quickly ends a training loop, wherever it is, and its follower without an error."""
     data = words(40)
     stalls = Stalling(data, at=9 if where == "data" else None)
     training = Training(stalls, FOREVER // 4 * 4, 4, pipelined)
@@ -307,7 +307,7 @@ def test_ctrl_c(where, pipelined):
         close(seen[:8], losses)
         training.check()
     training.infeed.close()
-    # The data goes on where the program was, with the same weights.
+    # The data continues where the program was, with the same weights.
     again = Training(data, 8, 4, pipelined)
     again.run()
     close(again.outfeed.dequeue().tolist(), again.train_eager(data[:8]))
@@ -316,7 +316,7 @@ def test_ctrl_c(where, pipelined):
 
 
 class Stalling:
-    """Repeats elements forever, and stalls in front of one of them."""
+    """A dataset that repeats its elements forever, and stalls before one of them."""
 
     def __init__(self, data, at):
         self.data, self.at, self.go_on = data, at, threading.Event()

@@ -1,4 +1,4 @@
-"""An anchor whose name no tensor has."""
+"""An anchor with a name that no tensor has."""
 
 import pytest
 

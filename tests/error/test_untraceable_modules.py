@@ -1,4 +1,4 @@
-"""Modules whose code or values cannot be got at."""
+"""Modules whose code or values cannot be read."""
 
 import pytest
 import torch

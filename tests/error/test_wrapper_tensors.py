@@ -1,4 +1,4 @@
-"""Tensors of subclasses that consist of other tensors: nothing is at their address."""
+"""Tensors of subclasses that consist of other tensors: they have no data of their own."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import popsim_torch as poptorch
 
 
 class Pair(torch.Tensor):
-    """Adds up two tensors whenever it is used."""
+    """A tensor that adds up two tensors whenever it is used."""
 
     @staticmethod
     def __new__(cls, first, second):
@@ -26,7 +26,7 @@ class Pair(torch.Tensor):
 
 
 class Named(torch.Tensor):
-    """Has memory like any other tensor."""
+    """A tensor of a subclass that has memory like any other tensor."""
 
 
 class Adds(nn.Module):

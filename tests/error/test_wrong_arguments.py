@@ -1,4 +1,4 @@
-"""Arguments that forward does not take, or does not get."""
+"""Arguments that forward does not take, or that are missing."""
 
 import pytest
 

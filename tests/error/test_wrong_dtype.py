@@ -1,4 +1,4 @@
-"""A later call with a tensor of another element type."""
+"""A later call with a tensor of another dtype."""
 
 import pytest
 import torch

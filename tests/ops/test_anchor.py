@@ -86,9 +86,9 @@ def test_the_device_keeps_what_the_rule_of_python_says(mode):
 @pytest.mark.parametrize(
     "buffers, problem",
     [
-        ([1], "nothing fills return 0"),
-        ([0, 2], "nothing fills return 1"),
-        ([0, 0], "fills return 0 a second time"),
+        ([1], "no op writes return 0"),
+        ([0, 2], "no op writes return 1"),
+        ([0, 0], "writes return 0, which another op writes too"),
     ],
 )
 def test_each_return_is_filled_once(buffers, problem):
@@ -133,7 +133,7 @@ def test_a_view_of_what_is_kept_is_read_contiguous():
 
 @pytest.mark.parametrize(
     "phase, problem",
-    [(ir.Phase.SETUP, "it runs with every run"), (ir.Phase.UPDATE, "per_update says whether")],
+    [(ir.Phase.SETUP, "the op runs in every run"), (ir.Phase.UPDATE, "per_update says whether")],
 )
 def test_an_anchor_in_another_phase_is_refused(phase, problem):
     with pytest.raises(InternalError, match=problem):

@@ -68,7 +68,7 @@ def test_types_are_those_of_eager_pytorch(operator, inputs, arguments):
     ],
 )
 def test_what_it_does_not_take_is_refused(operator, inputs, arguments, problem):
-    with pytest.raises(InternalError, match=f"aten::{operator} takes its arguments: .*{problem}"):
+    with pytest.raises(InternalError, match=f"aten::{operator} accepts its arguments: .*{problem}"):
         results_of(operator, inputs, *arguments)
 
 
@@ -103,7 +103,7 @@ def run_gradient(case, position):
 def test_positions_outside_of_the_tensor_are_an_error(case, position):
     """PyTorch leaves them to the forward, and writes wherever they point."""
     with pytest.raises(
-        Error, match=f"aten::{case[0]}: position {position} is out of range: there are 3"
+        Error, match=f"aten::{case[0]}: position {position} is out of range: the size is 3"
     ):
         run_gradient(case, position)
 

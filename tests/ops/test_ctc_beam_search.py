@@ -229,10 +229,10 @@ def test_lengths_out_of_range(length):
     [
         ((6, 5), 5, {}, "input 0 has 3 axes"),
         ((6, 2, 5), 3, {}, "input 1 has shape"),
-        ((6, 2, 5), 2, {"blank": 5}, "there is a class 5"),
-        ((6, 2, 5), 2, {"top_paths": 5}, "the beam is as wide as there are paths"),
-        ((6, 2, 5), 2, {"beam_width": 2**24}, "there is memory for the sequences"),
-        ((6, 2, 5), 2, {"beam_width": 2**62}, "there is memory for the sequences"),
+        ((6, 2, 5), 2, {"blank": 5}, "blank is the number of a class: 5"),
+        ((6, 2, 5), 2, {"top_paths": 5}, "the beam is at least as wide as the number of paths"),
+        ((6, 2, 5), 2, {"beam_width": 2**24}, "the sequences of labels fit into memory"),
+        ((6, 2, 5), 2, {"beam_width": 2**62}, "the sequences of labels fit into memory"),
     ],
 )
 def test_what_does_not_belong_together(shape, lengths, settings, message):

@@ -132,7 +132,7 @@ def test_work_is_what_the_operator_says():
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("a negative cost", "is -1: it has to be"), ("throws in its cost", "cost of .*not countable")],
+    [("a negative cost", "is -1: it must be"), ("throws in its cost", "cost of .*not countable")],
 )
 def test_a_wrong_cost_is_an_error(fault, message):
     graph = ir.Graph()
@@ -166,15 +166,15 @@ def test_half_of_the_header_rounds_as_numpy_does():
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"name": "Cubes"}, "there is an operator popsim_tests::Cubes version 1"),
-        ({"version": 2}, "there is an operator popsim_tests::Cube version 2"),
-        ({"attributes": ["float - scale"]}, "there are values of attribute 'scale'"),
-        ({"floats": [1.0]}, "there is an attribute for each value"),
+        ({"name": "Cubes"}, "operator popsim_tests::Cubes version 1 exists"),
+        ({"version": 2}, "operator popsim_tests::Cube version 2 exists"),
+        ({"attributes": ["float - scale"]}, "attribute 'scale' has all its values"),
+        ({"floats": [1.0]}, "each value belongs to an attribute"),
         ({"attributes": ["scale"]}, "layout 'scale' has a type, a count and a name"),
-        ({"attributes": ["half - scale"]}, "layout 'half - scale' has a type"),
+        ({"attributes": ["half - scale"]}, "layout 'half - scale' has the type int"),
         ({"attributes": ["float 99999999999 scale"]}, "has a count"),
-        ({"gradient_of": 1}, "input 1 is there"),
-        ({"gradient_of": 3}, "there are 3 inputs of the operator"),
+        ({"gradient_of": 1}, "input 1 is present"),
+        ({"gradient_of": 3}, "the op has the 3 inputs of the operator"),
         ({"name": "CubeWithoutGradient", "gradient_of": 1}, "the operator has a gradient"),
     ],
 )
@@ -202,7 +202,7 @@ def faulty(fault):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("writes after its output", r"Faulty:0.*the kernel writes beyond output 0"),
+        ("writes after its output", r"Faulty:0.*the kernel writes after the memory of output 0"),
         ("writes to its input", r"Faulty:0.*the kernel writes to input 0"),
     ],
 )

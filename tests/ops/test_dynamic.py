@@ -98,11 +98,11 @@ X, START = torch.zeros(4, 6), torch.tensor(0)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"axis": 2}, "there is an axis 2"),
+        ({"axis": 2}, "the tensor has an axis 2"),
         ({"count": 7}, "an axis of 6 has 7 positions"),
         ({"count": 4, "step": 2}, "an axis of 6 has 4 positions, each 2 behind"),
         ({"count": 2**62, "step": 2**62}, "an axis of 6 has"),
-        ({"start": torch.zeros(2, dtype=torch.int64)}, "the start is one number"),
+        ({"start": torch.zeros(2, dtype=torch.int64)}, "the start has one value"),
         ({"start": torch.tensor(0.0)}, "is not float32"),
         ({"x": torch.zeros(4, 0)}, "an axis of 0 has"),
     ],
@@ -125,9 +125,9 @@ def test_slices_that_are_none(change, message):
         ({"part": torch.zeros(3, 2)}, "input 1"),
         ({"part": torch.zeros(4, 2, 1)}, "input 1"),
         ({"part": torch.zeros(4, 0)}, "an axis of 6 has 0"),
-        ({"part": torch.zeros(4, 2).half()}, "one element type"),
-        ({"start": torch.zeros(0, dtype=torch.int64)}, "the start is one number"),
-        ({"axis": 2}, "there is an axis 2"),
+        ({"part": torch.zeros(4, 2).half()}, "have the same dtype"),
+        ({"start": torch.zeros(0, dtype=torch.int64)}, "the start has one value"),
+        ({"axis": 2}, "the tensor has an axis 2"),
     ],
 )
 def test_updates_that_are_none(change, message):

@@ -62,12 +62,12 @@ def test_mask(dtype, size):
 
 
 def test_an_unknown_activation_is_refused():
-    with pytest.raises(InternalError, match="attribute 'activation' may be"):
+    with pytest.raises(InternalError, match="attribute 'activation' allows"):
         product(torch.ones(2, 3), torch.ones(3, 4), activation="tanh")
 
 
 def test_a_mask_of_another_shape_is_refused():
-    with pytest.raises(InternalError, match="the mask has the type and shape"):
+    with pytest.raises(InternalError, match="the mask has the dtype and shape"):
         product(torch.ones(2, 3), torch.ones(3, 4), None, torch.ones(4, 2))
 
 

@@ -166,7 +166,7 @@ def test_half_partials_are_for_float16(dtype):
 
 def test_other_partials_are_refused():
     a = torch.ones(3, 3, dtype=HALF)
-    with pytest.raises(InternalError, match="attribute 'partials' may be 'float'"):
+    with pytest.raises(InternalError, match="attribute 'partials' allows 'float'"):
         run_op("matmul", [a, a], [(HALF, (3, 3))], partials="float")
 
 

@@ -155,7 +155,7 @@ def test_an_exception_ends_the_run_as_it_is():
     [
         ({"ranks": [1, 0]}, "each result has a rank"),
         ({"ranks": [1, 0, 3]}, "each axis has a size"),
-        ({"sizes": [4, 2, 1, 1]}, "each size is that of an axis"),
+        ({"sizes": [4, 2, 1, 1]}, "each size belongs to an axis"),
         ({"sizes": [4, 2]}, "each axis has a size"),
         ({"sizes": [5, 2, 1]}, "output 0"),
         ({"dtypes": ["float32", "int32", "bool"]}, "output 1"),
@@ -173,5 +173,5 @@ def test_attributes_that_do_not_fit_are_refused(attributes, message):
 def test_it_runs_with_micro_batches(phase):
     graph, _ = call(phase)
     runs = phase in (ir.Phase.FORWARD, ir.Phase.BACKWARD)
-    with nullcontext() if runs else pytest.raises(InternalError, match="every micro-batch"):
+    with nullcontext() if runs else pytest.raises(InternalError, match="once for each micro-batch"):
         infer_types(graph)

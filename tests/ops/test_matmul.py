@@ -313,10 +313,10 @@ def test_programs_on_several_threads(dtype):
 @pytest.mark.parametrize(
     ("a", "b", "bias", "shape", "message"),
     [
-        (matrix(5, 6), matrix(7, 8), None, (5, 8), "as many as the rows"),
-        (matrix(2, 5, 6), matrix(3, 6, 8), None, (2, 5, 8), "batches are equal"),
-        (matrix(5, 6), matrix(6, 8).half(), None, (5, 8), "one element type"),
-        (matrix(5, 6), matrix(6, 8), matrix(8).half(), (5, 8), "the operands' type"),
+        (matrix(5, 6), matrix(7, 8), None, (5, 8), "as many columns as b has rows"),
+        (matrix(2, 5, 6), matrix(3, 6, 8), None, (2, 5, 8), "the batch sizes are equal"),
+        (matrix(5, 6), matrix(6, 8).half(), None, (5, 8), "the same dtype"),
+        (matrix(5, 6), matrix(6, 8), matrix(8).half(), (5, 8), "the dtype of the operands"),
         (matrix(5, 6), matrix(6, 8), matrix(5), (5, 8), "input 2 broadcasts"),
         (matrix(6), matrix(6, 8), None, (8,), "two or three axes"),
         (matrix(5, 6), matrix(6, 8), None, (8, 5), "its shape rule gives"),

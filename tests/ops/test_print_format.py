@@ -213,5 +213,5 @@ def test_infinities_and_nan(printed):
 
 
 def test_an_unknown_format_is_refused(printed):
-    with pytest.raises(InternalError, match="attribute 'float_format' may be 'wide'"):
+    with pytest.raises(InternalError, match="attribute 'float_format' allows 'wide'"):
         printed(torch.zeros(1), float_format="wide")

@@ -130,14 +130,14 @@ def test_infinities_and_nan(slices):
     [
         ({"factor": 5}, "the factor divides 12"),
         ({"factor": 2**62}, "the factor divides 12"),
-        ({"b": torch.zeros(7, 3)}, "as many as the rows of b"),
+        ({"b": torch.zeros(7, 3)}, "as many columns as b has rows"),
         ({"b": torch.zeros(1, 6, 3)}, "input 1"),
         ({"a": torch.zeros(6), "b": torch.zeros(6)}, "two or three axes"),
-        ({"a": torch.zeros(2, 12, 6), "b": torch.zeros(3, 6, 3)}, "batches are equal"),
-        ({"a": torch.zeros(12, 0), "b": torch.zeros(0, 3)}, "operands have elements"),
+        ({"a": torch.zeros(2, 12, 6), "b": torch.zeros(3, 6, 3)}, "the batch sizes are equal"),
+        ({"a": torch.zeros(12, 0), "b": torch.zeros(0, 3)}, "operands are not empty"),
         ({"a": torch.zeros(12, 6).double()}, "is not float64"),
-        ({"slices": "batch"}, "'slices' may be 'batch'"),
-        ({"partials": "half", "wide_sums": True}, "sums are float16 or wide"),
+        ({"slices": "batch"}, "'slices' allows 'batch'"),
+        ({"partials": "half", "wide_sums": True}, "partials and wide_sums are not given together"),
     ],
 )
 def test_products_that_are_none(change, message):

@@ -40,7 +40,7 @@ def run(page, commands=False):
     """Run the blocks of Python of a page as they are printed, and its commands if asked for.
 
     Raises:
-        AssertionError: A block prints something else than the page says.
+        AssertionError: The output of a block differs from the page.
     """
     torch.manual_seed(0)
     above = {}

@@ -1,6 +1,6 @@
-"""What each setter of ``Options`` accepts and stores, and what it refuses: rows of the contract.
+"""What each setter of ``Options`` accepts, stores and refuses: rows of the contract.
 
-A row names a setter by its dotted path. ``stored`` gives, by dotted key, what the options hold
+A row names a setter by its dotted path. ``stored`` gives, by dotted key, the values of the options
 after the call; ``_Popart.x`` is an entry of ``_Popart.options``.
 """
 
@@ -27,7 +27,7 @@ OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 
 
 class Row(NamedTuple):
-    """One way to call a setter, and what is stored then."""
+    """One call of a setter, and the values that it stores."""
 
     path: str
     arguments: tuple[Any, ...]
@@ -261,7 +261,7 @@ ROWS = [
 ]
 
 REFUSED = [
-    # Types are those of the stored values.
+    # The types are those of the stored values.
     *((path, (2.0,), AssertionError) for path in ("deviceIterations", "replicationFactor")),
     ("Training.gradientAccumulation", ("2",), AssertionError),
     ("Training.gradientAccumulationDtype", (torch.int32,), TypeError),
@@ -300,7 +300,7 @@ REFUSED = [
     ("useIpuId", ("0",), AssertionError),
     ("randomSeed", (1.0,), AssertionError),
     ("useOfflineIpuTarget", (3,), AssertionError),
-    # Values that a check of the setter's own refuses.
+    # Values that a setter's own check refuses.
     ("inputReplicaGrouping", (1, CommGroupType.All), ValueError),
     ("inputReplicaGrouping", (2, CommGroupType.Consecutive), ValueError),
     ("inputReplicaGrouping", (0, CommGroupType.Orthogonal), ValueError),

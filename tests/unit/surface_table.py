@@ -1,4 +1,4 @@
-"""The table of public names, and the objects of the package that they are names of."""
+"""The table of public names, and the objects that have these names."""
 
 import importlib.util
 import operator
@@ -19,7 +19,7 @@ _PARTS = re.compile(r'(?P<owner>[^(\[]*?)(\((?P<argument>\w+)\)|\["(?P<entry>.*)
 
 
 def read_table():
-    """Return the module that reads the table."""
+    """Return the module that reads the table of names."""
     spec = importlib.util.spec_from_file_location("docs_surface", DOCS / "surface.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -32,7 +32,7 @@ LISTED = {name.path for name in NAMES}
 
 
 class Parts(NamedTuple):
-    """A path: what has the name, and the argument or entry that it may be."""
+    """The parts of a path: the object, and optionally its argument or entry."""
 
     owner: str
     argument: str | None
@@ -74,7 +74,7 @@ class Net(nn.Module):
 
 
 def _options():
-    """Return options on which every setter was called that adds a stored value."""
+    """Return options after calls of all setters that add a stored value."""
     options = make_options().randomSeed(1).useIpuModel(True).useIpuId(1)
     options.useOfflineIpuTarget().modelName("m").outputMode(poptorch.OutputMode.All)
     options.setExecutionStrategy(poptorch.SerialPhasedExecution("a"))
@@ -95,7 +95,7 @@ def _optimizer(kind, **settings):
     return lambda: getattr(poptorch.optim, kind)([nn.Parameter(torch.ones(2))], lr=0.1, **settings)
 
 
-# Where a class does not show all that its objects have: how to make one.
+# For classes that do not show all attributes of their objects: how to make an object.
 OBJECTS = {
     "Options": _options,
     "PoplarExecutor": _executor,
@@ -108,10 +108,10 @@ OBJECTS = {
 
 
 def find(owner):
-    """Return what a path without argument and entry names, of an object if there is one.
+    """Return the object that a path without argument and entry names.
 
     Raises:
-        AttributeError: There is no such thing.
+        AttributeError: The object does not exist.
     """
     held = [path for path in OBJECTS if owner.startswith(f"{path}.")]
     if not held:

@@ -1,4 +1,4 @@
-"""Attributes: marks that add up inside each other and change no value."""
+"""Attributes: nested marks are combined, and change no value."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The package refuses a library that does not fit, and the build a target that there is none of."""
+"""The package refuses a library that does not fit, and the build refuses unknown targets."""
 
 import os
 import runpy
@@ -64,7 +64,7 @@ def test_the_build_refuses_targets(targets, message):
 
 @pytest.fixture
 def setup_functions(monkeypatch):
-    """What setup.py defines, nothing being built."""
+    """Return the definitions of setup.py, without a build."""
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
     return runpy.run_path(str(SETUP))
 
@@ -109,7 +109,7 @@ def test_a_build_is_for_this_processor_or_for_all(asked, setup_functions, monkey
     if not setup_functions["HAS_TARGETS"]:
         assert chosen == ["baseline"]
     elif asked == "own":
-        # The matrix units' kernels are among those of AVX-512.
+        # The kernels of the matrix units belong to those of AVX-512.
         highest = max(build_info().usable_targets, key=["sse4", "avx2", "avx512", "amx"].index)
         assert chosen == [highest.replace("amx", "avx512")]
     else:

@@ -17,10 +17,10 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".h", ".cpp", ".py", ".pyi")
 ]
-# With a folder in front of them or without.
+# A file name, with or without a folder.
 _FILE = re.compile(r"[\w*./-]*\w\*?\.(?:h|cpp|py|pyi|md|toml|txt)\b")
 _INCLUDE = re.compile(r'#\s*include\s*[<"]([^>"]+)[>"]')
-# Files of others, and made-up ones.
+# Files of other projects, and invented ones.
 _OTHERS = {"asm/prctl.h", "net.py", "script.py", "03_lower.txt"}
 
 
@@ -47,7 +47,7 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def vanished(path: Path, known: list[str]) -> Iterator[str]:
-    """Yield the files that comments name and that are not there."""
+    """Yield the files that comments name and that do not exist."""
     included = [f"/{name}" for name in _INCLUDE.findall(path.read_text())]
     for line, comment in comments(path):
         for name in _FILE.findall(comment):

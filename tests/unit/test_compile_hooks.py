@@ -8,7 +8,7 @@ import popsim_torch as poptorch
 
 @pytest.fixture
 def hooked():
-    """Register hooks that note their calls, for one test."""
+    """Register hooks that record their calls, for one test."""
     handles, seen = [], []
 
     def hook(register, name):

@@ -1,4 +1,4 @@
-"""The data loader: sizes, order, leftovers, samplers, warnings and refusals."""
+"""The data loader: sizes, order, leftovers, samplers, warnings and errors."""
 
 import logging
 from collections import namedtuple
@@ -294,7 +294,7 @@ def test_joining_needs_tensors():
 
 
 class Labelled:
-    """Numbers with a label, a type only a registered parser can read."""
+    """Numbers with a label, in a type that only a registered parser can read."""
 
     def __init__(self, numbers, label):
         self.numbers = numbers

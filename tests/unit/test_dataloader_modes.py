@@ -28,7 +28,7 @@ class Stream(IterableDataset):
 
 
 class Divided(Stream):
-    """The same, divided among the workers."""
+    """The same numbers, divided among the workers."""
 
     def __iter__(self):
         info = torch.utils.data.get_worker_info()

@@ -1,4 +1,4 @@
-"""The one table of element types: what the device holds, and what comes back."""
+"""The table of dtypes: those of the device, and those of results."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The mirrored enums have exactly PopTorch's members and values."""
+"""The mirrored enums have exactly the members and values of PopTorch's."""
 
 from enum import Enum
 

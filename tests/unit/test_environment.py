@@ -1,4 +1,4 @@
-"""Variables of the environment, and what programs ask of the machine."""
+"""Environment variables, and what programs ask about the machine."""
 
 import pytest
 

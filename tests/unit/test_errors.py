@@ -1,4 +1,4 @@
-"""What the exception classes are, hold, print and survive."""
+"""The exception classes: their bases, attributes, texts and copies."""
 
 import copy
 import pickle

@@ -1,6 +1,6 @@
 """The Python examples of READMEs and of the pages run as they are printed, and print what they say.
 
-Those of a page have a process of their own: operators that they register are seen nowhere else.
+The examples of a page run in a separate process: no other test sees their operators.
 """
 
 import os

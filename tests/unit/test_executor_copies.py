@@ -88,7 +88,7 @@ def test_a_shallow_copy_outlives_the_name_it_was_made_from():
 @copies
 @pytest.mark.parametrize("calls", [0, 2])
 def test_a_copy_goes_on_like_the_original(duplicate, calls):
-    """Weights, running statistics, optimizer state and random numbers are those of the original."""
+    """Weights, running statistics, optimizer state and random numbers are the original's."""
     net = Net()
     training = train(net)
     batches = [batch() for _ in range(calls + 2)]
@@ -131,7 +131,7 @@ def test_a_copy_is_independent(duplicate):
 
 @copies
 def test_a_copy_keeps_the_optimizer_of_the_last_call(duplicate):
-    """Values changed without setOptimizer count for the copy as little as for the original."""
+    """Values changed without setOptimizer affect neither the copy nor the original."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125)
     training = train(net, optimizer)

@@ -1,4 +1,4 @@
-"""``CPU`` as an object, its arguments, and what it does outside of models that are compiled."""
+"""``CPU`` as an object, its arguments, and its behaviour outside compiled models."""
 
 import copy
 import functools
@@ -138,7 +138,7 @@ def count_calls(forward, *args):
 
 
 def test_several_calls_of_one_object():
-    """The callable is tried out once; in a run no two calls are one, also of equal values."""
+    """The callable is called once to compile; in a run, calls are never merged, even equal ones."""
     result, counts = count_calls(lambda cpu, x: cpu(x) + cpu(x) + cpu(cpu(x)), torch.ones(2))
     assert torch.equal(result, torch.full((2,), 3.0))
     assert counts == [1, 4]
@@ -151,7 +151,7 @@ def test_other_arguments_of_python_are_tried_out_as_well():
 
 
 def test_tensors_of_the_host_as_arguments():
-    """They are constants; parameters are what they are in the program."""
+    """Such tensors are constants; parameters have their values in the program."""
 
     class Model(nn.Module):
         def __init__(self):

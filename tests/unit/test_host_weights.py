@@ -1,4 +1,4 @@
-"""Tests of ``host_weights``: a wrapped model shows current weights, and only then."""
+"""Tests of ``host_weights``: a wrapped model shows current weights when they are read."""
 
 from __future__ import annotations
 

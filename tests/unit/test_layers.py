@@ -1,11 +1,11 @@
-"""The layers of the project: imports and includes point downwards only.
+"""The layers of the project: imports and includes only point downwards.
 
 The tables below are the rules; the functions read source text, never import
 it, so that the rules also hold for code inside functions and `TYPE_CHECKING`.
 
-A folder and the files directly in it are one room; the folders inside of it are
-rooms of their own, at every depth. The tables order the rooms of the first depth
-(those of ops two deep). No rooms may use each other in a circle.
+A folder and the files directly in it are one room; each folder inside it is a separate room, at
+every depth. The tables order the rooms of the first depth (those of ops two deep). Rooms must not
+use each other in a cycle.
 """
 
 import ast
@@ -53,7 +53,7 @@ PYTHON_LAYERS = (
     ("__main__", "standin"),
 )
 PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace"))
-# Who may name a module that is otherwise low enough for everybody.
+# Which modules may import a module that lower layers otherwise allow for all.
 PYTHON_DOORS = {
     "_C": {"_native"},
     "_native": {
@@ -73,7 +73,7 @@ PYTHON_DOORS = {
     },
 }
 
-# The families of ops; none knows another, but what is written here.
+# The families of ops; a family may use another one only if it is listed here.
 CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
@@ -107,7 +107,7 @@ CPP_STRANGERS = (
     ("dense/tile", "dense/vector"),
     *(pair for pair in combinations(CPP_FAMILIES, 2) if frozenset(pair) not in CPP_FRIENDS),
 )
-# Foreign headers by prefix, and the folders that may include them; the longest prefix counts.
+# Foreign headers by prefix, and the folders that may include them; the longest prefix is used.
 CPP_DOORS = {
     "ATen/": {"ops", "runtime", "feeds", "bindings"},
     "ATen/Parallel": {"threads"},
@@ -117,7 +117,7 @@ CPP_DOORS = {
     "torch/extension.h": {"bindings"},
     "oneapi/dnnl": {"dense"},
 }
-# What dense may include of ATen, in files that do not see oneDNN.
+# ATen headers that dense may include, in files that do not use oneDNN.
 CPP_VECTORS = "ATen/cpu/vec/"
 # The one room that shares work between threads.
 CPP_THREADS = "threads"
@@ -145,7 +145,7 @@ class Layers:
         return name in self.level
 
     def problems(self, edges: Edges) -> Iterator[str]:
-        """Yield what is wrong with the edges, all of whose names are known."""
+        """Yield the problems of the edges; all names of the edges are known."""
         for (source, target), where in edges.items():
             if self.level[target] > self.level[source]:
                 yield f"{where}: {source} may not use {target}, which is a higher layer"
@@ -159,7 +159,7 @@ class Layers:
 
 
 def _circles(what: str, edges: Edges) -> Iterator[str]:
-    """Yield a line about a circle among the edges, if there is one."""
+    """Yield a line about a cycle among the edges, if there is one."""
     users: dict[str, set[str]] = {}
     for source, target in edges:
         users.setdefault(target, set()).add(source)
@@ -202,13 +202,13 @@ def python_problems(package: Path) -> list[str]:
 
 
 def _python_room(module: Sequence[str]) -> str:
-    """Return the room of a module: its folder, or itself where that is the package."""
+    """Return the room of a module: its folder, or the module itself directly in the package."""
     return "/".join(module[:-1] or module)
 
 
 def _imported_modules(path: Path, package: Path) -> Iterator[tuple[str, ...]]:
     """Yield the module after each import, by its parts from the package on."""
-    # `__init__.py` is the package itself, so `from .` has one part more there.
+    # `__init__.py` is the package itself, so `from .` means one part more there.
     inside = [package.name, *path.relative_to(package).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -229,12 +229,12 @@ def _module_of(package: Path, parts: Sequence[str], name: str | None) -> tuple[s
     inner = package.joinpath(*parts)
     if name is not None and _is_module(inner / name):
         inner, parts = inner / name, [*parts, name]
-    # A name that only a package itself has stands in its `__init__.py`.
+    # A name that only the package itself has is in its `__init__.py`.
     return (*parts, "__init__") if not parts or inner.is_dir() else tuple(parts)
 
 
 def _is_module(path: Path) -> bool:
-    # The extension is a module before it is built, too.
+    # The extension counts as a module even before it is built.
     return path.name == "_C" or path.is_dir() or path.with_suffix(".py").is_file()
 
 
@@ -243,7 +243,7 @@ def _folder(path: str) -> str:
 
 
 def _room(path: str) -> str:
-    """Return what the table orders of a file given by its path from the root of csrc."""
+    """Return the name in the table for a file, given by its path from the root of csrc."""
     folders = path.split("/")[:-1]
     return "/".join(folders[: 2 if folders[:1] == ["ops"] else 1])
 

@@ -1,4 +1,4 @@
-"""``poptorch.load``: the executor goes on where the one that was saved was."""
+"""``poptorch.load``: the executor continues where the saved executor was."""
 
 import copy
 from collections import namedtuple
@@ -14,7 +14,7 @@ Pair = namedtuple("Pair", "left right")
 
 
 class Net(nn.Module):
-    """Dropout, running statistics, tied weights, frozen weights, and buffers of all kinds."""
+    """A model with dropout, statistics, tied weights, frozen weights, and buffers of all kinds."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +132,7 @@ def test_groups_and_later_values(tmp_path):
     model(*batch())
     optimizer.param_groups[0]["lr"] = 0.5
     model.setOptimizer(optimizer)
-    optimizer.param_groups[1]["lr"] = 99.0  # not in use before setOptimizer
+    optimizer.param_groups[1]["lr"] = 99.0  # not used before setOptimizer
     loaded = poptorch.load(saved(model, tmp_path))
     assert_goes_on_alike(model, loaded)
     for one, its_optimizer in ((model, optimizer), (loaded, loaded._use.optimizer)):

@@ -1,4 +1,4 @@
-"""``poptorch.load`` refuses whatever is no whole file of a compiled model."""
+"""``poptorch.load`` refuses everything that is not a complete file of a compiled model."""
 
 import os
 
@@ -62,12 +62,12 @@ def test_a_bit_that_flips_in_any_section_is_noticed(whole):
 
 
 def test_sections_that_are_wrong_behind_a_right_checksum_are_refused(whole):
-    """What a program of somebody else might write: never a crash, never another exception."""
+    """A file that an attacker might write: never a crash, never another exception."""
     sections = container.read_sections(whole, "a compiled model")
     for name, section in sections.items():
         for spoilt in (b"", b"null", b'{"tuple": [1]}', section[:-1]):
             if (name, spoilt) == ("rng_state", b"null"):
-                continue  # is what save_rng_state=False leaves out
+                continue  # save_rng_state=False leaves this out
             container.write_sections(whole, "a compiled model", {**sections, name: spoilt})
             with pytest.raises(poptorch.Error):
                 poptorch.load(whole)
@@ -84,7 +84,7 @@ def test_a_program_that_only_the_library_knows_to_be_wrong_is_refused(whole):
     spoilt = text.replace(b'["axis",1]', b'["axis",7]')
     assert spoilt != text
     container.write_sections(whole, "a compiled model", {**sections, "program": spoilt})
-    with pytest.raises(poptorch.Error, match=r"breaks a rule.* there is an axis 7"):
+    with pytest.raises(poptorch.Error, match=r"breaks a rule.* has an axis 7"):
         poptorch.load(whole)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_path_is_refused(name):
         poptorch.load(name)
     with pytest.raises(poptorch.Error, match="pass the path"):
         poptorch.inferenceModel(nn.Linear(4, 3), make_options()).loadExecutable(name)
-    os.fstat(0)  # is open still
+    os.fstat(0)  # still open
 
 
 def test_names_that_no_system_has_are_refused(whole):

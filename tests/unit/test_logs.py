@@ -1,4 +1,4 @@
-"""What is logged, where it goes and how lines look."""
+"""What is logged, where it goes, and how lines look."""
 
 import io
 import logging
@@ -159,7 +159,7 @@ def test_other_lines_are_counted_on_their_own(capsys):
     logs.limit_repeats(1)
     for text in "abab":
         logs.python.warning("line %s", text)
-    assert len(capsys.readouterr().err.splitlines()) == 4  # both, and a notice for both
+    assert len(capsys.readouterr().err.splitlines()) == 4  # both, and a notice for each
 
 
 def test_what_is_less_than_a_warning_is_never_left_out(capsys):
@@ -187,7 +187,7 @@ def test_a_compilation_sets_the_limit_and_counts_anew(capsys):
 
 @pytest.fixture
 def obeyed(monkeypatch):
-    """Set the loggers up as with a variable of the environment, for one test."""
+    """Set up the loggers as an environment variable would, for one test."""
 
     def obey(variable: str, value: str) -> None:
         monkeypatch.setenv(variable, value)

@@ -1,4 +1,4 @@
-"""What is set on a model takes effect wherever the model goes: each place times each argument."""
+"""Settings of a model take effect wherever the model is used: each place times each argument."""
 
 import copy
 import inspect
@@ -44,7 +44,7 @@ class Wrapper(nn.Module):
 
 
 class Held:
-    """An object with a model and an optimizer, whose method is the body of a loop."""
+    """An object with a model and an optimizer; its method is the body of a loop."""
 
     def __init__(self, model):
         self.model = model
@@ -183,7 +183,7 @@ ARGUMENTS = {
 
 @pytest.fixture
 def programs(monkeypatch):
-    """The options that programs are compiled with, and what they do, in order."""
+    """The options that programs are compiled with, and the programs' actions, in order."""
     seen = []
 
     compile_program = DeviceProgram.compile
@@ -231,7 +231,7 @@ ACTIONS = {
 def test_each_argument_acts_in_each_place(place, argument, programs):
     train, moved = PLACES[place]
     function, given = ARGUMENTS[argument]
-    # (without stages where there is no pipeline: PopTorch's own needs more micro-batches)
+    # (without stages if there is no pipeline: PopTorch's own pipeline needs more micro-batches)
     model = Model(stages=function is pipelining)
     settings = function(model, COUNT, **given)
     model = moved(model)
@@ -295,7 +295,7 @@ def step_of(*models):
 
 
 def plain(count=None, *arguments, **named):
-    """Return a model without stages, with settings if there are any."""
+    """Return a model without stages, with the given settings."""
     model = Model(stages=False)
     if count is not None:
         accumulation(model, count, *arguments, **named)
@@ -341,7 +341,7 @@ def test_iterations_that_are_no_multiple():
 
 
 def test_several_models_of_a_loop():
-    """A loop has one count: that of one model is that of all, and two have to agree."""
+    """A loop has one count: one model sets it for all, and two counts must be equal."""
     assert loop(step_of(plain(4), plain())).Training.gradient_accumulation == 4
     assert loop(step_of(plain(4), plain(4))).Training.gradient_accumulation == 4
     with pytest.raises(UsageValueError, match=r"Model set Training.* to 4, .* Model to 2\. A prog"):
@@ -360,7 +360,7 @@ def test_models_within_models_have_to_agree():
 
 
 def test_models_that_a_body_does_not_use_have_no_say():
-    """The body's object leads to all three; each body uses one."""
+    """The body's object refers to all three models; each body uses one."""
 
     class Trainer:
         def __init__(self):
@@ -422,7 +422,7 @@ def test_inference_takes_devices_and_schedule(programs):
 
 
 def test_one_sum_of_outputs():
-    """A loop returns no outputs, so there is nothing to add up."""
+    """A loop returns no outputs, so there is no sum of outputs."""
     model = Model()
     pipelining(model, 4, accumulate_outfeed=True)
     message = "the model Model have accumulate_outfeed=True.* leave it out"
@@ -568,7 +568,7 @@ def test_a_schedule_of_the_options_is_shown_by_name():
 def test_fit_speaks_of_itself_in_what_its_loop_refuses():
     model = plain()
     hidden = plain(4)
-    model.hidden = [hidden]  # no part of the module that fit can see
+    model.hidden = [hidden]  # not in a part of the module that fit can find
     model.forward = lambda x: Model.forward(model, x) + hidden(x)
     data = [torch.ones(SIZE, 4)] * 4
     optimizer = torch.optim.SGD([*model.parameters(), *hidden.parameters()], lr=0.1)

@@ -1,4 +1,4 @@
-"""The typed stub of the C++ library describes what is there, no more and no less."""
+"""The typed stub of the C++ library describes exactly what the library has."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``Executable.profile``: a time per op, of runs that are like any other."""
+"""``Executable.profile``: a time per op, from ordinary runs."""
 
 import pytest
 import torch

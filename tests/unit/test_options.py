@@ -1,4 +1,4 @@
-"""Options: how they hold, check, freeze, copy and print settings."""
+"""Options: how they store, check, freeze, copy and print settings."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What is checked and logged of the back end's settings, and what wrapping a model refuses."""
+"""Which settings of the back end are checked and logged, and what wrapping a model refuses."""
 
 import logging
 
@@ -73,7 +73,7 @@ def test_what_options_hold_by_themselves_exists(opts):
 
 
 def test_programs_may_set_every_name_of_the_contract(opts):
-    """Those that were missing once; the table of names is that of ``_Popart.set``."""
+    """Names that were missing once; the table of names is that of ``_Popart.set``."""
     settings = opts._Popart
     settings.set("autodiffSettings.stitchStrategy", 1)
     settings.set("automaticLossScalingSettings.gradientTensorTrackingMethod", 0)
@@ -281,7 +281,7 @@ def test_settings_that_say_what_is_done_anyway_are_accepted(opts, key):
 
 
 class Weighted(nn.Module):
-    """A loss of a type that is asked for."""
+    """A model with a loss of a given dtype."""
 
     def __init__(self, *dtypes):
         super().__init__()
@@ -392,7 +392,7 @@ class Normed(nn.Module):
 
 
 def regrouped(net, x):
-    """Return what a group norm gives whose channels were put side by side by hand."""
+    """Return the result of a group norm whose channels were rearranged by hand."""
     order = [0, 3, 1, 4, 2, 5]
     out = nn.functional.group_norm(x[:, order], 3, eps=net.norm.eps)[:, np.argsort(order)]
     if net.norm.affine:

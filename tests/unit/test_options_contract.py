@@ -1,4 +1,4 @@
-"""The contract of ``Options``: defaults, what setters accept and store, what they refuse."""
+"""The contract of ``Options``: defaults, and what setters accept, store and refuse."""
 
 import re
 from typing import Any
@@ -105,7 +105,7 @@ def test_every_setter_has_a_row():
         "set",
         "toDict",
         "update",
-        # Without a row of their own: they add to, or do the same as, another one's.
+        # Setters without their own row: they add to another setter's value, or do the same.
         "appendToLocationExcludes",
         "setEnvVarNames",
     }

@@ -302,7 +302,7 @@ def test_a_file_cannot_load_itself(opts, tmp_path, chain):
         message = rf"the file loads itself \({' -> '.join((*chain, chain[0]))}\)"
         with pytest.raises(UsageValueError, match=message):
             opts.loadFromFile(tmp_path / first)
-    # Nothing of it stays behind.
+    # Nothing of it remains.
     (tmp_path / "a").write_text("deviceIterations(3)\n")
     assert opts.loadFromFile(tmp_path / "a").device_iterations == 3
 

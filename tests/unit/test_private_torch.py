@@ -1,7 +1,7 @@
-"""What PyTorch does not offer in public is reached through one room: ``private_torch``.
+"""Private names of PyTorch are used in one room only: ``private_torch``.
 
-The name of an operator (``torch.ops.aten._softmax``) is no part of PyTorch's Python: it is what
-stands in the graphs that PyTorch makes, and it is written where such a node is handled.
+The name of an operator (``torch.ops.aten._softmax``) is not a part of PyTorch's Python: it is in
+the graphs that PyTorch makes, and code that handles such a node names it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "popsim_torch"
 ROOM = PACKAGE / "private_torch"
 
-# An attribute of classes of ours that a sparse tensor of PyTorch has as well.
+# An attribute of our own classes that a sparse tensor of PyTorch also has.
 OURS = {"_values"}
 
 
 def is_private(dotted: list[str]) -> bool:
-    """Whether a name below torch is none that PyTorch offers."""
+    """Whether a name in torch is private."""
     if dotted[:2] == ["torch", "ops"]:
         return False
     return "experimental" in dotted or any(
@@ -35,9 +35,9 @@ def is_private(dotted: list[str]) -> bool:
 
 
 def private_names(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and name of each private name of PyTorch that some source text reaches for."""
+    """Yield the line and the name of each private name of PyTorch that a source text uses."""
     tree = ast.parse(text)
-    # What a name at the start of an attribute stands for.
+    # The meaning of a name at the start of an attribute.
     known = {"torch": ["torch"]}
     nodes = list(ast.walk(tree))
     for node in nodes:
@@ -66,7 +66,7 @@ def private_names(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _dotted(node: ast.expr, known: dict[str, list[str]]) -> list[str]:
-    """Return the whole name of an attribute of a module or class of torch; else nothing."""
+    """Return the full name of an attribute of a module or class of torch; else nothing."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -77,7 +77,7 @@ def _dotted(node: ast.expr, known: dict[str, list[str]]) -> list[str]:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each file of the package outside of the room."""
+    """Yield the path and the text of each file of the package outside the room."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if ROOM not in path.parents:
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
@@ -127,7 +127,7 @@ def test_the_scan_leaves_public_names_alone(text):
 
 
 def attributes_of_torch() -> dict[str, str]:
-    """Return the private names that objects of PyTorch have, and what has them."""
+    """Return the private names of PyTorch's objects, and the objects that have them."""
     module = nn.Linear(1, 1)
     graph = torch.fx.symbolic_trace(module)
     owners = (
@@ -151,11 +151,11 @@ def attributes_of_torch() -> dict[str, str]:
         for owner in owners
         for name in dir(owner)
         if name.startswith("_") and not name.startswith("__")
-    } | {"_opt_called": "Optimizer"}  # which a scheduler sets
+    } | {"_opt_called": "Optimizer"}  # a scheduler sets this
 
 
 def attributes_read(text: str) -> set[str]:
-    """Return the private attributes of other objects that are read or set, by name or by text."""
+    """Return the private attributes of other objects that are read or set, by name or by string."""
     private: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""The kernels' target is chosen when the package is loaded, and can be a lower one."""
+"""The kernels' target is chosen when the package is loaded; a lower one can be chosen."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def run_python(code, target, *arguments):
     environment["POPSIM_CPU"] = target
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        cwd=Path(poptorch.__file__).parents[1],  # Python looks there first: it is this package
+        cwd=Path(poptorch.__file__).parents[1],  # Python looks here first, and finds this package
         env=environment,
         capture_output=True,
         text=True,
@@ -101,7 +101,7 @@ def test_a_target_that_the_processor_lacks_is_refused():
 
 def test_pytorch_that_has_chosen_already_is_pointed_out():
     lowest, highest = _C.usable_targets()[0], _C.usable_targets()[-1]
-    if ATEN.get(lowest) == ATEN.get(highest, "AVX512"):  # (the matrix units have none)
+    if ATEN.get(lowest) == ATEN.get(highest, "AVX512"):  # (ATen has no code for the matrix units)
         pytest.skip("there is no lower target of PyTorch's")
     code = "import torch; torch.ones(3).exp(); import popsim_torch"
     result = run_python(code, lowest)
@@ -114,7 +114,7 @@ def test_the_target_stays_once_kernels_were_asked_for():
     if not others:
         pytest.skip("there is one target")
     assert _C.op_table()
-    with pytest.raises(_C.InternalError, match="kernels were asked for already"):
+    with pytest.raises(_C.InternalError, match="the kernels are in use already"):
         _C.choose_target(others[0])
 
 

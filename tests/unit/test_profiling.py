@@ -1,4 +1,4 @@
-"""Channels of the trace, with a library that writes a list."""
+"""Channels of the trace, with a library that records into a list."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ from tests.options import make_options
 
 @pytest.fixture
 def trace(monkeypatch):
-    """What a program traces, as text."""
+    """The trace of a program, as text."""
     lines = []
 
     @contextmanager
@@ -153,7 +153,7 @@ class Net(nn.Module):
 
 
 def shown(trace):
-    """Return what has begun since the last call, each with what it is a part of: ``a/b``."""
+    """Return the events begun since the last call, each with its parent: ``a/b``."""
     paths, around = [], []
     for line in trace:
         channel, what, label = line.split(" ")

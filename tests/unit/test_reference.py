@@ -1,4 +1,4 @@
-"""The reference has an entry for every public name (docs/public.py says which those are)."""
+"""The reference has an entry for every public name (docs/public.py lists them)."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""Programs that import ``poptorch`` run as they stand."""
+"""Programs that import ``poptorch`` run unchanged."""
 
 import importlib
 import importlib.util
@@ -89,7 +89,7 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(script):
-    """What the script above did, run from the folder above its own."""
+    """The result of the script above, run from the parent of its folder."""
     command = ["-m", "popsim_torch", "run", "--", "inner/script.py", "--flag", "-m"]
     return run(command, script.parents[1])
 
@@ -128,7 +128,7 @@ def test_variables_that_the_script_sets_count(told):
 def test_an_exception_ends_it_as_it_ends_python(done, script, tmp_path):
     assert done.returncode == 1
     twin = tmp_path / "script.py"
-    # The same lines, without what takes long.
+    # The same lines, without the slow part.
     text = re.sub(r"(?s)if __name__ ==.*?    fail", "if True:\n    fail", SCRIPT)
     twin.write_text(re.sub(r"(?m)^(import|from|os).*$", "", text))
     expected = run([str(twin)], tmp_path)
@@ -143,7 +143,7 @@ def test_an_exception_ends_it_as_it_ends_python(done, script, tmp_path):
 
 
 def test_the_exception_is_printed_once(done):
-    assert done.stderr.count("at the end") == 2  # the line that raises it, and its text
+    assert done.stderr.count("at the end") == 2  # the line that raises the error, and its message
     assert "[critical]" not in done.stderr
 
 
@@ -240,7 +240,7 @@ def test_a_script_that_is_not_there(argv, capsys, tmp_path):
 
 @pytest.fixture
 def installed_nothing():
-    """A process in which nothing is installed as poptorch, before and after the test."""
+    """A process without an installed poptorch, before and after the test."""
     yield
     popsim_torch.uninstall()
     assert not [name for name in sys.modules if name.split(".")[0] == "poptorch"]
@@ -255,7 +255,7 @@ def test_install_lets_poptorch_be_this_package():
     assert poptorch is popsim_torch
     assert importlib.import_module("poptorch.optim") is popsim_torch.optim
     assert importlib.import_module("poptorch.poptorch_core") is popsim_torch.poptorch_core
-    # The modules do not take note of it.
+    # The modules themselves do not change.
     assert popsim_torch.__name__ == "popsim_torch"
     assert popsim_torch.optim.__spec__ is before
 
@@ -316,7 +316,7 @@ def test_another_poptorch_is_replaced_where_that_is_asked_for(another_poptorch):
         popsim_torch.install()
     popsim_torch.install(replace=True)
     assert importlib.import_module("poptorch") is popsim_torch
-    popsim_torch.install()  # no complaint: that is not asked for anew
+    popsim_torch.install()  # no error, because this was installed already
 
 
 @pytest.mark.usefixtures("installed_nothing")

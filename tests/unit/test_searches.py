@@ -32,7 +32,7 @@ def test_the_decoder_by_hand():
     results = poptorch.ctc_beam_search_decoder(log_probs.unsqueeze(1), torch.tensor([3]))
     assert isinstance(results, tuple)
     probability, length, path = results
-    # 1, blank, 2 and 1, 1, 2 are one path.
+    # The sequences "1, blank, 2" and "1, 1, 2" are one path.
     assert probability.exp().tolist() == [
         [pytest.approx(0.7 * (0.6 * 0.9 + 0.6 * 0.1 + 0.4 * 0.1))]
     ]

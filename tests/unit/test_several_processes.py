@@ -1,4 +1,4 @@
-"""What launchers of several processes have set in the environment, and what becomes of it."""
+"""Environment variables of launchers of several processes, and their effects."""
 
 import os
 import subprocess
@@ -133,7 +133,7 @@ def test_which_launcher_counts(launch):
 
 
 def test_loaders_take_the_part_of_their_process(launch):
-    """They make no weights, so there is nothing to keep equal."""
+    """Loaders have no weights, so nothing must be kept equal."""
     launch("torchrun", 1, 2)
     loader = poptorch.DataLoader(Options(), torch.arange(8), batch_size=2)
     assert torch.cat(list(loader)).tolist() == [4, 5, 6, 7]
@@ -149,7 +149,7 @@ def test_several_replicas_are_refused_in_loops_too(use):
 
 
 def test_torchrun(tmp_path):
-    """Its ranks end with the message."""
+    """The ranks end with this message."""
     script = tmp_path / "script.py"
     script.write_text(
         "import torch, popsim_torch as poptorch\n"

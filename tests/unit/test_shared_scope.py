@@ -1,4 +1,4 @@
-"""A scope of the whole process is begun by the first thread and ended by the last."""
+"""A scope of the whole process: the first thread begins it, and the last thread ends it."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def test_scopes_that_overlap():
 
 
 def test_functions_that_are_recorded_at_the_same_time_leave_python_and_torch_as_they_were():
-    """The first one to begin is the first one to end."""
+    """The first thread to begin is the first one to end."""
     second_began, first_ended = threading.Event(), threading.Event()
     clock, step = time.time, torch.optim.lr_scheduler.StepLR.step
 

@@ -1,4 +1,4 @@
-"""What objects say of themselves: in a terminal, in a notebook, to ``help`` and to completion."""
+"""How objects are shown in a terminal, in a notebook, by ``help`` and by completion."""
 
 import builtins
 import html

@@ -33,7 +33,7 @@ from popsim_torch.stages import (
 
 
 class Recorder:
-    """A listener that writes down what it hears."""
+    """A listener that records its calls."""
 
     def __init__(self):
         self.events = []

@@ -1,8 +1,8 @@
-"""The table of public names (docs/surface.toml) is that of the package: all exist, none is missing.
+"""The table of public names (docs/surface.toml) matches the package: nothing missing or extra.
 
-What the three states mean is tested by kind of name: here for attributes and arguments,
-in ``test_surface_*.py`` for optimizers, settings of the back end, variables of the environment,
-tensors, tracepoints, and everything that is refused.
+The meaning of the three states is tested by kind of name: here for attributes and arguments, in
+``test_surface_*.py`` for optimizers, settings of the back end, environment variables, tensors,
+tracepoints, and everything that is refused.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from popsim_torch.options.back_end_keys import KEYS
 from tests.unit.option_rows import ROWS
 from tests.unit.surface_table import LISTED, NAMES, TABLE, find, parts, paths
 
-# Names that only a test of their own can look for.
+# Names that need their own test.
 ELSEWHERE = (
     "os.environ",
     "PoplarExecutor.getTensorNames",
@@ -39,7 +39,7 @@ ENTRIES = [
 
 
 def arguments(function):
-    """Return the arguments of a function or class, those that it passes on to torch included."""
+    """Return the arguments of a function or class, including those that it passes on to torch."""
     found = inspect.signature(function).parameters
     taken = {name for name, one in found.items() if one.kind != one.VAR_KEYWORD}
     if inspect.isclass(function) and len(taken) < len(found):
@@ -152,7 +152,7 @@ def test_every_argument_of_a_loader_is_listed():
     ],
 )
 def test_every_method_is_listed(path):
-    # What the classes have for popsim_torch itself is in small letters.
+    # Attributes that classes have only for popsim_torch are in lower case.
     methods = {
         name
         for name, member in inspect.getmembers(getattr(poptorch, path))
@@ -183,7 +183,7 @@ GROUPS = {
 
 
 def test_every_setter_is_listed_and_called_by_the_contract_of_options():
-    """``test_options_contract.py`` calls each with values that it takes and that it refuses."""
+    """``test_options_contract.py`` calls each setter with values that are accepted and refused."""
     called = set()
     for row in ROWS:
         group, _, setter = row.path.rpartition(".")

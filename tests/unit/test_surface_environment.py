@@ -1,4 +1,4 @@
-"""Variables of the environment: supported ones are read where they count, others are checked."""
+"""Environment variables: supported ones are read and take effect, others are checked."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ VARIABLE = re.compile(
 
 
 class Recording(dict):
-    """An environment that remembers what was asked of it."""
+    """An environment that records which variables were read."""
 
     def __init__(self, environment):
         super().__init__(environment)
@@ -45,7 +45,7 @@ def recording(monkeypatch):
 
 
 def use_everything():
-    """Do what the supported variables are about."""
+    """Use everything that the supported variables affect."""
     logs.obey_environment()
     _native._obey_environment()
     poptorch.ipuHardwareIsAvailable()

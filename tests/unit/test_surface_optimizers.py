@@ -41,7 +41,7 @@ VALUES = {
 
 
 def listed(state):
-    """Return the arguments of a state, as kind and name; ``params`` is every test's."""
+    """Return the arguments in a state, as kind and name; ``params`` is in every test."""
     return [
         (parts(path).owner.removeprefix("optim."), parts(path).argument)
         for path in paths(state)
@@ -50,7 +50,7 @@ def listed(state):
 
 
 def settings_of(kind, argument):
-    """Return what to compare, and the same with another value of the argument."""
+    """Return the values to compare, and the same with another value of the argument."""
     base = {"lr": 0.5}
     if kind == "SGD":
         base["momentum"] = 0.75
@@ -63,7 +63,7 @@ def settings_of(kind, argument):
 
 
 def described(kind, settings):
-    """Return what a model reads of an optimizer."""
+    """Return the settings that a model reads from an optimizer."""
     optimizer = getattr(poptorch.optim, kind)([torch.nn.Parameter(torch.ones(2))], **settings)
     read = read_optimizer(optimizer)
     return read.rule, read.loss_scaling, read.defaults, read.groups[0].values

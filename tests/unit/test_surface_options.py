@@ -1,6 +1,6 @@
 """Supported options and settings of the back end are read where models and loaders are made.
 
-The others are only stored: what nobody reads has no effect.
+Other settings are only stored: a setting that is never read has no effect.
 """
 
 import copy
@@ -18,13 +18,13 @@ from tests.unit.surface_table import Net, entries, parts, paths
 
 SETTINGS = "Options._Popart.options"
 X = torch.ones(4, 4)
-# All settings that are on go to the trace together, which looks for these (test_options_back_end.py
-# has their values).
+# All enabled settings are passed to the trace together, which looks for these
+# (test_options_back_end.py has their values).
 LOOKED_FOR_IN_THE_TRACE = {"enableNonStableSoftmax", "groupNormStridedChannelGrouping"}
 
 
 class Recording(dict):
-    """Settings of the back end; ``read`` are the keys that anybody asked any of them for."""
+    """Settings of the back end that record the keys that were read, in ``read``."""
 
     read: ClassVar[set[str]] = set()
 
@@ -42,7 +42,7 @@ class Recording(dict):
 
 @pytest.fixture
 def read(monkeypatch, tmp_path):
-    """Return which stored values and which settings of the back end a program's life reads."""
+    """Return the stored values and the back-end settings that are read during a program's life."""
     stored = set()
     original = OptionsGroup.__call__
 
@@ -60,7 +60,7 @@ def read(monkeypatch, tmp_path):
     )
     options.Training.setAutomaticLossScaling(True)
     options._Popart.__dict__["_options"] = Recording(options._Popart.options)
-    stored.clear()  # what setters have read
+    stored.clear()  # values that setters have read
     list(poptorch.DataLoader(options, TensorDataset(X)))
     model = poptorch.trainingModel(Net(), options)
     model(X)
@@ -80,7 +80,7 @@ def read(monkeypatch, tmp_path):
 
 
 def stored_values(state):
-    """Return the keys of the stored values in a state: names in small letters."""
+    """Return the keys of the stored values in a state: names in lower case."""
     listed = {parts(path).owner.rpartition(".")[2] for path in paths(state) if "_" in path}
     return {
         key
@@ -104,7 +104,7 @@ def test_stored_values_that_act_are_read(read):
 def test_accepted_stored_values_are_not_read(read):
     accepted = stored_values("accepted")
     assert {"sync_pattern", "location_weight", "available_memory_proportion"} <= accepted
-    # A loader divides by it; it can only be 1.
+    # A loader divides by this value; it can only be 1.
     assert accepted & read[0] == {"input_group_size"}
 
 
@@ -114,10 +114,9 @@ def test_settings_of_the_back_end_that_act_are_read(read):
 
 
 def test_accepted_settings_of_the_back_end_are_not_read(read):
-    # What follows from the model is said to be overridden; the scale of the loss is told of, or
-    # refused, as the loss is; of the third depends which error of
-    # cycleCount one meets, and it excludes offline targets. Of the last ones a warning says that
-    # another option decides.
+    # The log says that the model overrides the first setting. The loss scale is logged or refused,
+    # depending on the loss. The third setting decides which error cycleCount raises, and excludes
+    # offline targets. For the last ones a warning says that another option decides.
     assert set(entries(SETTINGS, "accepted")) & read[1] == {
         "enablePipelining",
         "ensureFp32LossScaleTensor",

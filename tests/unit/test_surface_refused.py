@@ -1,4 +1,4 @@
-"""Each name that the table calls refused is an error with its reason when it is used."""
+"""Each name that the table calls refused raises an error with a reason when it is used."""
 
 import re
 
@@ -49,7 +49,7 @@ OTHER_VALUES = {
     "accumulationAndReplicationReductionType": 0,
     "automaticLossScalingSettings.toTrackTensors": ["a"],
 }
-# How to use it, and what the error says.
+# How to use each name, and the words of the error.
 USES = {
     "Options.replicationFactor": (
         lambda: poptorch.trainingModel(Net(), make_options().replicationFactor(2)),
@@ -105,7 +105,7 @@ def test_a_setting_of_the_back_end_takes_values_of_its_kind_and_no_others(key):
 
 
 def test_accepted_settings_of_the_back_end_change_no_value():
-    """All at once: weights after two updates have the same bits as without."""
+    """All settings together: weights after two updates have the same bits as without them."""
     options = make_options(2, 2)
     for key in entries(SETTINGS, "accepted"):
         kind = next(kind for kind, keys in KEYS.items() if key in keys)

@@ -13,7 +13,7 @@ from tests.options import make_options
 from tests.unit.surface_table import entries
 
 LISTS = "PoplarExecutor.getTensorNames"
-# What stands for the parts of a name that the table leaves open.
+# Values for the parts of a name that the table leaves open.
 OPEN = {
     "<w>": r"(fc|out)\.(weight|bias)",
     "<buffer>": r"norm\.running_(mean|var)",
@@ -44,7 +44,7 @@ SHARDED = poptorch.ShardedExecution(poptorch.AutoStage.SameAsIpu)
 
 
 class Net(nn.Module):
-    """Two layers, on two IPUs where they are wanted."""
+    """Two layers, on two IPUs if requested."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every tutorial is a page of the site, with its pictures and links that lead somewhere."""
+"""Every tutorial is a page of the site, with its pictures and with valid links."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Type checkers know the package: ``mypy --strict`` on a program of a user, and on mistakes."""
+"""Type checkers understand the package: ``mypy --strict`` on a user's program, and on mistakes."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""A script: an installation trains like eager PyTorch, and anchors change no bit of it."""
+"""A script: an installed package trains like eager PyTorch, and anchors change no bit of it."""
 
 import torch
 

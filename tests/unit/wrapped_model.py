@@ -19,7 +19,7 @@ class Net(nn.Module):
 
 
 class Device:
-    """Stands in for an executor: holds weights ahead of the host's until it is asked for them."""
+    """A stand-in for an executor: its weights are newer until the host reads them."""
 
     def __init__(self, model):
         self.model = model

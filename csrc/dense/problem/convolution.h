@@ -7,10 +7,11 @@
 
 namespace popsim::dense {
 
-// Per spatial axis, one to three of them.
+// One number for each of one to three spatial axes.
 using Extents = std::vector<int64_t>;
 
-// The order of a tensor's axes in memory, outermost first. No gaps.
+// The order of a tensor's axes in memory, the outermost first. There are no
+// gaps.
 enum class Order : int8_t {
   kChannelsFirst,  // batch, channels, spatial axes
   kChannelsLast,   // batch, spatial axes, channels
@@ -26,9 +27,10 @@ struct ConvolutionSpec {
   Extents output_size;
   Extents stride;
   Extents padding;    // on both ends
-  Extents dilation;   // 1: neighbours
+  Extents dilation;   // 1: adjacent positions
   bool bias = false;  // forward: added
-  // Bits of each number that is read: fewer if widened from 16 bits.
+  // The number of significant bits of each number that is read: fewer if the
+  // number was widened from 16 bits.
   int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
   Order output_order = Order::kChannelsFirst;
@@ -38,8 +40,8 @@ struct ConvolutionSpec {
 
 enum class ConvolutionPass : int8_t { kForward, kGradInput, kGradWeight };
 
-// Tensors in the orders of the spec; the weight is contiguous. What the pass
-// computes is written, the rest is read:
+// The tensors have the orders of the spec; the weight is contiguous. The pass
+// writes its result and reads the other tensors:
 //   kForward     input, weight, bias -> output
 //   kGradInput   weight, output (its gradient) -> input (its gradient)
 //   kGradWeight  input, output (its gradient) -> weight (its gradient)
@@ -59,10 +61,10 @@ class Convolution {
   Convolution& operator=(const Convolution&) = delete;
   virtual ~Convolution() = default;
 
-  // Memory that run() needs besides the tensors: the operands in the layouts
-  // that it computes with.
+  // The bytes of memory that run() needs besides the tensors: for the operands
+  // in the layouts that it uses.
   [[nodiscard]] virtual size_t workspace_bytes() const = 0;
-  // `workspace` is aligned to 64 bytes.
+  // `workspace` must be aligned to 64 bytes.
   virtual void run(const ConvolutionTensors& tensors, void* workspace) = 0;
 };
 

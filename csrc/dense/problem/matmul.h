@@ -8,22 +8,22 @@
 
 namespace popsim::dense {
 
-// Distances between neighbours, in elements.
+// Distances between adjacent numbers, in elements.
 struct MatrixStrides {
   int64_t batch = 0;  // 0: the same matrix for the whole batch
   int64_t row = 0;
   int64_t column = 0;
 
-  // Elements of a row follow each other; rows do not overlap.
+  // The elements of a row are adjacent; rows do not overlap.
   [[nodiscard]] bool row_major(int64_t columns) const {
     return column == 1 && row >= columns;
   }
-  // Likewise for columns.
+  // The same for columns.
   [[nodiscard]] bool column_major(int64_t rows) const {
     return row == 1 && column >= rows;
   }
   [[nodiscard]] bool has_unit_stride() const { return row == 1 || column == 1; }
-  // The matrix lies row by row or column by column.
+  // Whether the matrix is stored row by row or column by column.
   [[nodiscard]] bool plain(int64_t rows, int64_t columns) const {
     return row_major(columns) || column_major(rows);
   }
@@ -35,8 +35,8 @@ struct MatrixStrides {
 //   relu    max(c, 0)
 //   mask    c where the mask, of c's shape, is not <= 0, else 0: the gradient
 //           of relu
-//   update  c is read as well: decay * c - rate * (a @ b); rate and decay come
-//           with each run, and memory for a @ b itself if it is wanted, too
+//   update  decay * c - rate * (a @ b), which also reads c; each run passes
+//           rate and decay, and memory for a @ b itself if it is needed
 struct MatmulSpec {
   int64_t batch = 1;
   int64_t m = 0;
@@ -47,25 +47,27 @@ struct MatmulSpec {
   bool bias = false;  // only with the default alpha and beta
   float alpha = 1.0f;
   float beta = 0.0f;
-  // What lies in the memory of a and b, and of c. Others than float32 are for
-  // some products only (tile/matmul.h).
+  // The dtypes of a and b, and of c, in memory. Only some products support
+  // dtypes other than float32 (tile/matmul.h).
   DType operand_type = DType::kFloat32;
   DType result_type = DType::kFloat32;
-  // How many the numbers in a and b have: float16 and bfloat16 numbers,
+  // The number of significant bits in a and b: float16 and bfloat16 numbers,
   // widened to float32, have 11 and 8.
   int significant_bits = 24;
-  // Partial sums are float16, as panels.h says. Any strides of which one is 1.
+  // Partial sums are float16, as described in panels.h. The operands may have
+  // any strides of which one is 1.
   bool half_partials = false;
   bool relu = false;
   bool mask = false;
   bool update = false;
-  bool one_thread = false;  // run() wakes no other thread
+  bool one_thread = false;  // run() must wake no other thread
 };
 
 struct MatmulOperands {
   const void* a = nullptr;
   const void* b = nullptr;
-  const float* bias = nullptr;  // null where the spec has none, as the mask
+  // Bias and mask are null if the spec has none.
+  const float* bias = nullptr;
   const float* mask = nullptr;
   void* c = nullptr;
   void* workspace = nullptr;  // aligned to 64 bytes
@@ -91,7 +93,7 @@ class Matmul {
   Matmul& operator=(const Matmul&) = delete;
   virtual ~Matmul() = default;
 
-  // Memory that run() needs besides the matrices.
+  // The bytes of memory that run() needs besides the matrices.
   [[nodiscard]] virtual size_t workspace_bytes() const = 0;
   virtual void run(const MatmulOperands& operands) = 0;
 

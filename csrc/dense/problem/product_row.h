@@ -1,4 +1,4 @@
-// What becomes of the sums of a product.
+// The operations on the sums of a product.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -10,7 +10,7 @@
 
 namespace popsim::dense {
 
-// The part of a MatmulSpec that follows a @ b, for pieces of rows.
+// Applies the part of a MatmulSpec that comes after a @ b, for pieces of rows.
 class ProductRow {
  public:
   explicit ProductRow(const MatmulSpec& spec)
@@ -18,11 +18,12 @@ class ProductRow {
         plain_(spec.alpha == 1.0F && spec.beta == 0.0F && !spec.bias &&
                !spec.relu && !spec.mask && !spec.update) {}
 
-  // The sums are the result.
+  // Whether the sums are the result.
   [[nodiscard]] bool plain() const { return plain_; }
 
-  // `sums` has whole vectors. `out` has `columns` elements from `column` on and
-  // holds what beta scales or an update changes; it begins at `offset` in c.
+  // `sums` must have whole vectors. `out` has `columns` elements from `column`
+  // on, with the values that beta scales or that an update changes; it begins
+  // at `offset` in c.
   void finish(const MatmulOperands& operands, const float* sums,
               int64_t columns, int64_t offset, int64_t column,
               float* out) const {

@@ -1,5 +1,5 @@
-// The product of two blocks as a sequence of tile instructions. `Units` are the
-// processor's (processor_units.h) or emulated ones (emulated_units.h).
+// Multiplies two blocks by a sequence of tile instructions. `Units` are the
+// processor's units (processor_units.h) or emulated ones (emulated_units.h).
 #pragma once
 
 #include <array>
@@ -15,9 +15,9 @@ struct Pair {
   int b = 0;
 };
 
-// The pairs of parts to multiply, small products first. Where possible two
-// neighbours share an operand, which stays in its tiles. Pairs whose products
-// are smaller than the rounding of the numbers are left out.
+// The pairs of parts to multiply, small products first. Where possible, two
+// consecutive pairs share an operand, which stays in its tiles. Pairs are left
+// out if their products are smaller than the rounding error of the numbers.
 template <int kParts>
 constexpr auto pairs_of_parts() {
   if constexpr (kParts == 1) {
@@ -30,7 +30,7 @@ constexpr auto pairs_of_parts() {
   }
 }
 
-// A block's tiles: output 0 to 3, of a 4 and 5, of b 6 and 7.
+// The tiles of a block: 0 to 3 for the output, 4 and 5 for a, 6 and 7 for b.
 template <bool kTwoRows, bool kTwoColumns, typename Units>
 class BlockTiles {
  public:

@@ -1,4 +1,4 @@
-// Rows of a product's output, of any type, from sums in float32.
+// Writes rows of a product's output, of any dtype, from float32 sums.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -11,8 +11,8 @@
 
 namespace popsim::dense {
 
-// Writes multiples of the sums of a product to `to`, which may be where they
-// are.
+// Writes multiples of the sums of a product to `to`, which may be the memory of
+// the sums.
 inline void scale_sums(const BlockProduct& product, float scale, float* to,
                        int64_t stride) {
   using Vec = at::vec::Vectorized<float>;
@@ -29,15 +29,16 @@ inline void scale_sums(const BlockProduct& product, float scale, float* to,
 
 class BlockWriter {
  public:
-  // `spec` outlives it.
+  // `spec` must outlive it.
   explicit BlockWriter(const MatmulSpec& spec) : spec_(spec), row_(spec) {}
 
-  // The sums are the result.
+  // Whether the sums are the result.
   [[nodiscard]] bool plain() const {
     return row_.plain() && spec_.result_type == DType::kFloat32;
   }
 
-  // `offset`: of the first element in c; `column`: of the first element.
+  // `offset`: offset of the first element in c; `column`: column of the first
+  // element.
   void write(const MatmulOperands& operands, const float* sums, int64_t rows,
              int64_t columns, int64_t offset, int64_t column) const {
     for (int64_t i = 0; i < rows; ++i) {

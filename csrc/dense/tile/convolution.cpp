@@ -34,8 +34,8 @@ double product_of(const Extents& values) {
                          std::multiplies<>());
 }
 
-// The cycles, at the units' clock, of one core with vector instructions,
-// measured like what cycles() is made of.
+// Estimates the cycles, at the units' clock, of one core with vector
+// instructions. The numbers were measured as those of cycles() were.
 double other_cycles(const ConvolutionSpec& spec) {
   constexpr double kFlopsPerCycle = 75;
   const int64_t per_position =
@@ -50,7 +50,7 @@ double other_cycles(const ConvolutionSpec& spec) {
 std::unique_ptr<Convolution> with_tile_units(std::unique_ptr<Convolution> other,
                                              const ConvolutionSpec& spec,
                                              ConvolutionPass pass) {
-  // Smaller advantages are lost when a neighbour uses the units too.
+  // A smaller gain is lost if a neighbouring core uses the units too.
   constexpr double kMinGain = 1.1;
   if (other == nullptr || !has_tile_units() || spec.groups != 1 ||
       spec.input_order != Order::kChannelsLast ||

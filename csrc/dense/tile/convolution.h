@@ -1,5 +1,5 @@
-// Convolutions by the matrix units of the processor (units.h), on images
-// that are channels last.
+// Convolutions of channels-last images by the matrix units of the processor
+// (units.h).
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace popsim::dense {
 
-// What the estimates of cycles() are made of, measured on an Emerald Rapids
-// processor: a step of two tiles, and packing a row of one.
+// The numbers that the estimates of cycles() use, measured on an Emerald Rapids
+// processor: a step of two tiles, and packing a row of one tile.
 [[nodiscard]] constexpr double step_cycles(int num_parts) {
   constexpr double kTileProduct = 20;
   constexpr std::array<int, 4> kProducts{0, 1, 3, 6};
@@ -20,7 +20,7 @@ namespace popsim::dense {
 }
 inline constexpr double kPackedRowCycles = 20;
 
-// A pass of a convolution with groups of 1.
+// One pass of a convolution without groups.
 class TileConvolution {
  public:
   TileConvolution() = default;
@@ -28,25 +28,25 @@ class TileConvolution {
   TileConvolution& operator=(const TileConvolution&) = delete;
   virtual ~TileConvolution() = default;
 
-  // Cycles of one core at the units' clock, about.
+  // An estimate of the cycles of one core at the units' clock.
   [[nodiscard]] virtual double cycles() const = 0;
   [[nodiscard]] virtual size_t workspace_bytes() const = 0;
-  // Returns false, and leaves results incomplete, where numbers are not
+  // Returns false, and leaves the results incomplete, if some numbers are not
   // ordinary (parts.h).
   [[nodiscard]] virtual bool run(const ConvolutionTensors& tensors,
                                  void* workspace) = 0;
 };
 
-// kForward or kGradInput.
+// For kForward and kGradInput.
 [[nodiscard]] std::unique_ptr<TileConvolution> create_tile_convolution(
     const ConvolutionSpec& spec, ConvolutionPass pass);
-// kGradWeight.
+// For kGradWeight.
 [[nodiscard]] std::unique_ptr<TileConvolution> create_tile_grad_weight(
     const ConvolutionSpec& spec);
 
-// Returns `other`, an implementation of the pass, where the processor has no
-// such units or where it is at least as fast. Else what is returned uses it for
-// numbers that are not ordinary.
+// Returns `other`, an implementation of the pass, if the processor has no such
+// units or if `other` is at least as fast. Otherwise the result uses `other`
+// for numbers that are not ordinary.
 [[nodiscard]] std::unique_ptr<Convolution> with_tile_units(
     std::unique_ptr<Convolution> other, const ConvolutionSpec& spec,
     ConvolutionPass pass);

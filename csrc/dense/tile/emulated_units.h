@@ -1,11 +1,13 @@
-// The matrix units of x86 processors in software, bit for bit, so that tests
-// run the code around them on every x86-64 processor. Slow.
+// Emulates the matrix units of x86 processors in software, bit for bit, so that
+// tests run the code around them on every x86-64 processor. It is slow.
 //
-// As Intel's Software Developer's Manual defines TDPBF16PS: for each element of
-// the sum, even and odd numbers of the depth add up apart, by fused
-// multiply-adds from zero on; then the two, then those and the sum. All round
-// to the nearest, ties to even, take numbers below 2^-126 for zero and give
-// zero instead of them, and raise no exceptions, whatever the thread has set.
+// Follows the definition of TDPBF16PS in Intel's Software Developer's Manual:
+// for each element of the sum, the even and the odd numbers of the depth are
+// added up separately, by fused multiply-adds that start from zero; then these
+// two sums are added, and then their sum and the old element. All operations
+// round to nearest, ties to even. They treat numbers below 2^-126 as zero,
+// return zero instead of such numbers, and raise no exceptions, whatever the
+// thread's settings are.
 #pragma once
 
 #include <immintrin.h>
@@ -21,7 +23,7 @@ namespace popsim::dense {
 
 class EmulatedUnits {
  public:
-  // The processor's own float32 arithmetic does the same, if told to.
+  // The processor's own float32 arithmetic does the same with these settings.
   EmulatedUnits() : before_(_mm_getcsr()) { set_control(kControl); }
   EmulatedUnits(const EmulatedUnits&) = delete;
   EmulatedUnits& operator=(const EmulatedUnits&) = delete;
@@ -30,7 +32,7 @@ class EmulatedUnits {
     all_products_ += products_;
   }
 
-  // Those that all objects that are gone have computed.
+  // The number of products that all destroyed objects have computed.
   static int64_t num_products() { return all_products_; }
 
   template <int kTile>
@@ -38,7 +40,7 @@ class EmulatedUnits {
     tiles_[kTile] = {};
   }
 
-  // `stride`: bytes from row to row.
+  // `stride`: bytes between rows.
   template <int kTile>
   void load(const void* from, int64_t stride) {
     const auto* bytes = static_cast<const char*>(from);
@@ -63,15 +65,17 @@ class EmulatedUnits {
   }
 
  private:
-  // No exceptions, to the nearest, zero for small results and operands.
+  // No exceptions, rounding to nearest, and zero for small results and
+  // operands.
   static constexpr uint32_t kControl = 0x1f80 | 0x8000 | 0x0040;
   static constexpr size_t kRows = 16;
-  // Float32 numbers, or pairs of bfloat16 ones, the even one below.
+  // Float32 numbers, or pairs of bfloat16 numbers with the even one in the
+  // lower bits.
   using Row = std::array<uint32_t, 16>;
   using Tile = std::array<Row, kRows>;
   using Floats = std::array<float, 16>;
 
-  // Arithmetic may not move across.
+  // The compiler must not move arithmetic across this.
   static void set_control(uint32_t control) {
     asm volatile("" ::: "memory");
     _mm_setcsr(control);

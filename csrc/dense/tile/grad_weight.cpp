@@ -13,11 +13,12 @@
 namespace popsim::dense {
 namespace {
 
-// Packed images that stay in a core's cache.
+// Size of the packed images that stay in a core's cache.
 constexpr int64_t kCacheBytes = 1 << 20;
-// The least number of images, or parts of them, that threads share.
+// The smallest number of images, or parts of images, that threads share.
 constexpr int64_t kUnits = 4;
-// Sums that are added up, one for each task: fewer where they are large.
+// The largest number of sums that are added up, one for each task; there are
+// fewer if the sums are large.
 constexpr int64_t kMaxTasks = 8;
 constexpr int64_t kMinTasks = 2;
 constexpr int64_t kTaskBytes = 1 << 23;
@@ -28,10 +29,11 @@ struct Columns {
   int64_t tap;
 };
 
-// A weight's gradient is a product whose depth are the positions of the output:
-// the output's gradient times the input at a tap. A row of a tile holds two
-// positions, `half_` rows of a band apart, so that the input at another tap
-// starts some rows further here too. Each task adds up its images.
+// A weight's gradient is a product whose depth is the positions of the output:
+// the output's gradient times the input at a tap. A row of a tile has two
+// positions, which are `half_` rows of a band apart, so the input at another
+// tap starts some rows later here too. Each task adds up the results of its
+// images.
 class TileGradWeight final : public TileConvolution {
  public:
   explicit TileGradWeight(const ConvolutionSpec& spec)
@@ -67,7 +69,8 @@ class TileGradWeight final : public TileConvolution {
     num_units_ = ceil_div(spec.batch, images_) * num_bands_;
     num_tasks_ = std::min(max_tasks, num_units_);
     tasks_ = {threads::Work{num_tasks_}, num_tasks_};
-    constexpr int64_t kChannels = 8;  // that are worth a thread
+    // The number of channels that is worth a thread.
+    constexpr int64_t kChannels = 8;
     channels_ = {threads::work_of(spec.out_channels, kChannels),
                  spec.out_channels};
   }
@@ -112,16 +115,17 @@ class TileGradWeight final : public TileConvolution {
   }
 
  private:
-  // The memory of a task: its own sums; the rest it shares with its share.
+  // The memory of a task: it owns the sums, and shares the rest with the other
+  // tasks of its share.
   struct Area {
     float* sums;
     uint16_t* input;   // packed
-    uint16_t* output;  // packed and turned around
-    uint16_t* rows;    // the output's, packed only
+    uint16_t* output;  // packed and transposed
+    uint16_t* rows;    // rows of the output, only packed
   };
 
-  // Bands that fit into the cache, of an even number of rows where there are
-  // several of them.
+  // Chooses bands that fit into the cache; if there are several bands, they
+  // have an even number of rows.
   void plan_bands() {
     PackedImage& source = input_.source;
     const size_t axis = source.band_axis;
@@ -193,7 +197,7 @@ class TileGradWeight final : public TileConvolution {
     return area;
   }
 
-  // Returns false where numbers are not ordinary.
+  // Returns false if some numbers are not ordinary.
   [[nodiscard]] bool run_task(const ConvolutionTensors& tensors, int64_t task,
                               const Area& area) const {
     const TileScope tiles;
@@ -211,7 +215,7 @@ class TileGradWeight final : public TileConvolution {
     return true;
   }
 
-  // Packs an image as number i of the unit.
+  // Packs an image as image number i of the unit.
   [[nodiscard]] bool pack(const ConvolutionTensors& tensors, int64_t image,
                           int64_t band, const Area& area, int64_t i) const {
     const float* input =
@@ -266,7 +270,7 @@ class TileGradWeight final : public TileConvolution {
     }
   }
 
-  // The tasks' sums of one channel of the output.
+  // Adds up the tasks' sums for one channel of the output.
   void add_up(const ConvolutionTensors& tensors, void* workspace,
               int64_t channel) const {
     const int64_t num_taps = num_columns() / input_contents_.num_groups();

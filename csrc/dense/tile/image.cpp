@@ -15,7 +15,7 @@ Point to_point(const Extents& extents, int64_t missing) {
   return point;
 }
 
-// The geometry of a convolution along three axes.
+// The sizes of a convolution along three axes.
 struct Axes {
   explicit Axes(const ConvolutionSpec& spec)
       : input(to_point(spec.input_size, 1)),
@@ -39,7 +39,7 @@ int64_t flat(const Point& point, const Point& size) {
   return (point[0] * size[1] + point[1]) * size[2] + point[2];
 }
 
-// Positions of a phase that lie in the image: from `first` to `last`.
+// The positions of a phase that are inside the image: from `first` to `last`.
 struct Range {
   int64_t first;
   int64_t last;
@@ -111,9 +111,9 @@ ImageProducts forward_products(const ConvolutionSpec& spec) {
   return {source, axes.output, {std::move(lattice)}};
 }
 
-// The gradient of input position x is the sum over k of the output's at
-// (x + padding - k * dilation) / stride, where that is whole: x with equal
-// remainders by the stride have the same k.
+// The gradient of input position x is the sum over k of the output's gradient
+// at (x + padding - k * dilation) / stride, if that is an integer. So positions
+// x with equal remainders of division by the stride use the same k.
 ImageProducts grad_input_products(const ConvolutionSpec& spec) {
   const Axes axes(spec);
   ImageProducts products{.source = {.size = axes.output,
@@ -166,7 +166,7 @@ float pack_image(const PackedImage& image, const RowContents& contents,
   const int64_t num_groups = contents.num_groups();
   const bool shifted = contents.group == kTileRows;
   float squares = 0.0F;
-  // Position 0 of a row of a phase, or of the part that goes beside it.
+  // Position 0 of a row of a phase, or of the part that is next to it.
   const auto row_at = [&](const Point& start, int64_t channel) {
     PositionRow row{
         .data = data,

@@ -1,12 +1,12 @@
 // Images packed for the matrix units, and the lattices of positions that
-// convolutions compute on them.
+// convolutions compute with them.
 //
 // A packed image has the positions of the padded image, one row of a tile for
-// each, so that a product reads its operand at a tap of the kernel by starting
-// some rows further: nothing is copied for each tap. Where a convolution has
-// strides, positions with equal remainders, a phase, lie together. A tap that
-// runs past the end of a row of positions reads the next row: results there are
-// thrown away.
+// each. A product reads its operand at a tap of the kernel by starting some
+// rows later, so nothing is copied for each tap. If a convolution has strides,
+// positions with equal remainders (a phase) are stored together. A tap that
+// goes beyond the end of a row of positions reads the next row; the results
+// there are discarded.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@
 
 namespace popsim::dense {
 
-// Along three axes; axes that an image does not have come first, with size 1.
+// A point on three axes; if an image has fewer axes, the first ones have size
+// 1.
 using Point = std::array<int64_t, 3>;
 
 [[nodiscard]] constexpr int64_t product(const Point& values) {
@@ -36,15 +37,16 @@ void for_each_point(const Point& count, const Body& body) {
   }
 }
 
-// An element of the kernel, and where in a packed image its numbers are for
+// An element of the kernel, and the place of its numbers in a packed image for
 // output position 0.
 struct Tap {
-  int64_t index;  // in the weight
+  int64_t index;  // index in the weight
   Point phase;
   Point shift;
 };
 
-// Positions first, first + step, ... of an output, all with the same taps.
+// Positions first, first + step, ... of an output; all of them use the same
+// taps.
 struct Lattice {
   Point first;
   Point step;
@@ -52,61 +54,63 @@ struct Lattice {
   std::vector<Tap> taps;
 };
 
-// How a band of an image is packed: a stretch of the output on `band_axis`.
+// The layout of a packed band of an image; a band is a section of the output on
+// `band_axis`.
 struct PackedImage {
   Point size;    // of the image
   Point phases;  // position i is in phase i % phases
-  Point before;  // padding
-  Point extent;  // positions of a phase, as far as the taps reach
+  Point before;  // padding before the image
+  Point extent;  // positions of a phase, as far as the taps read
   size_t band_axis;
 
   [[nodiscard]] int64_t phase_positions() const { return product(extent); }
   [[nodiscard]] int64_t num_positions() const {
     return product(phases) * phase_positions();
   }
-  // Numbers of a plane: all positions, and a tile of zeros to run into.
+  // The numbers of a plane: all positions, and an extra tile of zeros that
+  // reads may reach.
   [[nodiscard]] int64_t plane() const {
     return (num_positions() + kTileRows) * kStepDepth;
   }
-  // In a phase, where `point` is.
+  // The index of `point` in its phase.
   [[nodiscard]] int64_t position(const Point& point) const {
     return (point[0] * extent[1] + point[1]) * extent[2] + point[2];
   }
-  // Where a tap's numbers start, in numbers of a plane.
+  // The start of a tap's numbers, in numbers of a plane.
   [[nodiscard]] int64_t offset(const Tap& tap) const;
-  // Positions from the first one to the last one of `count`.
+  // The number of positions from the first to the last one of `count`.
   [[nodiscard]] int64_t reach(const Point& count) const;
 };
 
-// A convolution, or its gradient, as products on packed images. At first, a
+// A convolution, or its gradient, as products on packed images. At first, one
 // band is the whole image.
 struct ImageProducts {
   PackedImage source;
   Point output_size;
-  std::vector<Lattice> lattices;  // together all of the output
+  std::vector<Lattice> lattices;  // together they are the whole output
 
-  // Positions of the lattices on the band's axis.
+  // The number of positions of the lattices on the band's axis.
   [[nodiscard]] int64_t num_rows() const;
-  // Makes bands of this many of them.
+  // Divides them into bands of this many positions.
   void cut(int64_t num_rows);
 };
 
 [[nodiscard]] ImageProducts forward_products(const ConvolutionSpec& spec);
 [[nodiscard]] ImageProducts grad_input_products(const ConvolutionSpec& spec);
 
-// What a row of a tile holds of a position.
+// The numbers that a row of a tile has for a position.
 struct RowContents {
   int64_t channels;  // of the image
-  int64_t group;     // as many of them in one row: kStepDepth, or kTileRows
-                     // together with those at `shift` from the position
+  int64_t group;  // How many of them are in one row: kStepDepth, or kTileRows
+                  // together with those at distance `shift` from the position.
   Point shift;
 
   [[nodiscard]] int64_t num_groups() const { return ceil_div(channels, group); }
 };
 
-// Packs a band of an image that is channels last. `out` has a plane for each
-// part of each group of channels. `band`: the first position of the output on
-// the band's axis. Returns the sum of squares, as PackRowFunction does.
+// Packs a band of a channels-last image. `out` has a plane for each part of
+// each group of channels. `band`: the first position of the output on the
+// band's axis. Returns the sum of squares, as PackRowFunction does.
 [[nodiscard]] float pack_image(const PackedImage& image,
                                const RowContents& contents,
                                PackRowFunction pack_row, int num_parts,

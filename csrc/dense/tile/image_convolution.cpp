@@ -20,28 +20,28 @@
 namespace popsim::dense {
 namespace {
 
-// Packed weights, or packed images, that stay in a core's cache.
+// Size of the packed weights, or packed images, that stay in a core's cache.
 constexpr int64_t kBandBytes = 1 << 20;
-// The least number of images, or parts of them, that threads share.
+// The smallest number of images, or parts of images, that threads share.
 constexpr int64_t kUnitsOfBatch = 4;
-// Steps whose sum is added to that of the steps before, which keeps the error
-// of long sums small.
+// Number of steps whose sum is added to the sum of the earlier steps; this
+// keeps the error of long sums small.
 constexpr int64_t kMaxSteps = 64;
 
-// A lattice, where its operands are packed, and where its results go.
+// A lattice, the place of its packed operands, and the place of its results.
 struct Part {
   Point count;
   TileWeights weights;
   int64_t first_weight;  // in numbers
   std::vector<int64_t> source_steps;
-  // For each position of the first band where it is in the output image, or -1
-  // where the packed image runs over the end of a row.
+  // For each position of the first band, its place in the output image, or -1
+  // if the packed image goes beyond the end of a row there.
   std::vector<int64_t> results;
-  int64_t band_step;  // in the output image, from row to row of a band
+  int64_t band_step;  // in the output image, between rows of a band
 };
 
-// A unit is some images, or a band of one: packed by a thread and multiplied
-// with all of the packed weights.
+// A unit is some images, or a band of one image: a thread packs it and
+// multiplies it with all packed weights.
 class ImageConvolution final : public TileConvolution {
  public:
   ImageConvolution(const ConvolutionSpec& spec, ConvolutionPass pass)
@@ -135,7 +135,7 @@ class ImageConvolution final : public TileConvolution {
     char* workspace;
   };
 
-  // Some images, a band of each.
+  // Some images, and one band of each.
   struct Unit {
     int64_t first_image;
     int64_t num_images;
@@ -147,7 +147,7 @@ class ImageConvolution final : public TileConvolution {
     return contents_.num_groups() * num_parts_ * products_.source.plane();
   }
 
-  // Bands that fit into the cache, and enough of them for some threads.
+  // Chooses bands that fit into the cache, and enough bands for some threads.
   void cut_bands() {
     const PackedImage& source = products_.source;
     const int64_t num_rows = products_.num_rows();
@@ -199,7 +199,8 @@ class ImageConvolution final : public TileConvolution {
     num_weights_ += num_blocks_ * parts_.back().weights.block_size();
   }
 
-  // One image at a time, unless the weights do not stay in the cache meanwhile.
+  // Chooses one image at a time, unless the weights would not stay in the
+  // cache.
   void choose_units() {
     const int64_t image_bytes = 2 * image_numbers();
     int64_t block_bytes = 1;
@@ -215,7 +216,7 @@ class ImageConvolution final : public TileConvolution {
     for (const Part& part : parts_) {
       share_bytes_ = std::max(share_bytes_, part.weights.row_bytes());
     }
-    // The units are for large layers only.
+    // The units are used only for large layers.
     constexpr threads::Work kLarge{threads::Tasks::kMax};
     units_ = {kLarge, ceil_div(batch_, images_) * num_bands_};
     blocks_ = {kLarge, std::ssize(parts_) * num_blocks_};
@@ -252,7 +253,7 @@ class ImageConvolution final : public TileConvolution {
     return largest.value();
   }
 
-  // Returns the sum of squares of all of the unit.
+  // Returns the sum of squares of the whole unit.
   float pack_unit(const Call& call, const Unit& unit, uint16_t* images) const {
     const int64_t numbers = product(products_.source.size) * contents_.channels;
     float squares = 0.0F;
@@ -288,7 +289,7 @@ class ImageConvolution final : public TileConvolution {
     }
   }
 
-  // A block of positions by a block of columns.
+  // Multiplies a block of positions by a block of columns.
   void multiply(const Call& call, const Part& part, const uint16_t* image,
                 int64_t block, std::span<const int64_t> to,
                 float* result) const {
@@ -318,7 +319,7 @@ class ImageConvolution final : public TileConvolution {
     }
   }
 
-  // The steps from product.num_steps on.
+  // Adds the steps from product.num_steps on.
   void add_steps(BlockProduct product, int64_t num_steps) const {
     alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> more{};
     float* sums = std::exchange(product.sums, more.data());

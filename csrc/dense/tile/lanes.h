@@ -1,5 +1,5 @@
-// Sixteen numbers at a time: by AVX-512, which every processor with the matrix
-// units has, or by loops, for tests on other ones (units.h).
+// Sixteen numbers at a time: with AVX-512, which every processor with the
+// matrix units has, or with loops, for tests on other processors (units.h).
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 
-// GCC 12 sees uninitialised values in its own AVX-512 headers.
+// GCC 12 warns of uninitialised values in its own AVX-512 headers.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <ATen/cpu/vec/vec.h>
@@ -58,7 +58,7 @@ inline Floats widened(__m256i numbers, DType dtype) {
              : floats_of(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
 }
 
-// Numbers of memory as float32.
+// Loads numbers from memory as float32.
 template <DType kType>
 Floats load(const void* data, int64_t offset) {
   if constexpr (kType == DType::kFloat32) {
@@ -70,7 +70,7 @@ Floats load(const void* data, int64_t offset) {
   }
 }
 
-// The same, with zeros in other lanes.
+// The same, with zeros in the other lanes.
 template <DType kType>
 Floats load(const void* data, int64_t offset, Lanes lanes) {
   if constexpr (kType == DType::kFloat32) {
@@ -90,7 +90,7 @@ struct Floats {
 struct Bits {
   uint32_t of[kLanes];
 };
-// How many lanes, counted from the first, an operation works on.
+// The number of lanes, counted from the first, that an operation uses.
 using Lanes = int64_t;
 
 inline Lanes first_lanes(int64_t count) {

@@ -15,25 +15,26 @@
 namespace popsim::dense {
 namespace {
 
-// The resident operand is no larger: it stays in a core's cache.
+// The resident operand has at most this size, so it stays in a core's cache.
 constexpr int64_t kResidentBytes = 1 << 20;
-// Shorter stretches of the depth cost more than packing the other operand
-// again.
+// With shorter sections of the depth, the sums between them cost more than
+// packing the other operand again.
 constexpr int64_t kMinPanelSteps = 8;
-// The operands of one matrix of a batch are no larger where a thread works on
-// it alone.
+// A thread works on one matrix of a batch alone if its operands have at most
+// this size.
 constexpr int64_t kMaxOwnBytes = 1 << 20;
-// One more thread pays for so many steps of the units, or of packing.
+// One more thread pays off for this number of steps of the units, or of
+// packing.
 constexpr int64_t kStepsForOne = 512;
 constexpr int64_t kPackedStepsForOne = 64;
 
-// One operand in blocks.
+// One operand, divided into blocks.
 struct Operand {
   int64_t num_blocks = 0;
   PackFunction pack = nullptr;
 };
 
-// A stretch of the depth.
+// A section of the depth.
 struct Panel {
   int64_t first_step;
   int64_t num_steps;
@@ -41,10 +42,10 @@ struct Panel {
   bool last;
 };
 
-// Threads keep a chunk of one operand, the resident one, packed in their
-// caches; each packs blocks of the other one, the streamed one, and multiplies
-// them with all of the chunk. Both are cut along the depth where the chunk
-// would be too small otherwise.
+// Each thread keeps a chunk of one operand, the resident one, packed in its
+// cache. It packs blocks of the other operand, the streamed one, and multiplies
+// each with the whole chunk. If the chunk would be too small otherwise, both
+// are divided along the depth.
 class TileMatmul final : public Matmul {
  public:
   explicit TileMatmul(const MatmulSpec& spec)
@@ -106,7 +107,7 @@ class TileMatmul final : public Matmul {
     return std::max(kResidentBytes / resident_step, kMinPanelSteps);
   }
 
-  // Whether a thread has a matrix for itself, or may wake no other.
+  // Whether a thread computes a matrix alone, or must wake no other thread.
   [[nodiscard]] bool alone() const { return own_ || spec_.one_thread; }
 
   [[nodiscard]] threads::Work block_work() const {
@@ -115,15 +116,15 @@ class TileMatmul final : public Matmul {
                             kStepsForOne);
   }
 
-  // The chunk, a block for each share, the sums of squares, the sums of all
-  // blocks between panels.
+  // The workspace contains the chunk, a block for each share, the sums of
+  // squares, and the sums of all blocks between panels.
   [[nodiscard]] int64_t chunk_bytes() const { return chunk_ * block_bytes(); }
   [[nodiscard]] int64_t packed_bytes() const {
     return chunk_bytes() + blocks_.limit() * block_bytes() +
            ceil_div(chunk_, kTileRows) * kTileRows *
                static_cast<int64_t>(sizeof(float));
   }
-  // The squares of each block of the chunk.
+  // The sums of squares of the blocks of the chunk.
   [[nodiscard]] float* squares(char* workspace) const {
     return reinterpret_cast<float*>(workspace + chunk_bytes() +
                                     blocks_.limit() * block_bytes());
@@ -243,13 +244,14 @@ class TileMatmul final : public Matmul {
             .steps = steps_.data()};
   }
 
-  // Sums of a block that are in memory.
+  // The sums of a block in memory.
   struct Sums {
     float* data;
-    int64_t stride;  // from row to row
+    int64_t stride;  // between rows
   };
 
-  // What earlier panels gave for a block, or where this one's sums go.
+  // The sums of earlier panels for a block, or the memory for this panel's
+  // sums.
   [[nodiscard]] Sums kept(const Call& call, const Block& block) const {
     if (keeps_in_c_) {
       return {call.operands.c_floats() + offset(block), spec_.n};
@@ -259,7 +261,7 @@ class TileMatmul final : public Matmul {
             kBlock};
   }
 
-  // Where the first element is in c.
+  // The index of the first element in c.
   [[nodiscard]] int64_t offset(const Block& block) const {
     return block.row * kBlock * spec_.n + block.column * kBlock;
   }
@@ -316,7 +318,8 @@ class TileMatmul final : public Matmul {
         .two_column_tiles = spec_.n - block.column * kBlock > kTileRows,
         .sums = to.data,
         .sum_stride = to.stride};
-    // What is scaled stays in the first-level cache, which c's rows may not.
+    // The memory that is scaled stays in the first-level cache; the rows of c
+    // may not.
     alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
     const float scale = sum_scale(num_parts_);
     if (scale != 1.0F && to.stride != kBlock) {
@@ -339,22 +342,22 @@ class TileMatmul final : public Matmul {
   int64_t panel_steps_;
   int64_t chunk_;           // blocks
   bool keeps_in_c_;         // sums between panels
-  bool own_;                // a thread has matrices of the batch for itself
+  bool own_;                // each thread computes whole matrices of the batch
   threads::Shares items_;   // of the batch
   threads::Shares blocks_;  // of the streamed operand
   BlockFunction multiply_;
   BlockWriter writer_;
-  std::vector<int64_t> steps_;  // where a packed block's steps are
+  std::vector<int64_t> steps_;  // the place of each step of a packed block
 };
 
 bool is_plain(const MatrixStrides& strides) {
   return strides.row == 1 || strides.column == 1;
 }
 
-// Packing costs time for each number of the operands and saves some for each
-// multiplication: it pays where a number takes part in many, and in products
-// that are worth two rounds of the threads. The bounds were measured on an
-// Emerald Rapids processor.
+// Packing costs time for each number of the operands and saves time for each
+// multiplication: it pays off if a number takes part in many multiplications,
+// and in products that are worth two rounds of the threads. The bounds were
+// measured on an Emerald Rapids processor.
 bool pays(const MatmulSpec& spec) {
   const bool wide = num_parts_of(spec.significant_bits) == 3;
   const int64_t min_uses = wide ? 60 : 40;

@@ -1,6 +1,6 @@
-// Matrix products by the matrix units of the processor (units.h): of
-// float32, float16 and bfloat16 numbers, all in parts of bfloat16
-// (parts.h), with sums in float32.
+// Matrix products by the matrix units of the processor (units.h): of float32,
+// float16 and bfloat16 numbers, which are all divided into bfloat16 parts
+// (parts.h), with float32 sums.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace popsim::dense {
 
-// Null where the processor has no such units or another implementation is at
-// least as fast.
+// Returns null if the processor has no such units or if another implementation
+// is at least as fast.
 [[nodiscard]] std::unique_ptr<Matmul> create_tile_matmul(
     const MatmulSpec& spec);
 

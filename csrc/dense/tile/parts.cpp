@@ -5,14 +5,14 @@
 #include "base/check.h"
 #include "dense/tile/lanes.h"
 
-// GCC 12 sees uninitialised values in its own AVX-512 headers.
+// GCC 12 warns of uninitialised values in its own AVX-512 headers.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
 namespace popsim::dense {
 namespace {
 
-// 32 numbers, those that meet in one element of a tile's row side by side: the
-// depth of a step is in the order 0, 16, 1, 17, ...
+// 32 numbers, in pairs that are adjacent in a tile's row: the depth of a step
+// has the order 0, 16, 1, 17, ...
 struct Numbers {
   Floats low;
   Floats high;
@@ -22,12 +22,12 @@ Floats upper_halves(const Bits& bits) {
   return floats_of(both(bits, all_lanes(0xffff0000U)));
 }
 
-// The nearest bfloat16 numbers, as float32.
+// The nearest bfloat16 numbers, stored as float32.
 Floats rounded(const Floats& numbers) {
   return upper_halves(plus(bits_of(numbers), all_lanes(0x8000U)));
 }
 
-// bfloat16 numbers that are float32 so far.
+// Converts bfloat16 numbers that are stored as float32.
 Bits joined(const Numbers& numbers) {
   return either(upper_half_below(bits_of(numbers.low)), bits_of(numbers.high));
 }
@@ -37,7 +37,7 @@ struct Parts {
   Bits of[kParts];
 };
 
-// The parts of 32 numbers at a time.
+// Computes the parts of 32 numbers at a time.
 template <int kParts>
 class Splitter {
  public:
@@ -53,12 +53,12 @@ class Splitter {
       numbers = {minus(numbers.low, near.low), minus(numbers.high, near.high)};
       parts.of[part] = joined(near);
     }
-    // What is left has no more bits than a bfloat16.
+    // The remainder has no more significant bits than a bfloat16.
     parts.of[kParts - 1] =
         joined({numbers.low, upper_halves(bits_of(numbers.high))});
   }
 
-  // The sum of the squares, as PackFunction gives it.
+  // The sum of the squares, as PackFunction returns it.
   [[nodiscard]] float squares() const {
     return sum_of(squares_.low) + sum_of(squares_.high);
   }
@@ -66,12 +66,13 @@ class Splitter {
  private:
   static constexpr float kScale = packed_scale(kParts);
 
-  // Not zero, so that no sum is so small that processors take long.
+  // It is not zero, so that no sum is so small that the processor becomes slow.
   static constexpr float kNothing = 0x1p-60F;
   Numbers squares_{all_lanes(kNothing), all_lanes(kNothing)};
 };
 
-// Where the first number of a tile is, and how much of the matrix is left.
+// The place of the first number of a tile, and how much of the matrix remains
+// from there.
 struct Corner {
   const void* data;
   int64_t offset;
@@ -81,8 +82,8 @@ struct Corner {
   int64_t depth;
 };
 
-// Numbers i of a tile: a row of it where the depth has stride 1, else two of
-// the depth from all its rows.
+// Loads numbers i of a tile: a row of the tile if the depth has stride 1,
+// otherwise two positions of the depth from all its rows.
 template <DType kType, bool kDepthInner>
 Numbers read(const Corner& from, int64_t i) {
   if constexpr (kDepthInner) {
@@ -114,7 +115,7 @@ Numbers read_edge(const Corner& from, int64_t i) {
   }
 }
 
-// Pairs of numbers change places.
+// Transposes a tile of pairs of numbers.
 void transpose(const uint16_t* from, uint16_t* to) {
   at::vec::transpose_mxn<float, kTileRows, kTileRows>(
       reinterpret_cast<const float*>(from), kTileRows,
@@ -190,7 +191,7 @@ PackFunction function_for(TileOrder order) {
                                    : pack<kType, kParts, TileOrder::kPairs>;
 }
 
-// float32 numbers may be wide, or those of a narrower type.
+// float32 numbers may use all their bits, or be numbers of a narrower dtype.
 PackFunction float32_function(int num_parts, TileOrder order) {
   switch (num_parts) {
     case 1:

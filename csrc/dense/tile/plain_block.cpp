@@ -1,6 +1,6 @@
 #include "dense/tile/plain_block.h"
 
-// GCC 12 sees uninitialised values in its own AVX-512 headers.
+// GCC 12 warns of uninitialised values in its own AVX-512 headers.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <ATen/cpu/vec/vec.h>

@@ -1,16 +1,16 @@
-// The processor's matrix units, instruction by instruction. Tiles are those
-// that units.cpp configures, 16 rows of 64 bytes each.
+// The processor's matrix units, one function per instruction. units.cpp
+// configures the tiles: each has 16 rows of 64 bytes.
 #pragma once
 
 #include <cstdint>
 
 namespace popsim::dense {
 
-// The compilers' intrinsics are macros that paste the digit of a tile: they do
-// not take it from a template.
+// The compilers' intrinsics are macros that paste the number of a tile: a
+// template parameter does not work there.
 class ProcessorUnits {
  public:
-  // The compiler does not know what memory the instructions read and write.
+  // The compiler does not know which memory the instructions read and write.
   ProcessorUnits() { memory_barrier(); }
   ProcessorUnits(const ProcessorUnits&) = delete;
   ProcessorUnits& operator=(const ProcessorUnits&) = delete;
@@ -21,7 +21,7 @@ class ProcessorUnits {
     asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   }
 
-  // `stride`: bytes from row to row.
+  // `stride`: bytes between rows.
   template <int kTile>
   void load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2"

@@ -25,7 +25,7 @@ bool processor_has_units() {
 }
 
 #if defined(POPSIM_PROCESSOR_UNITS)
-// Eight tiles of 16 rows of 64 bytes, as the instruction wants to read it.
+// Eight tiles of 16 rows of 64 bytes, in the format of the instruction.
 struct alignas(64) Configuration {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -77,7 +77,8 @@ BlockFunction block_function(int num_parts) {
 #if defined(POPSIM_PROCESSOR_UNITS)
 TileScope::TileScope() {
   if (!processor_has_units()) return;
-  asm volatile("" ::: "memory");  // the compiler does not know what is read
+  // The compiler does not know which memory the instruction reads.
+  asm volatile("" ::: "memory");
   _tile_loadconfig(&kConfiguration);
 }
 

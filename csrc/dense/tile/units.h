@@ -2,8 +2,8 @@
 // sums in float32.
 //
 // A block of the output has kBlock x kBlock numbers: two rows of two tiles. For
-// every kStepDepth numbers along the depth, a step, and for each part of the
-// numbers (parts.h), it takes two tiles of either operand.
+// every kStepDepth numbers along the depth, which make a step, and for each
+// part of the numbers (parts.h), it reads two tiles of each operand.
 #pragma once
 
 #include <cstdint>
@@ -16,48 +16,48 @@ inline constexpr int64_t kStepDepth = 32;
 inline constexpr int64_t kBlock = 2 * kTileRows;
 inline constexpr int64_t kBlockNumbers = kBlock * kBlock;
 
-// The processor has the units and the process may use them, or they are
+// Whether the processor has the units and the process may use them, or they are
 // emulated.
 [[nodiscard]] bool has_tile_units();
 
-// For tests: what is created from here on, in the whole process, computes with
-// units in software, slow but to the same bits (emulated_units.h). Returns
-// whether it did before.
+// For tests: all products that are created after this call, in the whole
+// process, emulate the units in software, slowly but with the same bits
+// (emulated_units.h). Returns the previous setting.
 bool emulate_tile_units(bool on);
 
-// How many products of tiles they have computed so far.
+// The number of tile products that the emulated units have computed so far.
 [[nodiscard]] int64_t num_emulated_products();
 
-// Where the tiles of an operand are, counted in numbers. A tile is 16 rows of
-// 32 numbers without gaps, each at a multiple of 64 bytes.
+// The places of an operand's tiles, counted in numbers. A tile has 16 rows of
+// 32 numbers without gaps, and starts at a multiple of 64 bytes.
 struct TileWalk {
   const uint16_t* data;
-  int64_t part;          // from part to part
+  int64_t part;          // between parts
   int64_t second;        // to the second of the two tiles
-  const int64_t* steps;  // [num_steps] to the first tile of each step
+  const int64_t* steps;  // [num_steps] place of the first tile of each step
 };
 
 struct BlockProduct {
   TileWalk a;
   TileWalk b;
   int64_t num_steps;
-  bool two_row_tiles;     // or the upper half of the block only
-  bool two_column_tiles;  // or the left half of the block only
+  bool two_row_tiles;     // else only the upper half of the block
+  bool two_column_tiles;  // else only the left half of the block
   float* sums;
-  int64_t sum_stride;  // from row to row
+  int64_t sum_stride;  // between rows
 };
 
 using BlockFunction = void (*)(const BlockProduct&);
 
-// Adds a block of sums to another one, without gaps between rows.
+// Adds a block of sums to another block; there are no gaps between rows.
 inline void add_block(const float* from, float* to) {
   for (int64_t i = 0; i < kBlockNumbers; ++i) to[i] += from[i];
 }
 
-// For operands of 1, 2 or 3 parts each.
+// `num_parts` is the number of parts of each operand: 1, 2 or 3.
 [[nodiscard]] BlockFunction block_function(int num_parts);
 
-// Sets this thread's units up for the length of a scope.
+// Configures this thread's units for a scope.
 class TileScope {
  public:
   TileScope();

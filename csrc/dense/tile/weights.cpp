@@ -7,7 +7,7 @@
 namespace popsim::dense {
 namespace {
 
-// Relative to the position that is computed.
+// The place relative to the position that is computed.
 Point place(const PackedImage& image, const Tap& tap) {
   Point point;
   for (size_t i = 0; i < point.size(); ++i) {

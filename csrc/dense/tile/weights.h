@@ -1,5 +1,5 @@
-// Weights of convolutions packed for the matrix units, in the order in which
-// products on packed images (image.h) go along their depth.
+// Weights of convolutions packed for the matrix units, in the order of the
+// depth of products with packed images (image.h).
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace popsim::dense {
 
-// What a step along the depth multiplies: the channels of a group at a tap, and
-// where a row of a tile holds two positions, those at the tap beside it.
+// A step along the depth multiplies the channels of a group at a tap. If a row
+// of a tile has two positions, it also multiplies those at the tap `beside`.
 struct DepthStep {
   int64_t group;
-  int64_t tap;     // in the lattice
+  int64_t tap;     // index in the lattice
   int64_t beside;  // or -1
 };
 
@@ -23,8 +23,8 @@ struct DepthStep {
                                                  const RowContents& contents,
                                                  const Lattice& lattice);
 
-// Where the weight of a channel of the result, a column of the product, and of
-// a channel of the source is.
+// The strides of a weight: of a channel of the result, which is a column of the
+// product, and of a channel of the source.
 struct WeightStrides {
   int64_t column;
   int64_t channel;
@@ -40,11 +40,11 @@ class TileWeights {
   [[nodiscard]] int64_t num_steps() const {
     return static_cast<int64_t>(depth_.size());
   }
-  // In numbers.
+  // Counted in numbers.
   [[nodiscard]] int64_t block_size() const {
     return num_steps() * num_parts_ * 2 * kTileNumbers;
   }
-  // The size of the floats that pack() works with.
+  // The size of the memory for floats that pack() uses.
   [[nodiscard]] int64_t row_bytes() const {
     return 4 * kBlock * kStepDepth * num_steps();
   }

@@ -18,22 +18,24 @@ namespace {
 
 using threads::Range;
 
-// A panel is a tile's columns. So much of some panels, of a stretch of the
-// depth, stays in the second-level cache, and a tile's rows of such a stretch
-// in the first-level one. Measured: with twice the depth, products whose rows
-// are copied take 5 to 15 % longer; with half of it, nothing is gained.
+// A panel is the columns of a tile. For a section of the depth of this length,
+// some panels stay in the second-level cache, and a tile's rows in the
+// first-level cache. This was measured: with twice the depth, products whose
+// rows are copied take 5 to 15 % longer; half of it gains nothing.
 constexpr int64_t kMaxDepth = 512;
 constexpr int64_t kCachedFloats = 512 * kMaxDepth;
-// Products that are added up one after the other. Sums of twice as many are
-// less accurate than other libraries'.
+// The number of products that are added up one after the other. Sums of twice
+// as many are less accurate than those of other libraries.
 constexpr int64_t kMaxSum = 256;
-// Blocks of rows that are multiplied with those panels one after the other.
+// Number of blocks of rows that are multiplied with those panels one after the
+// other.
 constexpr int64_t kGroupBlocks = 8;
 constexpr int64_t kRowPadding = 16;
 
-// Rows of a that are columns in memory are read element by element where they
-// lie. For this many panels that takes less time than copying them; with long
-// vectors, whose tiles have more rows, it takes no more for any number.
+// If the rows of a are columns in memory, they are read element by element in
+// place. For this number of panels, that takes less time than copying them;
+// with long vectors, whose tiles have more rows, it takes no longer for any
+// number of panels.
 constexpr int64_t kFewPanels = 8;
 
 // Whether whole panels are copied.
@@ -48,7 +50,7 @@ bool copies_a(const MatmulSpec& spec) {
          (!kLongVectors || spec.a.column % kBadStride == 0);
 }
 
-// How many shares there are along each axis.
+// The number of shares along each axis.
 struct Grid {
   int64_t items = 1;
   int64_t blocks = 1;  // of rows
@@ -88,18 +90,19 @@ class BlockedMatmul final : public Matmul {
   }
 
  private:
-  // What is computed at a time: items and panels one by one, of some blocks.
+  // The part that is computed at a time: items and panels one by one, for some
+  // blocks.
   struct Stretch {
     int64_t item;
     Range panels;
-    int64_t depth;   // which piece of it
-    int64_t length;  // of that
-    int64_t sum;     // products that are added up one after the other
-    const float* b;  // the first row of it
+    int64_t depth;   // number of the section
+    int64_t length;  // length of the section
+    int64_t sum;     // number of products that are added up one after the other
+    const float* b;  // the first row of the section
     float* packed;   // memory for panels of it
     float* copied;   // memory for rows of a
   };
-  // A block of rows, where it is read.
+  // A block of rows, and the place where it is read.
   struct Block {
     int64_t first;
     int64_t rows;
@@ -114,7 +117,7 @@ class BlockedMatmul final : public Matmul {
     return std::min(panels_, kCachedFloats / (kTileColumns * max_depth()));
   }
   [[nodiscard]] int64_t a_stride() const { return max_depth() + kRowPadding; }
-  // Whether a panel is not read where it is.
+  // Whether a panel is copied before it is read.
   [[nodiscard]] bool is_packed(int64_t panel) const {
     return packs_b_ || (panel + 1 == panels_ && spec_.n % kTileLanes != 0);
   }
@@ -128,13 +131,14 @@ class BlockedMatmul final : public Matmul {
         copies_a_ ? ceil_div(rows, kTileLanes) * kTileLanes * a_stride() : 0;
     return ceil_div(packed_floats() + copied, kRowPadding) * kRowPadding;
   }
-  // Whether sums between stretches of the depth need memory of their own.
+  // Whether the sums between sections of the depth need separate memory.
   [[nodiscard]] bool keeps_here() const {
     return depth_.count > 1 && !keeps_in_c_;
   }
 
-  // How long the slowest share of a grid takes for an element of the depth, in
-  // cycles of multiplying, and of fetching an element of b or copying one of a.
+  // The time that the slowest share of a grid takes for an element of the
+  // depth, in cycles: for multiplying, and for fetching an element of b or
+  // copying one of a.
   [[nodiscard]] int64_t cost(const Grid& grid) const {
     const int64_t blocks = ceil_div(rows_.count, grid.blocks);
     const int64_t panels = ceil_div(panels_, grid.panels);
@@ -193,7 +197,7 @@ class BlockedMatmul final : public Matmul {
     }
   }
 
-  // packed[panel][depth][column] of those panels that are packed, with zeros
+  // packed[panel][depth][column] of the panels that are packed, with zeros
   // after the last column.
   void pack(const Stretch& stretch) const {
     if (spec_.b.column == 1) {
@@ -214,7 +218,7 @@ class BlockedMatmul final : public Matmul {
     }
   }
 
-  // A vector of columns.
+  // Packs a vector of columns.
   void pack_columns(const float* b, int64_t column, int64_t length,
                     float* to) const {
     const int64_t columns =
@@ -259,8 +263,8 @@ class BlockedMatmul final : public Matmul {
     }
   }
 
-  // Where `a` lies by columns, rows after those asked for are copied as well,
-  // if there are any: whole blocks take less time than parts of them.
+  // If `a` is stored by columns, this also copies rows after the requested
+  // ones, if they exist: whole blocks take less time than parts of blocks.
   void copy(const float* a, int64_t rows, int64_t existing, int64_t length,
             float* to) const {
     const int64_t stride = a_stride();
@@ -290,7 +294,7 @@ class BlockedMatmul final : public Matmul {
             kTileColumns};
   }
 
-  // A tile.
+  // Computes a tile.
   void compute(const MatmulOperands& operands, const Stretch& stretch,
                int64_t panel, const Block& block) const {
     const int64_t length = stretch.length;
@@ -312,8 +316,8 @@ class BlockedMatmul final : public Matmul {
                     first ? TileResult::kStore : TileResult::kAdd);
       return;
     }
-    // The order of the sums is that of the path above: what follows a product
-    // has no say in it.
+    // The order of the sums is the same as in the path above: the operations
+    // after a product must not change it.
     TileBuffer tile;
     for (int64_t i = 0; i < block.rows && !first; ++i) {
       std::fill_n(tile.row(i), kTileColumns, 0.0F);
@@ -339,10 +343,11 @@ class BlockedMatmul final : public Matmul {
   Pieces rows_;
   int64_t panels_;
   Pieces depth_;
-  bool packs_b_;  // or only columns beyond the last whole vector
+  bool packs_b_;  // else only columns beyond the last whole vector
   bool copies_a_;
   bool keeps_in_c_;
-  bool ends_in_tile_;  // what follows the sums of whole vectors of columns
+  // Tiles apply the operations after the sums of whole vectors.
+  bool ends_in_tile_;
   ProductRow row_;
   int64_t limit_;  // of shares
 };

@@ -1,9 +1,9 @@
-// Matrix products of any size, in blocks that stay in the caches. What does not
-// lie as the vectors read it is copied, a block at a time.
+// Matrix products of any size, in blocks that stay in the caches. Operands that
+// do not have the order that the vectors need are copied, one block at a time.
 //
-// A number of the result is the sum, in the order of the depth, of sums of up
-// to 256 products: the same whatever the number of threads, and whatever rows
-// and columns are computed beside it.
+// Each number of the result is the sum, in the order of the depth, of sums of
+// up to 256 products. It is the same for any number of threads, and whatever
+// other rows and columns are computed.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace popsim::dense {
 
-// Null for operands without an axis of stride 1.
+// Returns null for operands without an axis of stride 1.
 [[nodiscard]] std::unique_ptr<Matmul> create_blocked_matmul(
     const MatmulSpec& spec);
 

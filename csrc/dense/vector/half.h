@@ -1,7 +1,7 @@
-// Rounding to float16 of numbers that stay float32.
+// Rounds numbers to float16 that are stored as float32.
 #pragma once
 
-// GCC 12 sees uninitialised values in its own AVX-512 headers.
+// GCC 12 warns of uninitialised values in its own AVX-512 headers.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <ATen/cpu/vec/vec.h>
@@ -9,7 +9,8 @@
 
 namespace popsim::dense {
 
-// To the nearest number, ties to even; beyond 65504 to infinity.
+// Rounds to nearest, ties to even; numbers beyond 65504 become infinity as in
+// float16.
 [[nodiscard]] inline at::vec::Vectorized<float> rounded_to_half(
     const at::vec::Vectorized<float>& x) {
   return at::vec::convert<float>(at::vec::convert<at::Half>(x));

@@ -12,11 +12,11 @@ namespace {
 
 using Vec = at::vec::Vectorized<float>;
 
-// Side of the blocks that a matrix is transposed in.
+// The side of the blocks in which a matrix is transposed.
 constexpr int kBlock = 16;
 
-// Row-major rows [first, first + kBlock) of a matrix that lies by columns, each
-// `column` elements after the one before.
+// Writes rows [first, first + kBlock), row-major, of a matrix that is stored by
+// columns; the columns are `column` elements apart.
 void transpose_rows(const float* a, int64_t column, int64_t first, int64_t rows,
                     int64_t columns, float* out) {
   const int64_t count = std::min<int64_t>(kBlock, rows - first);
@@ -116,7 +116,8 @@ class HalfMatmul final : public Matmul {
     });
   }
 
-  // Some rows of one panel: neighbours in `unit` share the panel.
+  // Multiplies some rows with one panel: adjacent indices of `unit` share the
+  // panel.
   void multiply(const MatmulOperands& operands, const Rows& a,
                 const float* packed, int64_t batch, int64_t unit) const {
     const int64_t panel = unit / row_groups_;

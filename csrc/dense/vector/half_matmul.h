@@ -7,8 +7,8 @@
 
 namespace popsim::dense {
 
-// Null for operands without an axis of stride 1. What a product does besides -
-// alpha, beta, bias, relu, mask - follows the sum, in float32.
+// Returns null for operands without an axis of stride 1. The other operations
+// of a product (alpha, beta, bias, relu, mask) follow the sum, in float32.
 [[nodiscard]] std::unique_ptr<Matmul> create_half_matmul(
     const MatmulSpec& spec);
 

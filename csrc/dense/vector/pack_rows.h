@@ -1,4 +1,5 @@
-// Rows of a matrix, copied into panels: the columns of a register tile.
+// Copies rows of a matrix into panels, which are the columns of a register
+// tile.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +9,13 @@
 
 namespace popsim::dense {
 
-// How many panels are copied together. Each row is then read in pieces larger
-// than a cache line, and what is written stays in the first-level cache.
+// The number of panels that are copied together. Each row is then read in
+// pieces larger than a cache line, and the written memory stays in the
+// first-level cache.
 inline constexpr int64_t kPackedPanels = 4;
 
-// packed[panel][row][column] = b[row][column] of `columns` columns, with zeros
-// after the last one. Rows of b are `stride` apart.
+// packed[panel][row][column] = b[row][column] for `columns` columns, with zeros
+// after the last one. The rows of b are `stride` apart.
 inline void pack_rows(const float* b, int64_t stride, int64_t columns,
                       int64_t rows, float* packed) {
   constexpr int64_t kTogether = kPackedPanels * kTileColumns;

@@ -12,11 +12,11 @@ namespace {
 using Vec = at::vec::Vectorized<float>;
 
 constexpr int64_t kMaxRows = 6;
-// Rows computed at a time: the sums fill most vector registers.
+// The number of rows computed at a time: their sums fill most vector registers.
 constexpr int64_t max_rows(int64_t vectors) {
   return kLanes >= 16 ? kMaxRows : std::min(kMaxRows, 12 / vectors);
 }
-// A panel is multiplied in pieces that fit in L1.
+// A panel is multiplied in pieces of this depth, which fit in L1.
 constexpr int64_t kDepth = 128;
 
 // out[row] (+)= a[row] * panel, for `depth` elements of a. kHalf: for one pass
@@ -65,7 +65,7 @@ void multiply_block(const float* panel, const float* a, int64_t lda,
 }
 
 using MultiplyBlock = decltype(&multiply_block<1, 1, false>);
-// By rows; null beyond the most there are.
+// Indexed by the number of rows; null beyond the largest number.
 struct BlocksByRows {
   int64_t max_rows;
   std::array<MultiplyBlock, kMaxRows> functions;
@@ -81,14 +81,14 @@ template <int kVectors, bool kHalf>
 constexpr BlocksByRows kBlocksOf = blocks_of<kVectors, kHalf>(
     std::make_integer_sequence<int, max_rows(kVectors)>());
 
-// By vectors.
+// Indexed by the number of vectors.
 template <bool kHalf>
 constexpr std::array<BlocksByRows, kMaxPanelVectors> kBlocks{
     kBlocksOf<1, kHalf>, kBlocksOf<2, kHalf>, kBlocksOf<3, kHalf>,
     kBlocksOf<4, kHalf>};
 
-// Rows of any number, in blocks of about one size: a block of few rows waits
-// for its weights.
+// Processes any number of rows, in blocks of about the same size: a block of
+// few rows waits for its weights.
 void multiply_rows(const BlocksByRows& blocks, int64_t width,
                    const float* panel, const float* a, int64_t lda,
                    int64_t rows, int64_t depth, bool add, float* out) {
@@ -126,7 +126,7 @@ Panels::Panels(int64_t gates, int64_t hidden, int64_t depth,
 }
 
 threads::Shares Panels::shares() const {
-  // Each is read and written.
+  // Each value is read and written.
   return {threads::elements(2 * count_ * panel_floats()), count_};
 }
 

@@ -1,11 +1,11 @@
-// The product of rows with a matrix that is packed into panels: some columns of
-// the result that are computed together, laid out in the order in which they
-// are read.
+// The product of rows with a matrix that is packed into panels. A panel has
+// some columns of the result that are computed together, in the order in which
+// they are read.
 //
-// With half partials a panel adds up its products as the matrix unit of an IPU
-// does. A pass takes in up to 16 products: they are summed in float32, in their
-// order. The running sum starts with zero; each pass is added to it in float32
-// and the result is rounded to float16.
+// With half partials, a panel adds up its products as the matrix unit of an IPU
+// does. A pass has up to 16 products, which are summed in float32, in order.
+// The running sum starts at zero; each pass is added to it in float32, and the
+// result is rounded to float16.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +23,12 @@ using threads::Range;
 inline constexpr int64_t kLanes = at::vec::Vectorized<float>::size();
 inline constexpr int64_t kMaxPanelVectors = 4;
 inline constexpr int64_t kMaxPanelFloats = kMaxPanelVectors * kLanes;
-// Rows whose products are kept side by side.
+// The number of rows whose products are kept next to each other.
 inline constexpr int64_t kGroupRows = 48;
 inline constexpr int64_t kPassLength = 16;
 
-// The passes over a depth of half partials: some of kPassLength products, then
-// shorter ones of one length.
+// The passes along a depth with half partials: some passes of kPassLength
+// products, then shorter ones of equal length.
 struct Passes {
   int64_t whole = 0;
   int64_t rest = 0;
@@ -38,14 +38,15 @@ struct Passes {
   return {depth / kPassLength, depth % kPassLength};
 }
 
-// `rows` rows of `vectors` vectors with half partials: out = a * panel or, if
-// `add`, the running sums in `out` taken on.
+// Computes `rows` rows of `vectors` vectors with half partials: out = a *
+// panel, or, if `add`, continues the running sums in `out`.
 void multiply_passes(const float* panel, int64_t vectors, const float* a,
                      int64_t lda, int64_t rows, int64_t depth, Passes passes,
                      bool add, float* out);
 
-// A panel has one vector of units for each of several gates, or several vectors
-// of units where there is one gate. A matrix without gates has one.
+// A panel has one vector of units for each of several gates, or, if there is
+// one gate, several vectors of units. A matrix without gates counts as one
+// gate.
 class Panels {
  public:
   // `depth`: length of the rows that are multiplied. `passes`: for half
@@ -58,20 +59,20 @@ class Panels {
   [[nodiscard]] size_t bytes() const {
     return static_cast<size_t>(count_ * panel_floats()) * sizeof(float);
   }
-  // From weights of shape (gates * hidden, depth).
+  // Packs weights of shape (gates * hidden, depth).
   void pack_transposed(const float* weight, float* packed) const;
-  // From weights of shape (depth, hidden), for one gate.
+  // Packs weights of shape (depth, hidden), for one gate.
   void pack(const float* weight, float* packed) const;
-  // Some panels only, of weights whose rows are `stride` apart.
+  // Packs only some panels, of weights whose rows are `stride` apart.
   void pack_transposed(const float* weight, int64_t stride, Range panels,
                        float* packed) const;
   void pack(const float* weight, int64_t stride, Range panels,
             float* packed) const;
 
   // Calls visit(row, unit, count, product, stride) for `count` units from
-  // `unit` on, at most a vector of them; the product of a row with the weights
-  // of gate g is at product + g * stride. `a` is the first of all rows, which
-  // are `lda` apart.
+  // `unit` on, at most one vector of them; the product of a row with the
+  // weights of gate g is at product + g * stride. `a` is the first row; the
+  // rows are `lda` apart.
   template <typename Visit>
   void multiply(const float* packed, const float* a, int64_t lda, Range rows,
                 Range panels, Visit&& visit) const;
@@ -80,7 +81,7 @@ class Panels {
   void for_each(Range rows, Range panels, Visit&& visit) const;
 
  private:
-  // For packing them.
+  // The shares for packing the panels.
   [[nodiscard]] threads::Shares shares() const;
   [[nodiscard]] int64_t width() const { return vectors_ * kLanes; }
   [[nodiscard]] int64_t gate_of(int64_t vector) const {

@@ -27,7 +27,7 @@ template <size_t kRows, size_t kVectors, typename Body>
   }
 }
 
-// The end of sums that are no update.
+// The end of sums that are not an update.
 template <size_t kRows, size_t kVectors>
 [[gnu::always_inline]] inline void end_sums(TileSums<kRows, kVectors>& sums,
                                             const TileOutput& out) {
@@ -55,7 +55,8 @@ void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
                   const TileOutput& out, bool last) {
   TileSums<kRows, kVectors> sums;
   for (auto& row : sums) row.fill(Vec(0.0F));
-  // Three rows share a pointer: that many addresses fit the registers.
+  // Three rows share a pointer, because the registers hold this number of
+  // addresses.
   constexpr int kPointers = (kRows + 2) / 3;
   std::array<const float*, kPointers> rows;
   const int64_t row_step = left.row;
@@ -101,8 +102,8 @@ void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
     }
   });
   if (kResult != TileResult::kUpdate || out.sums == nullptr) return;
-  // Not beside the loads above: processors take a load for one of a store that
-  // is a multiple of 4096 bytes away.
+  // This is kept apart from the loads above: processors confuse loads and
+  // stores whose addresses differ by a multiple of 4096 bytes.
   for_each_sum(sums, [&](Vec& sum, int64_t i, int64_t column) {
     sum.store(out.sums + i * row + column);
   });
@@ -110,7 +111,7 @@ void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
 
 using TileFunction = void (*)(const TileLeft&, const TileRight&, int64_t,
                               const TileOutput&, bool);
-// By vectors and rows.
+// Indexed by vectors and rows.
 using Tiles =
     std::array<std::array<TileFunction, kMaxTileRows>, kMaxTileVectors>;
 
@@ -126,12 +127,13 @@ constexpr Tiles kTiles = [] {
   return Tiles{tiles_of<1, kResult>(kRows), tiles_of<2, kResult>(kRows)};
 }();
 
-// By TileResult.
+// Indexed by TileResult.
 constexpr std::array<const Tiles*, 3> kAllTiles{&kTiles<TileResult::kStore>,
                                                 &kTiles<TileResult::kAdd>,
                                                 &kTiles<TileResult::kUpdate>};
 
-// A piece of the depth; what follows the sums comes after the last one.
+// Computes a piece of the depth; the operations after the sums come after the
+// last piece.
 void run_piece(const TileLeft& left, const TileRight& right, int64_t rows,
                int64_t columns, int64_t depth, const TileOutput& out,
                TileResult result, bool last) {
@@ -152,8 +154,8 @@ void run_tile(const TileLeft& left, const TileRight& right, int64_t rows,
 void run_deep_tile(const TileLeft& left, const TileRight& right, int64_t rows,
                    int64_t columns, int64_t depth, int64_t longest,
                    const TileOutput& out, TileResult result) {
-  // The first piece is described by the arguments themselves: copies of what
-  // the caller has just written would wait for the stores of the tile before.
+  // The arguments themselves describe the first piece: copies of values that
+  // the caller has just written would wait for the stores of the previous tile.
   int64_t end = std::min(depth, longest);
   run_piece(left, right, rows, columns, end, out, result, end == depth);
   while (end < depth) {

@@ -18,24 +18,25 @@ namespace {
 
 // Products with longer axes are packed.
 constexpr int64_t kMaxShort = 64;
-// So are products that would leave most lanes of a vector empty: those with few
-// columns, and, where the output is computed transposed, with few rows.
+// Products are also packed if they would leave most lanes of a vector empty:
+// those with few columns, and, if the output is computed transposed, those with
+// few rows.
 constexpr int64_t kMinLanes = 8;
 constexpr int64_t kMinTransposed = 12;
-// Products that are added up one after the other: the error of such a sum grows
-// with its length.
+// The largest number of products that are added up one after the other: the
+// error of such a sum grows with its length.
 constexpr int64_t kMaxTerms = 1024;
-// Rows that push each other out of the caches are copied if at least this many
-// tiles read them: for fewer, a copy takes as long as it saves.
+// Rows that evict each other from the caches are copied if at least this number
+// of tiles reads them: for fewer tiles, a copy takes as long as it saves.
 constexpr int64_t kMinReads = 4;
 constexpr int64_t kLineFloats = 16;  // of a cache line
-// Tiles of a transposed output that are finished together: most of what follows
-// their sums then is whole vectors.
+// The number of tiles of a transposed output that are finished together: then
+// the operations after their sums mostly use whole vectors.
 constexpr int64_t kStripTiles = kLongVectors ? 4 : 8;
 constexpr int64_t kStripColumns =
     ceil_div((kStripTiles - 1) * kMaxTileRows + kTileLanes, kTileLanes) *
     kTileLanes;
-// Side of the blocks that a matrix is transposed in.
+// The side of the blocks in which a matrix is transposed.
 constexpr int kTransposedBlock = 16;
 constexpr int64_t kColumnUnit = std::max<int64_t>(kTileLanes, kTransposedBlock);
 
@@ -43,9 +44,10 @@ threads::Shares shares_of(const MatmulSpec& spec, int64_t pieces) {
   return {threads::multiplications(spec.m * spec.n * spec.k), pieces};
 }
 
-// Few rows, or a short depth: b is row major, each of its rows is read where it
-// is. What is copied are columns beyond the last whole vector, and rows that
-// would push each other out of the caches before the next tile reads them.
+// For few rows, or a short depth: b is row-major, and each of its rows is read
+// in place. Only two kinds of data are copied: columns beyond the last whole
+// vector, and rows that would evict each other from the caches before the next
+// tile reads them.
 class RowMajorShort final : public Matmul {
  public:
   explicit RowMajorShort(const MatmulSpec& spec)
@@ -99,7 +101,7 @@ class RowMajorShort final : public Matmul {
     }
   }
 
-  // Copies some of the share's panels when it comes to the first of them.
+  // Copies some of the share's panels when the first of them is needed.
   [[nodiscard]] TileRight right_of(const float* b, int64_t panel,
                                    threads::Range panels, float* copied) const {
     const float* rows = b + panel * kTileColumns;
@@ -129,7 +131,7 @@ class RowMajorShort final : public Matmul {
     float* kept = operands.sums == nullptr
                       ? nullptr
                       : operands.sums + (out - operands.c_floats());
-    // On its way from the outer caches while the tile is computed.
+    // Prefetches from the outer caches while the tile is computed.
     for (int64_t r = 0; r < rows_.length(i); ++r) {
       for (int64_t j = 0; j < columns; j += kLineFloats) {
         __builtin_prefetch(out + r * spec_.n + j, /*for writing=*/1);
@@ -165,14 +167,14 @@ class RowMajorShort final : public Matmul {
   threads::Shares row_shares_;
   threads::Shares panel_shares_;
   bool copies_b_;
-  bool ends_in_tile_;  // what follows the sums of whole vectors of columns
+  // Tiles apply the operations after the sums of whole vectors.
+  bool ends_in_tile_;
   ProductRow row_;
 };
 
-// Few rows, and columns of b that lie in one piece, as the rows of a linear
-// layer's weight do. Computes the transposed output, so that b is the operand
-// that is read element by element and a, which is small, the one that is
-// copied.
+// For few rows, and contiguous columns of b, which the rows of a linear layer's
+// weight are. Computes the transposed output: then b is read element by
+// element, and only a, which is small, is copied.
 class ColumnMajorShort final : public Matmul {
  public:
   explicit ColumnMajorShort(const MatmulSpec& spec)
@@ -190,8 +192,8 @@ class ColumnMajorShort final : public Matmul {
   using Matmul::run;
   void run(const MatmulOperands& operands) override {
     shares_.run([&](int64_t share, threads::Range blocks) {
-      // A copy for each share: fetching another core's takes longer than making
-      // one.
+      // Each share has its own copy: reading another core's copy takes longer
+      // than making one.
       float* columns =
           static_cast<float*>(operands.workspace) + share * columns_size();
       transpose(operands.a_floats(), columns);
@@ -235,10 +237,10 @@ class ColumnMajorShort final : public Matmul {
     }
   }
 
-  // All rows of some blocks of the output's columns.
+  // Computes all rows of some blocks of the output's columns.
   void run_strip(const MatmulOperands& operands, const float* columns,
                  threads::Range blocks) const {
-    // A transpose reads as many rows of a tile as a vector has numbers.
+    // The transpose reads as many rows of a tile as a vector has numbers.
     alignas(64)
         std::array<float, static_cast<size_t>(kTileLanes * kTileColumns)>
             tile{};
@@ -285,7 +287,8 @@ std::unique_ptr<Matmul> create_short_matmul(const MatmulSpec& spec) {
                       (spec.beta == 0.0F || spec.beta == 1.0F);
   if (!simple) return nullptr;
   const bool row_major = spec.b.row_major(spec.n);
-  // What rides on the product has no say: it must not change the sums' bits.
+  // The fused operations must not affect this choice, because it changes the
+  // sums' bits.
   const bool pays = spec.m > 1 && spec.n >= kMinLanes;
   if (row_major && pays && std::min(spec.m, spec.k) <= kMaxShort) {
     return std::make_unique<RowMajorShort>(spec);

@@ -1,8 +1,8 @@
-// Matrix products with one short axis, as small batches give them.
+// Matrix products with one short axis, as in models with small batches.
 //
-// Other products (blocked_matmul.h) copy blocks of operands that lie by
+// Other products (blocked_matmul.h) copy blocks of operands that are stored by
 // columns. With few rows that costs as much as the product. These codelets read
-// the large operand where it is, once, and copy at most the small one.
+// the large operand once, in place, and copy at most the small one.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace popsim::dense {
 
-// Null where another implementation is at least as fast.
+// Returns null if another implementation is at least as fast.
 [[nodiscard]] std::unique_ptr<Matmul> create_short_matmul(
     const MatmulSpec& spec);
 

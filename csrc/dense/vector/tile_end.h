@@ -1,4 +1,5 @@
-// What follows the sums of a product, where a tile can do it in its registers.
+// The operations after the sums of a product, for tiles that can apply them in
+// registers.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,13 @@
 
 namespace popsim::dense {
 
-// Whether a tile of whole vectors can do all that follows the sums.
+// Whether a tile of whole vectors can apply all operations after the sums.
 [[nodiscard]] inline bool ends_in_tile(const MatmulSpec& spec) {
   return spec.alpha == 1.0F && spec.beta == 0.0F && !spec.update;
 }
 
-// The output of a tile with that end. In c the tile begins at `offset`, with
-// `column` of its rows.
+// The output of a tile with these operations. In c the tile begins at `offset`,
+// which is column `column` of its rows.
 [[nodiscard]] inline TileOutput ended_output(const MatmulSpec& spec,
                                              const MatmulOperands& operands,
                                              int64_t offset, int64_t column) {

@@ -24,7 +24,7 @@ inline void transpose_square(const T* from, int64_t from_stride, T* to,
   }
 }
 
-// The same for i < rows and k < columns, neither of them above kSide.
+// The same for i < rows and k < columns, both at most kSide.
 template <int kSide>
 inline void transpose_block(const float* from, int64_t from_stride, float* to,
                             int64_t to_stride, int64_t rows, int64_t columns) {
@@ -39,7 +39,7 @@ inline void transpose_block(const float* from, int64_t from_stride, float* to,
   }
 }
 
-// And the rows of `to` are filled up with zeros to kSide elements.
+// The same, and fills the rows of `to` with zeros up to kSide elements.
 template <int kSide>
 inline void transpose_padded(const float* from, int64_t from_stride, float* to,
                              int64_t to_stride, int64_t rows, int64_t columns) {

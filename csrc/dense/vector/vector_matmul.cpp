@@ -15,7 +15,7 @@ namespace {
 using Vec = at::vec::Vectorized<float>;
 
 constexpr int64_t kLanes = Vec::size();
-// Sums that are worked on at a time.
+// Number of sums that are computed at a time.
 constexpr int64_t kSums = 128;
 constexpr int64_t kVectors = kSums / kLanes;
 
@@ -28,7 +28,7 @@ struct MatrixWalk {
   int64_t sum;
 };
 
-// Rows of the matrix lie along the result.
+// For matrices whose rows go along the result.
 void add_rows(const float* x, const MatrixWalk& matrix, int64_t length,
               int64_t count, Sums& out) {
   const int64_t vectors = ceil_div(count, kLanes);
@@ -69,7 +69,7 @@ float sum_across(const Vec& sums) {
   return lanes[0];
 }
 
-// kCount sums whose terms lie side by side.
+// Computes kCount sums whose terms are adjacent.
 template <size_t kCount>
 void add_columns(const float* x, const MatrixWalk& matrix, int64_t length,
                  float* out) {
@@ -148,7 +148,7 @@ class VectorMatmul final : public Matmul {
     return x;
   }
 
-  // kSums sums from `first` on.
+  // Computes kSums sums from `first` on.
   void run_block(const MatmulOperands& operands, const float* x,
                  MatrixWalk matrix, int64_t first) const {
     const int64_t count = std::min(kSums, count_ - first);
@@ -175,7 +175,8 @@ class VectorMatmul final : public Matmul {
       row_.finish(operands, sums.data(), count, first, first, c);
       return;
     }
-    // The sums are rows of one column: they have its bias.
+    // The sums are rows of one column, so all of them have the bias of this
+    // column.
     Sums bias;
     bias.fill(operands.bias[0]);
     MatmulOperands with_bias = operands;

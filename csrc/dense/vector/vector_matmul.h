@@ -7,8 +7,8 @@
 
 namespace popsim::dense {
 
-// Null where neither operand is a vector, for a batch of them, and for matrices
-// without an axis of stride 1.
+// Returns null if neither operand is a vector, for a batch of vectors, and for
+// matrices without an axis of stride 1.
 [[nodiscard]] std::unique_ptr<Matmul> create_vector_matmul(
     const MatmulSpec& spec);
 

@@ -1,8 +1,9 @@
-// The op for the long tail: any ATen operator, called through the dispatcher.
+// The op for all other operators: any ATen operator, called through the
+// dispatcher.
 //
-// The arguments are boxed once, when the program is compiled; run() only drops
-// the tensors into their places. Where the operator has an out= form, it writes
-// straight into the arena; otherwise its results are copied there.
+// The arguments are boxed once, when the program is compiled; run() only
+// inserts the tensors. If the operator has an out= form, it writes directly
+// into the arena; otherwise its results are copied there.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 
 using graph::TensorId;
 
-// Operators that compare and move numbers but compute none.
+// Operators that compare or move numbers but compute none.
 constexpr std::array<std::string_view, 20> kMoving{"aten::constant_pad_nd",
                                                    "aten::cummax",
                                                    "aten::cummin",
@@ -43,10 +44,10 @@ constexpr std::array<std::string_view, 20> kMoving{"aten::constant_pad_nd",
                                                    "aten::where"};
 static_assert(std::ranges::is_sorted(kMoving));
 
-// Whether the results are the same on any number of threads. PyTorch adds up
-// what each thread has, and computes the numbers at the end of a thread's part
-// by other code than those before, which differs in the last bit for a tenth of
-// the elementwise operators. Whole numbers are exact.
+// Whether the results are the same for any number of threads. PyTorch adds up
+// partial results of the threads, and uses different code for the numbers at
+// the end of a thread's part; for a tenth of the elementwise operators this
+// code differs in the last bit. Integers are exact.
 bool may_share_work(const OpView& op) {
   if (std::ranges::binary_search(kMoving,
                                  op.attribute<std::string>("operator"))) {
@@ -72,9 +73,9 @@ class AtenKernel final : public Kernel {
         stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
     op.require(
         !writes_outputs_ || call_.out_positions().size() == outputs_.size(),
-        "has ", call_.out_positions().size(), " outputs");
+        "the op has ", call_.out_positions().size(), " outputs");
     for (size_t i = 0; writes_outputs_ && i < outputs_.size(); ++i) {
-      op.require(op.has_output(i), "output ", i, " is there");
+      op.require(op.has_output(i), "output ", i, " is present");
     }
     stack_.reserve(call_.handle().schema().arguments().size() +
                    outputs_.size());
@@ -145,8 +146,9 @@ class AtenKernel final : public Kernel {
   std::optional<at::Generator> generator_;
   bool shares_work_;
   std::string operator_;
-  bool follows_;    // positions that it does not check
-  int64_t stream_;  // of random numbers, one per random op of the model
+  bool follows_;  // whether it uses positions without a check
+  // The stream of random numbers; each random op of the model has its own.
+  int64_t stream_;
   std::vector<c10::IValue> stack_;
 };
 

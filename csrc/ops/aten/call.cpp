@@ -29,7 +29,8 @@ const c10::Type& strip_optional(const c10::Type& type) {
   return type;
 }
 
-// Boxes a value that is known at compile time as the type the schema wants.
+// Boxes a value that is known at compile time as the type that the schema
+// needs.
 class Boxer {
  public:
   explicit Boxer(const c10::Type& type) : type_(strip_optional(type)) {}
@@ -80,8 +81,8 @@ class Boxer {
   [[nodiscard]] bool is_tensor() const {
     return type_.kind() == c10::TypeKind::TensorType;
   }
-  // A Python number where the schema has a tensor: it does not decide the
-  // element type of the result.
+  // A Python number where the schema has a tensor: it does not affect the dtype
+  // of the result.
   static at::Tensor wrapped_number(const c10::Scalar& value) {
     at::Tensor number = c10::scalar_to_tensor(value);
     number.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -101,7 +102,7 @@ c10::OperatorHandle find_operator(const OpCall& op, AtenCall::Form form) {
   const auto& name = op.attribute<std::string>("operator");
   const auto& overload = op.attribute<std::string>(out ? "out" : "overload");
   const auto found = c10::Dispatcher::singleton().findSchema({name, overload});
-  op.require(found.has_value(), "there is an operator ", name, ".", overload);
+  op.require(found.has_value(), "operator ", name, ".", overload, " exists");
   for (const c10::Argument& argument : found->schema().arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
     op.require(
@@ -127,7 +128,7 @@ AtenCall::AtenCall(const OpCall& op, Form form)
                "' is given");
     bind(op, values[next++], argument);
   }
-  op.require(next == values.size(), "has ", next, " arguments");
+  op.require(next == values.size(), "the op has ", next, " arguments");
 }
 
 void AtenCall::bind(const OpCall& op, const Argument& value,
@@ -139,7 +140,7 @@ void AtenCall::bind(const OpCall& op, const Argument& value,
   }
   if (const auto* tensor = std::get_if<TensorArgument>(&value)) {
     const auto input = static_cast<size_t>(tensor->input);
-    op.require(op.has_input(input), "input ", tensor->input, " is there");
+    op.require(op.has_input(input), "input ", tensor->input, " is present");
     tensors_.push_back({template_.size(), input});
   } else if (const auto* list = std::get_if<TensorListArgument>(&value)) {
     bind_list(op, *list, argument);
@@ -160,7 +161,8 @@ void AtenCall::bind_list(const OpCall& op, const TensorListArgument& list,
       slot.inputs.push_back(std::nullopt);
       continue;
     }
-    op.require(op.has_input(static_cast<size_t>(i)), "input ", i, " is there");
+    op.require(op.has_input(static_cast<size_t>(i)), "input ", i,
+               " is present");
     slot.inputs.push_back(static_cast<size_t>(i));
   }
   tensor_lists_.push_back(std::move(slot));

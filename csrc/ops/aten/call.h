@@ -1,5 +1,5 @@
-// A call of an ATen operator as an `aten` op describes it: the arguments that
-// are known, boxed, and the places that tensors go into.
+// A call of an ATen operator as an `aten` op describes it: the boxed arguments
+// that are known, and the places of the tensors.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -16,11 +16,12 @@ namespace popsim::ops {
 
 class AtenCall {
  public:
-  // Into the tensors that it writes, or the one that returns new ones.
+  // kOut: the form that writes into given tensors; kFunctional: the form that
+  // returns new tensors.
   enum class Form : int8_t { kOut, kFunctional };
 
-  // Throws InternalError when there is no such operator, when it changes what
-  // it reads, or when its arguments are others.
+  // Throws InternalError if the operator does not exist, if it changes its
+  // inputs, or if its arguments do not match the op.
   AtenCall(const OpCall& op, Form form);
 
   [[nodiscard]] const c10::OperatorHandle& handle() const { return handle_; }
@@ -31,12 +32,12 @@ class AtenCall {
   [[nodiscard]] const std::vector<size_t>& out_positions() const {
     return out_positions_;
   }
-  // Writes all arguments but those; tensor_of(i) gives the op's input i.
+  // Fills in all arguments except those; tensor_of(i) returns the op's input i.
   template <typename TensorOf>
   void fill(std::vector<c10::IValue>& stack, const TensorOf& tensor_of) const;
 
  private:
-  // A place in the stack that an input of the op goes into.
+  // A place in the stack for an input of the op.
   struct TensorSlot {
     size_t position;
     size_t input;
@@ -94,7 +95,7 @@ c10::IValue AtenCall::boxed_list(const TensorListSlot& slot,
   return list;
 }
 
-// The results of a call, lists laid out flat.
+// Visits the results of a call, with lists flattened.
 template <typename Visit>
 void for_each_result(const std::vector<c10::IValue>& stack,
                      const Visit& visit) {
@@ -107,9 +108,9 @@ void for_each_result(const std::vector<c10::IValue>& stack,
   }
 }
 
-// The types of the operator's results, from a run on tensors without data.
-// Unknown where PyTorch cannot run it so; then the results are looked at when
-// they are there.
+// The types of the operator's results, from a run on tensors without data. They
+// are unknown if PyTorch cannot run the operator without data; then the results
+// are checked during a run.
 [[nodiscard]] std::vector<TensorType> infer_aten_types(const OpCall& op);
 
 }  // namespace popsim::ops

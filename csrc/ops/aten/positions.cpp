@@ -11,17 +11,20 @@
 namespace popsim::ops {
 namespace {
 
-// Where an operator has a tensor of positions, and what they are positions of:
-// one axis of the tensor in front of it, or its last axes taken together.
+// The argument of an operator that is a tensor of positions, and the axes that
+// they are positions of: one axis of the tensor before it, or its last axes
+// together.
 struct Positions {
   std::string_view name;
   size_t argument;
   int64_t last_axes;  // 0: the axis of classes
 };
 
-constexpr size_t kIgnored = 5;  // argument of the losses: no class
+// The argument of the losses with the label that is ignored.
+constexpr size_t kIgnored = 5;
 
-// Forward operators check what they are given; their gradients rely on that.
+// Forward operators check their positions; the gradients of these operators do
+// not check them again.
 constexpr std::array<Positions, 6> kPositions{{
     {"aten::adaptive_max_pool2d_backward", 2, 2},
     {"aten::adaptive_max_pool3d_backward", 2, 3},
@@ -31,8 +34,8 @@ constexpr std::array<Positions, 6> kPositions{{
     {"aten::nll_loss_backward", 2, 0},
 }};
 
-// Operators that refuse a position and do not say which: where they have them,
-// and the axis of their first argument that these are positions of.
+// Operators that refuse a position but do not say which one: the argument with
+// the positions, and the axis of the first argument that they are positions of.
 enum Axis : int8_t { kFirst = 0, kLast = -1, kGiven = 1 };
 struct Unnamed {
   std::string_view name;
@@ -80,7 +83,7 @@ void check_positions(const std::string& name,
   if (!outside.any().item<bool>()) return;
   const at::Tensor wrong = positions.masked_select(outside);
   throw UserError(join(name, ": position ", wrong[0].item<int64_t>(),
-                       " is out of range: there are ", limit));
+                       " is out of range: the size is ", limit));
 }
 
 std::string wrong_position(const std::string& name,
@@ -97,7 +100,8 @@ std::string wrong_position(const std::string& name,
       positions.lt(entry->least).logical_or_(positions.ge(limit));
   const at::Tensor wrong = positions.masked_select(outside);
   if (wrong.numel() == 0) return "";
-  return join(": ", wrong[0].item<int64_t>(), " is none of ", limit);
+  return join(": ", wrong[0].item<int64_t>(), " is out of range: the size is ",
+              limit);
 }
 
 }  // namespace popsim::ops

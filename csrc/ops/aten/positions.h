@@ -1,5 +1,5 @@
-// Positions that PyTorch follows without looking at them, or refuses without
-// saying which.
+// Positions that PyTorch uses without a check, or refuses without saying which
+// one.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -9,15 +9,17 @@
 
 namespace popsim::ops {
 
-// Whether an operator does so, and what check_positions() looks at.
+// Whether an operator uses positions without a check, so that check_positions()
+// must check them.
 bool follows_positions(const std::string& name);
 
-// Throws UserError if the operator would follow a position out of its tensors.
+// Throws UserError if a position would make the operator access memory outside
+// its tensors.
 void check_positions(const std::string& name,
                      const std::vector<c10::IValue>& arguments);
 
-// What to add to the message of an operator that has refused a position without
-// saying which; empty for all others.
+// The text to add to the message of an operator that refused a position without
+// saying which one; empty for all other operators.
 [[nodiscard]] std::string wrong_position(
     const std::string& name, const std::vector<c10::IValue>& arguments);
 

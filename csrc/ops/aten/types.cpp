@@ -1,5 +1,5 @@
-// Shapes and element types of the long tail: what the operator itself says of
-// tensors without data.
+// Shapes and dtypes of the results of ATen operators: the operator itself
+// computes them for tensors without data.
 #include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -20,7 +20,8 @@
 namespace popsim::ops {
 namespace {
 
-// Their auxiliary results have other shapes on the CPU than without data.
+// On the CPU, the auxiliary results of these have other shapes than without
+// data.
 constexpr std::array<std::string_view, 2> kOtherOnCpu{
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only"};
 
@@ -42,7 +43,8 @@ std::vector<TensorType> run_without_data(const OpCall& op) {
   call.fill(stack, [&](size_t i) { return without_data(op.input(i)); });
   for (c10::IValue& value : stack) {
     if (value.isDevice()) value = c10::Device(c10::kMeta);
-    // Nothing is drawn, and code without data takes none.
+    // Without data no random numbers are drawn, and the code takes no
+    // generator.
     if (value.isGenerator()) value = c10::IValue();
   }
   call.handle().callBoxed(stack);
@@ -53,7 +55,7 @@ std::vector<TensorType> run_without_data(const OpCall& op) {
   return types;
 }
 
-// All that the operator's results depend on, as bytes.
+// Everything that the types of the operator's results depend on, as bytes.
 class Key {
  public:
   template <typename T>
@@ -95,9 +97,10 @@ std::string key_of(const OpCall& op) {
   return key.take();
 }
 
-// Remembers what PyTorch's own operators answered: much of the code that runs
-// them without data is Python, and a model asks for most of its layers several
-// times. Other operators may be defined anew under the same name.
+// Caches the types for PyTorch's own operators: much of the code that runs them
+// without data is Python, and a model asks for most of its layers several
+// times. Other operators are not cached, as they may be redefined under the
+// same name.
 class Answers {
  public:
   std::optional<std::vector<TensorType>> find(const std::string& key) {
@@ -141,17 +144,18 @@ std::vector<TensorType> infer_aten_types(const OpCall& op) {
   try {
     types = run_without_data(op);
   } catch (const c10::NotImplementedError&) {
-    // The operator, or one that it is made of, has no code for this.
+    // The operator, or an operator that it calls, has no code for this.
   } catch (const c10::Error& error) {
     op.require(false, name,
-               " takes its arguments: ", error.what_without_backtrace());
+               " accepts its arguments: ", error.what_without_backtrace());
   } catch (const InternalError&) {
     throw;
   } catch (const std::exception& error) {
-    // PyTorch's code for it is Python.
+    // PyTorch's code for this operator is Python.
     const std::string_view problem = error.what();
-    op.require(problem.starts_with("NotImplementedError"), name,
-               " takes its arguments: ", problem.substr(0, problem.find('\n')));
+    op.require(
+        problem.starts_with("NotImplementedError"), name,
+        " accepts its arguments: ", problem.substr(0, problem.find('\n')));
   }
   if (keeps) answers().add(std::move(key), types);
   return types;

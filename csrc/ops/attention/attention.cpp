@@ -1,9 +1,10 @@
 // Attention, head by head: a matrix product, a map, a softmax and another
 // product whose scores and probabilities never leave the caches.
 //
-// Each thread has its own pieces of rows. The scores of a piece are computed,
-// become probabilities and are multiplied with the values at once. They are
-// written to memory only if the gradient is to read them.
+// Each thread works on its own pieces of rows. For each piece it computes the
+// scores, turns them into probabilities, and multiplies these with the values
+// at once. Scores and probabilities are written to memory only if the gradient
+// reads them.
 #include "ops/attention/attention.h"
 
 #include <vector>
@@ -69,7 +70,7 @@ AttentionKernel::AttentionKernel(const OpView& op)
       threads::multiplications(shape_.batch * shape_.rows * shape_.columns *
                                (depth + spec.n)),
       shape_.batch * rows.count());
-  // Operands of a head lie at the same place in every thread's workspace.
+  // The operands of a head have the same place in every thread's workspace.
   const Workspace before = workspace_;
   for (int64_t i = 0; i < units_.limit(); ++i) {
     workspace_ = before;
@@ -126,7 +127,7 @@ std::vector<TensorType> attention_type(const OpCall& op) {
   op.require_shape(kValue, {shape.batch, shape.columns, v.shape[2]});
   op.require(
       op.input(kQuery).dtype == v.dtype && op.input(kKey).dtype == v.dtype,
-      "q, k and v have one element type");
+      "q, k and v have the same dtype");
   check_initial(op, kInitial, shape);
   check_score_map(
       op, score_map_spec(op, "", kOthers, op.num_inputs() - kOthers), shape);

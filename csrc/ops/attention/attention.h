@@ -1,11 +1,12 @@
-// What attention and its gradient have in common: the probabilities of one
-// piece of a head's rows.
+// The common part of attention and its gradient: the probabilities of one piece
+// of a head's rows.
 //
 //   scores = q @ k (+ initial); logits = map(scores); probabilities =
 //   softmax(logits)
 //
-// They are computed as the ops matmul, map and softmax do, rounded to the
-// tensors' type in the same places: to the same bits.
+// They have the same bits as the results of the ops matmul, map and softmax:
+// the computation is the same, and values are rounded to the tensors' type at
+// the same places.
 #pragma once
 
 #include <memory>
@@ -18,7 +19,7 @@
 
 namespace popsim::ops {
 
-// Rounds floats to a type, in place.
+// Rounds floats to a dtype, in place.
 class Rounding {
  public:
   explicit Rounding(DType dtype);
@@ -33,13 +34,14 @@ class Rounding {
   MapFunction function_ = nullptr;  // null for float32
 };
 
-// The attributes `prefix`code, constants, result and shape.
+// Reads the attributes `prefix`code, `prefix`constants, `prefix`result and
+// `prefix`shape.
 [[nodiscard]] ScoreMapSpec score_map_spec(const OpCall& op,
                                           const std::string& prefix,
                                           size_t first_input,
                                           size_t num_inputs);
 
-// Shapes of the op: `batch` heads with `rows` queries, `columns` keys.
+// The shapes of the op: `batch` heads with `rows` queries and `columns` keys.
 struct ScoreShape {
   int64_t batch;
   int64_t rows;
@@ -48,7 +50,7 @@ struct ScoreShape {
 // `q` and `k`: indices of inputs.
 [[nodiscard]] ScoreShape score_shape(const OpCall& op, size_t q, size_t k);
 
-// Throws InternalError where a map's inputs, or the scores that the op starts
+// Throws InternalError if a map's inputs, or the scores that the op starts
 // from, do not have the scores' shape.
 void check_score_map(const OpCall& op, const ScoreMapSpec& map,
                      const ScoreShape& scores);
@@ -57,25 +59,25 @@ void check_initial(const OpCall& op, size_t initial, const ScoreShape& scores);
 // A product of the matrices of all heads.
 [[nodiscard]] graph::Product head_product(const ScoreShape& scores,
                                           int64_t width, DType dtype);
-// A map of the scores and the softmax after it.
+// The work of a map of the scores and the softmax after it.
 [[nodiscard]] graph::Elementwise softmax_work(const OpCall& op,
                                               const ScoreMapSpec& map,
                                               const ScoreShape& scores);
 
-// The score matrix of a head as an operand of products: contiguous, or so with
-// its axes exchanged.
+// The score matrix of a head as an operand of products: contiguous or
+// transposed.
 [[nodiscard]] dense::MatrixStrides score_strides(const ScoreShape& shape);
 [[nodiscard]] dense::MatrixStrides transposed_score_strides(
     const ScoreShape& shape);
 
-// Throws InternalError where csrc/dense does not have the product.
+// Throws InternalError if csrc/dense cannot compute the product.
 [[nodiscard]] std::unique_ptr<dense::PieceMatmul> make_product(
     const OpView& op, const dense::MatmulSpec& spec);
 
-// For one thread.
+// Each thread has one of these.
 class Probabilities {
  public:
-  // Indices of inputs; the scores start from `initial`, if that is there.
+  // Indices of inputs; the scores start from `initial` if it is given.
   struct Inputs {
     size_t q;
     size_t k;
@@ -89,7 +91,7 @@ class Probabilities {
   [[nodiscard]] size_t workspace_bytes() const {
     return product_->workspace_bytes();
   }
-  // Reads the operands of a head, for the calls of compute() that follow.
+  // Reads the operands of a head; the calls of compute() after it use them.
   void start_head(const RunContext& context, int64_t head, char* workspace);
   void compute(const RunContext& context, int64_t piece, float* out,
                void* product_workspace);

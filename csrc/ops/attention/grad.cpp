@@ -1,5 +1,5 @@
 // The gradient of attention, head by head. The probabilities of a piece of rows
-// are computed again, or read if they were kept; then, while they are in the
+// are computed again, or read if forward kept them; then, while they are in the
 // caches,
 //
 //   for_v += probabilities^T @ gradient
@@ -7,8 +7,8 @@
 //   for_q  = scores' gradient @ k
 //   for_k += q^T @ scores' gradient
 //
-// Each product is cut as the batched product that it stands for
-// (dense/piece_matmul.h), so that the sums have the same order.
+// Each product is cut like the batched product that it replaces
+// (dense/piece_matmul.h), so the sums have the same order.
 #include <utility>
 #include <vector>
 
@@ -20,7 +20,8 @@
 namespace popsim::ops {
 namespace {
 
-// Either the probabilities or what they are computed from.
+// The inputs contain either the probabilities or the tensors to compute them
+// from.
 constexpr size_t kKept = 0;
 constexpr size_t kQuery = 1;
 constexpr size_t kKey = 2;
@@ -47,7 +48,7 @@ DType dtype_of(const OpCall& op) {
   return op.input(op.has_input(kKept) ? kKept : kQuery).dtype;
 }
 
-// One of the gradients: the product of scores and another operand.
+// One of the gradients: the product of the scores and another operand.
 struct Result {
   std::optional<HeadInput> operand;
   std::optional<HeadOutput> out;
@@ -67,20 +68,21 @@ class AttentionGradKernel final : public Kernel {
 
  private:
   struct Share {
-    std::optional<Probabilities> probabilities;  // unless they are kept
+    // Absent if the probabilities are kept.
+    std::optional<Probabilities> probabilities;
     ScoreMap map;
-    // Null where nobody wants the result.
+    // Null if no op reads the result.
     std::unique_ptr<dense::PieceMatmul> for_scores;
     std::unique_ptr<dense::PieceMatmul> for_q;
     std::unique_ptr<dense::PieceMatmul> for_k;
     std::unique_ptr<dense::PieceMatmul> for_v;
   };
-  // Where a head's operands and results are.
+  // The addresses of a head's operands and results.
   struct Head {
     int64_t index;
     char* workspace;
-    float* probabilities;  // memory for those of a piece
-    float* gradient;       // of a piece of the scores
+    float* probabilities;  // memory for the probabilities of a piece
+    float* gradient;       // of the scores of a piece
     void* scratch;
     const float* kept = nullptr;
     const float* from_above = nullptr;
@@ -106,8 +108,8 @@ class AttentionGradKernel final : public Kernel {
   Rounding round_;
   Workspace workspace_;
   std::optional<HeadInput> kept_;
-  std::optional<HeadInput> gradient_;  // with the values, unless only for_v is
-  std::optional<HeadInput> values_;    // wanted
+  std::optional<HeadInput> gradient_;  // absent if only for_v is wanted
+  std::optional<HeadInput> values_;    // the same
   Result q_;
   Result k_;
   Result v_;
@@ -131,13 +133,13 @@ AttentionGradKernel::AttentionGradKernel(const OpView& op)
     gradient_.emplace(op, kGradient, workspace_);
     values_.emplace(op, kValues, workspace_);
   }
-  // There are two products at least.
+  // There are at least two products.
   const int64_t width = op.input(gradient_ ? kGradient : kGradients).shape[2];
   heads_ =
       threads::Shares(threads::multiplications(2 * shape_.batch * shape_.rows *
                                                shape_.columns * width),
                       shape_.batch);
-  // Operands of a head lie at the same place in every thread's workspace.
+  // The operands of a head have the same place in every thread's workspace.
   const Workspace before = workspace_;
   for (int64_t i = 0; i < heads_.limit(); ++i) {
     workspace_ = before;
@@ -308,8 +310,8 @@ void AttentionGradKernel::score_gradient(const RunContext& context,
   round_(gradient, num_rows * columns);
 }
 
-// The free size of an operand [batch, ...] whose other axis has `size`
-// elements and is the one at `axis`.
+// The size of the one other axis of an operand [batch, ...] whose axis `axis`
+// has `size` elements.
 int64_t free_size(const OpCall& op, size_t input, int64_t batch, size_t axis,
                   int64_t size) {
   op.require_rank(input, 3);
@@ -318,7 +320,7 @@ int64_t free_size(const OpCall& op, size_t input, int64_t batch, size_t axis,
   expected[axis] = size;
   op.require_shape(input, expected);
   op.require(op.input(input).dtype == dtype_of(op),
-             "the operands of products have one element type");
+             "the operands of products have the same dtype");
   return expected[3 - axis];
 }
 
@@ -338,7 +340,7 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
   const ScoreShape shape = shape_of(op);
   const DType dtype = dtype_of(op);
   op.require(op.has_input(kKept) || op.input(kKey).dtype == dtype,
-             "q and k have one element type");
+             "q and k have the same dtype");
   check_maps(op, shape);
   const auto [batch, rows, columns] = shape;
   std::vector<TensorType> types(3, TensorType::none());
@@ -347,11 +349,11 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
     types[kForValue] = {dtype, {batch, columns, width}};
   }
   op.require(op.has_input(kGradient) == op.has_input(kValues),
-             "gradient and values come together");
+             "gradient and values are both given or both left out");
   if (!op.has_input(kGradient)) return types;
   const int64_t width = free_size(op, kGradient, batch, 1, rows);
   op.require(width == free_size(op, kValues, batch, 2, columns),
-             "gradient and values have a product");
+             "gradient and values can be multiplied");
   if (op.has_input(kKeys)) {
     const int64_t depth = free_size(op, kKeys, batch, 1, columns);
     types[kForQuery] = {dtype, {batch, rows, depth}};
@@ -376,7 +378,7 @@ std::vector<graph::Work> gradient_work(const OpView& op) {
     work.emplace_back(
         softmax_work(op, score_map_spec(op, "", kOthers, num_others), scores));
   }
-  // By operand: the axis of its width.
+  // For each operand, the axis of its width.
   for (const auto& [input, axis] : {std::pair<size_t, size_t>{kQuery, 2},
                                     {kGradient, 2},
                                     {kKeys, 2},

@@ -1,4 +1,4 @@
-// Operands of products that are worked through matrix by matrix: the heads of
+// Operands of products that are processed matrix by matrix: the heads of
 // attention.
 #pragma once
 
@@ -9,13 +9,14 @@
 
 namespace popsim::ops {
 
-// Matrices of any floating type and layout, one at a time as float32 memory.
-// Lies as FloatInput gives a batched product the same operand.
+// Matrices of any floating-point dtype and layout; each is loaded as float32
+// memory. The memory has the same layout that FloatInput gives the same operand
+// of a batched product.
 class HeadInput {
  public:
   HeadInput(const OpView& op, size_t input, Workspace& workspace);
 
-  // Sizes and strides of what load() returns.
+  // The sizes and strides of the matrix that load() returns.
   [[nodiscard]] int64_t rows() const { return matrix_.rows; }
   [[nodiscard]] int64_t columns() const { return matrix_.columns; }
   [[nodiscard]] const dense::MatrixStrides& strides() const {
@@ -28,16 +29,16 @@ class HeadInput {
   graph::TensorId id_;
   Matrices matrix_;
   int64_t batch_stride_;
-  std::optional<FloatGather> gather_;  // unless the matrix stays where it is
+  std::optional<FloatGather> gather_;  // absent if the matrix stays in place
   size_t offset_ = 0;
 };
 
-// Contiguous matrices, one at a time.
+// Contiguous matrices, stored one at a time.
 class HeadOutput {
  public:
   HeadOutput(const OpView& op, size_t output, Workspace& workspace);
 
-  // Memory for rows [row, ...) of a head's result: to be filled and stored.
+  // Memory for rows [row, ...) of a head's result; fill it, then call store().
   [[nodiscard]] float* space(const RunContext& context, int64_t head,
                              int64_t row, char* workspace) const;
   void store(const RunContext& context, int64_t head, int64_t row,
@@ -51,7 +52,7 @@ class HeadOutput {
   FloatWriter writer_;
   int64_t rows_;
   int64_t columns_;
-  size_t offset_ = 0;  // of a buffer for the whole head
+  size_t offset_ = 0;  // of the buffer for a whole head
 };
 
 }  // namespace popsim::ops

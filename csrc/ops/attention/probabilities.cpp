@@ -40,7 +40,7 @@ ScoreShape score_shape(const OpCall& op, size_t q, size_t k) {
   const Shape& right = op.input(k).shape;
   op.require(left.size() == 3 && right.size() == 3 && left[0] == right[0] &&
                  left[2] == right[1],
-             "inputs ", q, " and ", k, " have a product");
+             "inputs ", q, " and ", k, " can be multiplied");
   return {left[0], left[1], right[2]};
 }
 

@@ -34,7 +34,7 @@ ScoreMap::ScoreMap(const OpView& op, const ScoreMapSpec& spec,
   last_.emplace(plan_rows(op, spec, rows.length(rows.count() - 1)));
 }
 
-// A map op on a graph of its own: the scores, the inputs, the result.
+// Plans a map op on a separate graph: the scores, the inputs, the result.
 ScoreMap::Sized ScoreMap::plan_rows(const OpView& op, const ScoreMapSpec& spec,
                                     int64_t num_rows) const {
   const size_t axes = spec.shape.size() - 2;

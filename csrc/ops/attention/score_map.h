@@ -1,4 +1,4 @@
-// The code of a map codelet over some rows of one head's scores, in place.
+// Runs the code of a map codelet on some rows of one head's scores, in place.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,10 @@
 
 namespace popsim::ops {
 
-// What the attributes of an attention op say about a map. Value 0 is the
-// scores; then come inputs of the op that broadcast to `shape`, which ends with
-// the rows and columns of the scores, after the axes that make the batch.
+// The map that the attributes of an attention op describe. Value 0 is the
+// scores; after it come inputs of the op that broadcast to `shape`. The last
+// two axes of `shape` are the rows and columns of the scores, the axes before
+// them are the batch.
 struct ScoreMapSpec {
   std::vector<std::string> code;
   std::vector<double> constants;
@@ -22,10 +23,10 @@ struct ScoreMapSpec {
   size_t num_inputs = 0;
 };
 
-// For one thread.
+// Each thread has one of these.
 class ScoreMap {
  public:
-  // `rows`: how the rows of a head are cut.
+  // `rows`: how the rows of a head are divided.
   ScoreMap(const OpView& op, const ScoreMapSpec& spec, const dense::Cut& rows);
 
   void run(const RunContext& context, int64_t head, int64_t piece,
@@ -38,7 +39,7 @@ class ScoreMap {
     StridedWalk heads;  // offset of each head
     int64_t row_stride;
   };
-  // The map over a piece with this number of rows.
+  // The map for a piece with this number of rows.
   struct Sized {
     MapPlan plan;
     MapRunner runner;
@@ -51,7 +52,7 @@ class ScoreMap {
   dense::Cut rows_;
   std::vector<Input> inputs_;
   std::vector<void*> pointers_;  // of the scores, the inputs and the result
-  std::optional<Sized> whole_;   // absent where there is nothing to do
+  std::optional<Sized> whole_;   // absent if there is nothing to do
   std::optional<Sized> last_;
 };
 

@@ -1,4 +1,4 @@
-// Runs one of two bodies, as a value says that is known when it is reached.
+// Runs one of two bodies; a value that the program computes chooses which one.
 #include "ops/body.h"
 #include "ops/control/types.h"
 
@@ -37,22 +37,23 @@ class Branch final : public Kernel {
 
 std::vector<TensorType> branch_types(const OpCall& op) {
   const std::vector<BodyTypes> bodies = body_types(op, 2);
-  op.require(op.input(0).numel() == 1, "the condition is one element");
+  op.require(op.input(0).numel() == 1, "the condition has one value");
   for (const BodyTypes& body : bodies) {
-    op.require(body.inputs.size() + 1 == op.num_inputs() &&
-                   body.results.size() == bodies[0].results.size(),
-               "both bodies take the inputs and give as many results");
+    op.require(
+        body.inputs.size() + 1 == op.num_inputs() &&
+            body.results.size() == bodies[0].results.size(),
+        "both bodies take all inputs and return the same number of results");
     for (size_t i = 0; i < body.inputs.size(); ++i) {
       op.require(is_same(op.input_type(i + 1), body.inputs[i]), "input ", i + 1,
-                 " is what the bodies take");
+                 " has the type that the bodies take");
     }
     for (size_t i = 0; i < body.results.size(); ++i) {
       op.require(is_same(body.results[i], bodies[0].results[i]),
-                 "both bodies give the same type of result ", i);
+                 "both bodies return the same type of result ", i);
     }
   }
   op.require(op.op().outputs.size() == bodies[0].results.size(),
-             "it has an output for each result");
+             "the op has an output for each result");
   return bodies[0].results;
 }
 
@@ -62,7 +63,7 @@ double flops_of(const std::vector<graph::Work>& all) {
   return sum;
 }
 
-// The work of the side that has more.
+// The work of the body that has more.
 std::vector<graph::Work> branch_work(const OpView& op) {
   auto if_true = work_of_body(*op.op().bodies[0], 1);
   auto if_false = work_of_body(*op.op().bodies[1], 1);

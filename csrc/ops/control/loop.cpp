@@ -1,11 +1,10 @@
-// Runs a body a fixed number of times, or as long as a value says.
+// Runs a body a fixed number of times, or as long as a value is true.
 //
-// The inputs are, in this order: values that are carried from iteration to
-// iteration, tensors of which each iteration reads one slice, and what every
-// iteration reads whole. The results of the body are the carried values for the
-// next iteration and slices of the further outputs, which stack up those of all
-// iterations. Outputs: the carried values after the last iteration, then the
-// stacks.
+// The inputs are, in this order: the first carried values; tensors of which
+// each iteration reads one slice; tensors that each iteration reads whole. The
+// results of the body are the carried values for the next iteration, and slices
+// of the other outputs, which stack the slices of all iterations. Outputs: the
+// carried values after the last iteration, then the stacks.
 #include <cstring>
 
 #include "base/numbers.h"
@@ -18,19 +17,19 @@ namespace {
 
 using graph::TensorId;
 
-// Slices and carried values are moved whole.
+// A slice or carried value, which is copied whole.
 struct Piece {
   TensorId tensor;
   int64_t bytes;
 };
 
-// A value has two places and is written to them in turn: an iteration reads one
-// while it writes the other.
+// A carried value has two places, and iterations write to them alternately: an
+// iteration reads one place while it writes the other.
 struct Carried {
   TensorId input;
   TensorId output;
   size_t bytes;
-  char* other;  // besides the output
+  char* other;  // the place that is not the output
   void* now;
 };
 
@@ -78,7 +77,8 @@ class Loop final : public Kernel {
                        context.data(whole_[i]));
     }
     for (int64_t iteration = 0; iteration < count_ && goes_on(); ++iteration) {
-      // The last iteration writes the outputs.
+      // The order of the two places is such that the last iteration writes the
+      // outputs.
       run_iteration(context, iteration, (count_ - 1 - iteration) % 2 == 0);
     }
     for (const Carried& value : carried_) {
@@ -117,7 +117,8 @@ class Loop final : public Kernel {
                            static_cast<uint64_t>(context.cursor.step))));
   }
 
-  // Iterations have other numbers than micro-batches.
+  // Makes the random numbers of iterations different from those of
+  // micro-batches.
   static constexpr uint64_t kIteration = 0x7472'6970;
 
   static char* slice(const RunContext& context, const Piece& piece,
@@ -143,11 +144,11 @@ TensorType slice_of(const TensorType& whole) {
 void check_condition(const OpCall& op, size_t sliced, size_t stacked) {
   if (!op.attribute<bool>("conditional")) return;
   op.require(sliced == 0 && stacked == 0 && !op.attribute<bool>("reverse"),
-             "a loop whose iterations nobody knows has no slices");
+             "a conditional loop has no slices and no reverse");
   const TensorType condition = op.input_type(0);
   op.require(
       condition.dtype == DType::kBool && num_elements(condition.shape) == 1,
-      "its first value says whether it goes on");
+      "the first carried value is one boolean: whether the loop continues");
 }
 
 std::vector<TensorType> loop_types(const OpCall& op) {
@@ -158,11 +159,12 @@ std::vector<TensorType> loop_types(const OpCall& op) {
   op.require(body.inputs.size() == op.num_inputs() &&
                  carried + sliced <= op.num_inputs() &&
                  carried <= body.results.size(),
-             "its body takes its inputs and gives the values carried");
+             "the body takes all inputs and returns all carried values");
   op.require(op.op().outputs.size() == body.results.size(),
-             "it has an output for each result");
+             "the op has an output for each result");
   const bool conditional = op.attribute<bool>("conditional");
-  op.require(!conditional || carried > 0, "it carries what tells its end");
+  op.require(!conditional || carried > 0,
+             "a conditional loop carries its condition");
   check_condition(op, sliced, body.results.size() - carried);
   std::vector<TensorType> types;
   for (size_t i = 0; i < op.num_inputs(); ++i) {
@@ -173,23 +175,23 @@ std::vector<TensorType> loop_types(const OpCall& op) {
       given = slice_of(given);
     }
     op.require(is_same(given, body.inputs[i]), "input ", i,
-               " is what the body takes");
+               " has the type that the body takes");
     if (i >= carried) continue;
     op.require(is_same(given, body.results[i]), "result ", i,
-               " of the body is what the next iteration takes");
+               " of the body has the type that the next iteration takes");
     types.push_back(given);
   }
   for (size_t i = carried; i < body.results.size(); ++i) {
     TensorType stack = body.results[i];
     stack.shape.insert(stack.shape.begin(), count);
-    op.require(is_valid_shape(stack.shape), "the stack of result ", i,
-               " is a tensor that can be");
+    op.require(is_valid_shape(stack.shape), "the stacked result ", i,
+               " has a valid shape");
     types.push_back(stack);
   }
   return types;
 }
 
-// As if all iterations were made.
+// Counts the work as if all iterations ran.
 std::vector<graph::Work> loop_work(const OpView& op) {
   const bool conditional = op.attribute<bool>("conditional");
   return work_of_body(*op.op().bodies.front(),

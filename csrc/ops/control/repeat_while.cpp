@@ -1,4 +1,5 @@
-// Lets the run go on to another device iteration, or end after this one.
+// Decides whether the run continues with another device iteration or ends after
+// this one.
 #include "ops/op_def.h"
 #include "ops/work.h"
 
@@ -18,7 +19,8 @@ class RepeatWhile final : public Kernel {
 };
 
 std::vector<TensorType> repeat_while_types(const OpCall& op) {
-  op.require(op.op().phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(op.op().phase != graph::Phase::kSetup,
+             "the op runs in every run, not in the setup phase");
   op.require(op.input(0).dtype == DType::kBool && op.input(0).numel() == 1,
              "the condition is one boolean");
   return {};

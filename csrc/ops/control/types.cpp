@@ -18,7 +18,7 @@ std::vector<TensorType> types_of(const graph::Graph& body,
 }  // namespace
 
 std::vector<BodyTypes> body_types(const OpCall& op, size_t count) {
-  op.require(op.op().bodies.size() == count, "it has ", count,
+  op.require(op.op().bodies.size() == count, "the op has ", count,
              count == 1 ? " body" : " bodies");
   for (size_t i = 0; i < op.num_inputs(); ++i) op.require_contiguous(i);
   std::vector<BodyTypes> types;

@@ -1,4 +1,4 @@
-// What a loop or branch requires of its bodies.
+// The rules for the bodies of loops and branches.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@ struct BodyTypes {
   std::vector<TensorType> results;
 };
 
-// Throws InternalError if the op has not `count` bodies, or an input of the op
-// is not contiguous.
+// Throws InternalError if the number of the op's bodies is not `count`, or an
+// input of the op is not contiguous.
 [[nodiscard]] std::vector<BodyTypes> body_types(const OpCall& op, size_t count);
 
 [[nodiscard]] inline bool is_same(const TensorType& a, const TensorType& b) {

@@ -1,11 +1,11 @@
-// Ends a body: its inputs are what the body computes.
+// Ends a body: the inputs of this op are the results of the body.
 #include "ops/op_def.h"
 #include "ops/work.h"
 
 namespace popsim::ops {
 namespace {
 
-// There is nothing to do: results are written where they are wanted.
+// There is nothing to do: the ops have written the results to the right places.
 class Yield final : public Kernel {
  public:
   void run(const RunContext& /*context*/) override {}

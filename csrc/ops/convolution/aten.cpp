@@ -22,7 +22,7 @@ namespace {
 
 using Geometry = ConvolutionGeometry;
 
-// Each task computes some of the images, on one thread: with several of its own
+// Each task computes some of the images on one thread: with several threads
 // PyTorch adds up in another order.
 class AtenConvolution : public Kernel {
  public:
@@ -50,7 +50,7 @@ class AtenConvolution : public Kernel {
   [[nodiscard]] bool has_input(size_t i) const {
     return i < inputs_.size() && inputs_[i] != graph::kNoTensor;
   }
-  // For an operand of which only the shape matters.
+  // A stand-in for an operand of which only the shape matters.
   [[nodiscard]] at::Tensor shape_only(const Shape& shape) const {
     return at::empty(shape, widen_ ? at::kFloat : type_);
   }
@@ -60,7 +60,7 @@ class AtenConvolution : public Kernel {
   static at::Tensor images_of(const at::Tensor& tensor, threads::Range images) {
     return tensor.narrow(0, images.begin, images.size());
   }
-  // The results of compute(images) for each task.
+  // Returns the results of compute(images) for each task.
   template <typename Compute>
   std::vector<at::Tensor> compute_all(const Compute& compute) const {
     std::vector<at::Tensor> results(static_cast<size_t>(tasks_.count()));
@@ -142,8 +142,8 @@ class AtenGradWeight final : public AtenConvolution {
   using AtenConvolution::AtenConvolution;
 
   void run(const RunContext& context) override {
-    // On several threads PyTorch's oneDNN writes outside of its memory for
-    // images whose channels lie last (a 1x1 kernel with a stride of 2).
+    // On several threads, PyTorch's oneDNN writes outside its memory for
+    // channels-last images (with a 1x1 kernel and a stride of 2).
     const at::Tensor grad_y = input(context, kGradY).contiguous();
     const at::Tensor x = input(context, kForwardX).contiguous();
     const at::Tensor weight = shape_only(g_.weight);

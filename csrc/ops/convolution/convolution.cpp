@@ -1,9 +1,9 @@
-// Convolutions and their gradients, transposed ones included.
+// Convolutions and their gradients, including transposed ones.
 //
-// Floating types up to 32 bits are computed in float32 by csrc/dense: 16-bit
-// operands are widened on the way in and results are rounded once, on the way
-// out; or float16 ones are added up in float16 (half.h). Everything
-// else goes to ATen.
+// csrc/dense computes floating-point types up to 32 bits in float32: 16-bit
+// operands are widened when they are read, and results are rounded once, when
+// they are written; or float16 operands are added up in float16 (half.h). ATen
+// computes all other types.
 #include "dense/convolution.h"
 
 #include <algorithm>
@@ -67,13 +67,13 @@ void set_order(dense::ConvolutionSpec& spec, Slot slot, Order order) {
 
 class DenseConvolution final : public Kernel {
  public:
-  // Null when csrc/dense does not have the convolution.
+  // Null if csrc/dense cannot compute the convolution.
   static std::unique_ptr<DenseConvolution> create(const OpView& op,
                                                   const Geometry& g,
                                                   const Roles& roles) {
     dense::ConvolutionSpec spec = dense_spec(g);
-    // oneDNN treats the bias together with the output, which is the input here
-    // if the convolution is transposed.
+    // oneDNN adds the bias to its output, which is the input here if the
+    // convolution is transposed.
     spec.bias = roles.bias && !g.transposed;
     spec.significant_bits = 0;
     for (const auto& [index, slot] : roles.inputs) {
@@ -140,7 +140,7 @@ class DenseConvolution final : public Kernel {
   std::vector<std::pair<FloatInput, Slot>> inputs_;
   std::vector<std::pair<FloatOutput, Slot>> outputs_;
   size_t offset_ = 0;
-  // The channels of y, where the bias is left to us.
+  // The channels of y, if this class must add the bias itself.
   std::optional<Channels> channels_;
 };
 

@@ -11,10 +11,10 @@ namespace {
 using Geometry = ConvolutionGeometry;
 using Ints = std::vector<int64_t>;
 
-// So large that sizes computed from it do not overflow.
+// A limit that keeps sizes computed from it from overflowing.
 constexpr int64_t kMost = int64_t{1} << 30;
 
-// One value per spatial axis; a single one holds for all of them.
+// Returns one value per spatial axis; a single value counts for all axes.
 Ints per_axis(const OpCall& op, std::string_view name, size_t num_axes) {
   Ints values = op.attribute<Ints>(name);
   if (values.size() == 1) values.resize(num_axes, values.front());
@@ -26,20 +26,20 @@ Ints per_axis(const OpCall& op, std::string_view name, size_t num_axes) {
 Shape output_shape(const OpCall& op, const Geometry& g) {
   const size_t rank = g.x.size();
   op.require(rank >= 3 && g.weight.size() == rank,
-             "x and weight have two axes for channels and at least one more");
+             "x and weight have the same number of axes, at least three");
   op.require(is_valid_shape(g.x) && is_valid_shape(g.weight) &&
                  num_elements(g.weight) > 0,
-             "x and weight have sizes that are possible");
+             "x and weight have valid shapes, and weight is not empty");
   op.require(g.x[1] % g.groups == 0 && g.weight[0] % g.groups == 0,
              "the groups divide the channels");
   op.require(g.x[1] == (g.transposed ? g.weight[0] : g.weight[1] * g.groups),
-             "x has the channels that the weight expects");
+             "x has the number of channels that the weight expects");
   Shape y{g.x[0], g.transposed ? g.weight[1] * g.groups : g.weight[0]};
   for (size_t i = 0; i + 2 < rank; ++i) {
     const int64_t step = std::max(g.stride[i], g.dilation[i]);
     const int64_t in = g.x[i + 2];
     op.require(std::max({in, g.weight[i + 2], step, g.padding[i]}) < kMost,
-               "sizes are not beyond all measure");
+               "sizes, strides, dilations and padding are less than 2^30");
     op.require(!g.transposed || g.output_padding[i] < step,
                "output_padding is less than stride or dilation");
     const int64_t kernel = g.dilation[i] * (g.weight[i + 2] - 1) + 1;
@@ -49,7 +49,7 @@ Shape output_shape(const OpCall& op, const Geometry& g) {
     y.push_back(g.transposed ? (in - 1) * g.stride[i] - 2 * g.padding[i] +
                                    kernel + g.output_padding[i]
                              : room / g.stride[i] + 1);
-    op.require(y.back() > 0, "the padding leaves something of the result");
+    op.require(y.back() > 0, "the result has at least one value on each axis");
   }
   return y;
 }
@@ -76,12 +76,12 @@ void check_operands(const OpCall& op) {
 
 void check_grad_y(const OpCall& op, const Geometry& g) {
   op.require(op.input(kGradY).shape == g.y,
-             "the gradient has the shape that the convolution's output has, ",
+             "the gradient has the shape of the convolution's output, ",
              to_string(g.y));
 }
 
-// The kernels are used where a convolution gives a result, or where a
-// transposed one reads.
+// The kernel is applied at each result of a convolution, or at each input of a
+// transposed one.
 graph::Convolution arithmetic_of(const OpCall& op, const Geometry& g) {
   const Shape& used = g.transposed ? g.x : g.y;
   const auto product = [](const Shape& shape) {

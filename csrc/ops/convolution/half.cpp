@@ -27,7 +27,7 @@ struct GroupChannels {
 
 // One pass from images to images: forward, or the gradient of the input. A row
 // is a position of the target; its patch is multiplied with the weight of all
-// channels of the target's group.
+// target channels of the group.
 class HalfConvolution final : public Kernel {
  public:
   HalfConvolution(const OpView& op, const Geometry& g,
@@ -115,8 +115,8 @@ class HalfConvolution final : public Kernel {
     }
   }
 
-  // The weight of every channel of the target in the order of the passes, and
-  // of those the panels.
+  // Stores the weight of every target channel in the order of the passes, and
+  // panels of these.
   void pack(const float* weight, char* workspace) const {
     float* ordered = floats(workspace, ordered_offset_);
     const int64_t columns = groups_ * to_.count;
@@ -160,7 +160,7 @@ class HalfConvolution final : public Kernel {
                      });
   }
 
-  // The patch of a row; zeros beside the image.
+  // Reads the patch of a row, with zeros outside the image.
   void gather(const float* source, int64_t group, int64_t row,
               float* out) const {
     const int64_t channels = groups_ * from_.count;
@@ -204,7 +204,8 @@ class HalfConvolution final : public Kernel {
   PatchMap map_;
   int64_t groups_;
   int64_t rows_;
-  // What the convolution has that this is, or is the gradient of.
+  // The channels of the convolution that this is, or that this is the gradient
+  // of.
   GroupChannels in_channels_;
   GroupChannels out_channels_;
   GroupChannels from_;

@@ -1,15 +1,13 @@
 // Convolutions and their gradients with half partials.
 //
 // They are products of patches of images with the weight, added up pass by pass
-// as dense/vector/panels.h says. A pass takes in
-//   forward             up to 16 neighbouring input channels of the group at
-//   one
+// as described in dense/vector/panels.h. A pass covers
+//   forward             up to 16 adjacent input channels of the group at one
 //                       position of the kernel
 //   gradient of input   the same with output channels
-//   gradient of weight  16 neighbouring positions of the output, one image
-//                       after the other
-// In the first two, all positions of the kernel come with one block of 16
-// channels before the next block. Biases are added to the sum in float32; their
+//   gradient of weight  16 adjacent positions of the output, image by image
+// In the first two, all positions of the kernel for one block of 16 channels
+// come before the next block. Biases are added to the sum in float32; their
 // gradients are float32 sums.
 #pragma once
 
@@ -20,12 +18,12 @@
 
 namespace popsim::ops {
 
-// Null for tensors without elements.
+// Returns null for tensors without elements.
 [[nodiscard]] std::unique_ptr<Kernel> create_half_convolution(
     const OpView& op, const ConvolutionGeometry& geometry,
     const ConvolutionRoles& roles);
 
-// The part for the weight's gradient. Not for tensors without elements.
+// The kernel for the weight's gradient. The tensors must have elements.
 [[nodiscard]] std::unique_ptr<Kernel> create_half_weight_gradient(
     const OpView& op, const ConvolutionGeometry& geometry);
 

@@ -1,5 +1,6 @@
 // The gradient of a convolution's weight with half partials: the gradient of
-// the output, a row for each of its channels, times the patches of the input.
+// the output, with one row for each output channel, times the patches of the
+// input.
 #include <algorithm>
 
 #include "base/numbers.h"
@@ -16,7 +17,7 @@ using dense::kGroupRows;
 using dense::kLanes;
 using Geometry = ConvolutionGeometry;
 
-// Positions whose patches are gathered at a time: whole passes.
+// How many positions' patches are gathered at a time: whole passes.
 constexpr int64_t kChunk = 16 * dense::kPassLength;
 
 FloatInput in_order(const OpView& op, size_t i, const std::vector<size_t>& axes,
@@ -33,7 +34,7 @@ FloatInput channels_last(const OpView& op, size_t i, Workspace& workspace) {
   return in_order(op, i, axes_in(dense::Order::kChannelsLast, rank), workspace);
 }
 
-// A row for each channel, of all images.
+// Returns a row for each channel, with the positions of all images.
 FloatInput channels_outermost(const OpView& op, size_t i,
                               Workspace& workspace) {
   std::vector<size_t> axes =
@@ -96,8 +97,8 @@ class HalfWeightGradient final : public Kernel {
     return (kChunk + out_channels_) * width();
   }
 
-  // All rows of a group times some columns. A column is an element of the
-  // kernel with one channel of the input.
+  // Multiplies all rows of a group with some columns. A column is a position of
+  // the kernel in one channel of the input.
   void multiply(const float* input, const float* rows, int64_t unit,
                 float* patches, float* sums) const {
     const int64_t group = unit / panels();
@@ -116,7 +117,8 @@ class HalfWeightGradient final : public Kernel {
     }
   }
 
-  // One row of a panel: zeros beside the image and after the last column.
+  // Reads one row of a panel, with zeros outside the image and after the last
+  // column.
   void gather(const float* input, int64_t group, int64_t panel, int64_t row,
               float* out) const {
     const int64_t channels = groups_ * in_channels_;
@@ -158,7 +160,7 @@ class HalfWeightGradient final : public Kernel {
   Workspace workspace_;
   PatchMap map_;
   int64_t groups_;
-  // What one group has.
+  // The channels of one group.
   int64_t in_channels_;
   int64_t out_channels_;
   int64_t depth_;

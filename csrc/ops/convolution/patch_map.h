@@ -1,4 +1,5 @@
-// Where the kernel of a convolution lies, for each position that it computes.
+// The input positions that a convolution's kernel covers, for each position
+// that it computes.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +10,18 @@
 namespace popsim::ops {
 
 // For each position of the target, the positions of the source that are
-// multiplied with the elements of the kernel, in their order.
+// multiplied with the elements of the kernel, in the order of these.
 class PatchMap {
  public:
-  // From a convolution's input to its output.
+  // The map from a convolution's input to its output.
   [[nodiscard]] static PatchMap forward(const dense::ConvolutionSpec& spec);
-  // From its output to its input, as its gradient goes.
+  // The map from a convolution's output to its input, for the gradient.
   [[nodiscard]] static PatchMap backward(const dense::ConvolutionSpec& spec);
 
   [[nodiscard]] int64_t num_sources() const { return num_sources_; }
   [[nodiscard]] int64_t num_targets() const { return num_targets_; }
   [[nodiscard]] int64_t kernel_size() const { return kernel_size_; }
-  // One for each element of the kernel; negative where it lies beside the
-  // source.
+  // One position for each element of the kernel; negative outside the source.
   [[nodiscard]] const int32_t* sources(int64_t target) const {
     return sources_.data() + target * kernel_size_;
   }
@@ -36,7 +36,7 @@ class PatchMap {
   };
   static Axis forward_axis(const dense::ConvolutionSpec& spec, size_t axis);
   static Axis backward_axis(const dense::ConvolutionSpec& spec, size_t axis);
-  // Adds an axis inside of those that are there.
+  // Adds an axis inside the present ones.
   void append(const Axis& axis);
 
   int64_t num_sources_ = 1;

@@ -1,7 +1,8 @@
 // Convolution ops as convolutions of csrc/dense or gradients of them.
 //
-// A transposed convolution is the gradient of a convolution: its input takes
-// the place of that convolution's output, and its output that of the input.
+// A transposed convolution is the gradient of a convolution: its input
+// corresponds to that convolution's output, and its output to that
+// convolution's input.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +14,12 @@
 
 namespace popsim::ops {
 
-// The convolution that `g` is, or that it is a gradient of.
+// The convolution that `g` is, or whose gradient `g` is.
 [[nodiscard]] dense::ConvolutionSpec dense_spec(const ConvolutionGeometry& g);
 
 using ConvolutionSlot = float* dense::ConvolutionTensors::*;
 
-// Where the tensors of an op stand in the convolution of csrc/dense.
+// The roles of an op's tensors in the convolution of csrc/dense.
 struct ConvolutionRoles {
   dense::ConvolutionPass pass;
   std::vector<std::pair<size_t, ConvolutionSlot>> inputs;
@@ -33,7 +34,7 @@ struct ConvolutionRoles {
 [[nodiscard]] ConvolutionRoles grad_weight_roles(const OpView& op,
                                                  const ConvolutionGeometry& g);
 
-// Axes of a tensor from the outermost to the innermost.
+// The axes of a tensor from the outermost to the innermost one.
 [[nodiscard]] std::vector<size_t> axes_in(dense::Order order, size_t rank);
 
 }  // namespace popsim::ops

@@ -11,7 +11,7 @@ namespace {
 
 using graph::TensorId;
 
-// By the numbers of popsim_custom_op.h.
+// Indices are the dtype numbers of popsim_custom_op.h.
 constexpr std::array kTypes{DType::kBool,   DType::kUInt8, DType::kInt8,
                             DType::kInt16,  DType::kInt32, DType::kFloat16,
                             DType::kFloat32};
@@ -19,7 +19,7 @@ constexpr std::array kTypes{DType::kBool,   DType::kUInt8, DType::kInt8,
 int32_t number_of(DType dtype) {
   const auto* found = std::ranges::find(kTypes, dtype);
   check_internal(found != kTypes.end(), name_of(dtype),
-                 " is no type of a custom op's operands");
+                 " is not a dtype that operands of a custom operator can have");
   return static_cast<int32_t>(found - kTypes.begin());
 }
 
@@ -59,7 +59,8 @@ void Call::add_operand(const graph::Tensor& tensor) {
 }
 
 // A layout is `<type> <count> <name>`: `float 3 alphas` takes the next three
-// floats, and `float 1 alpha` a list of one; `float - alpha` is a float.
+// floats, `float 1 alpha` is a list of one float, and `float - alpha` is a
+// single float.
 Call::Attribute Call::read_layout(const OpCall& op,
                                   const std::string& text) const {
   static constexpr std::array<std::string_view, 3> kNames{"int", "float",
@@ -69,7 +70,8 @@ Call::Attribute Call::read_layout(const OpCall& op,
   op.require(first != std::string::npos && second != std::string::npos,
              "layout '", text, "' has a type, a count and a name");
   const auto* type = std::ranges::find(kNames, text.substr(0, first));
-  op.require(type != kNames.end(), "layout '", text, "' has a type");
+  op.require(type != kNames.end(), "layout '", text,
+             "' has the type int, float or str");
   const std::string count = text.substr(first + 1, second - first - 1);
   const bool is_number =
       !count.empty() && count.size() < 10 &&
@@ -90,13 +92,13 @@ void Call::read_attributes(const OpCall& op) {
        op.attribute<std::vector<std::string>>("attributes")) {
     Attribute one = read_layout(op, text);
     const auto type = static_cast<size_t>(one.type);
-    op.require(one.count <= sizes[type] - used[type],
-               "there are values of attribute '", one.name, "'");
+    op.require(one.count <= sizes[type] - used[type], "attribute '", one.name,
+               "' has all its values");
     one.begin = used[type];
     used[type] += one.count;
     layouts_.push_back(std::move(one));
   }
-  op.require(used == sizes, "there is an attribute for each value");
+  op.require(used == sizes, "each value belongs to an attribute");
   for (const Attribute& one : layouts_) {
     const void* values =
         one.type == POPSIM_INTS
@@ -118,7 +120,8 @@ void Call::declare_output(popsim_call* call, int32_t dtype, int32_t rank,
   const bool has_axes =
       rank >= 0 && rank <= kMostAxes && (rank == 0 || shape != nullptr);
   if (!has_type || !has_axes) {
-    self.message_ = "its shape rule declares a type or rank that there is not";
+    self.message_ =
+        "its shape rule declares a dtype or a rank that does not exist";
     return;
   }
   TensorType type{kTypes[static_cast<size_t>(dtype)],
@@ -154,10 +157,10 @@ void Call::share_work(popsim_call* /*call*/, int64_t units,
 
 void Call::check(int returned, const char* function) {
   if (returned == 0 && message_.empty()) return;
-  // The next run begins anew.
+  // Clears the message for the next run.
   const std::string said = std::exchange(message_, "");
   throw UserError(join("the ", function, " of ", operator_, " failed: ",
-                       said.empty() ? "it does not say why" : said));
+                       said.empty() ? "it gives no reason" : said));
 }
 
 const popsim_custom_op& operator_of(const OpCall& op) {
@@ -165,8 +168,8 @@ const popsim_custom_op& operator_of(const OpCall& op) {
   const auto& name = op.attribute<std::string>("name");
   const auto version = op.attribute<int64_t>("version");
   const popsim_custom_op* found = custom::find(domain, name, version);
-  op.require(found != nullptr, "there is an operator ", domain, "::", name,
-             " version ", version);
+  op.require(found != nullptr, "operator ", domain, "::", name, " version ",
+             version, " exists");
   return *found;
 }
 
@@ -184,19 +187,20 @@ std::vector<TensorType> results_of(const OpCall& op,
 }
 
 void require_type(const OpCall& op, size_t input, const TensorType& type) {
-  op.require(input < op.num_inputs(), "input ", input, " is there");
+  op.require(input < op.num_inputs(), "input ", input, " is present");
   op.require(op.input(input).dtype == type.dtype &&
                  op.input(input).shape == type.shape,
              "input ", input, " is ", name_of(type.dtype),
              to_string(type.shape));
 }
 
-// The results of the gradient, whose own inputs follow the operator's.
+// The types of the results of the gradient, whose own inputs come after the
+// operator's.
 std::vector<TensorType> gradients_of(const OpCall& op,
                                      const popsim_custom_op& entry,
                                      size_t num_inputs) {
   op.require(entry.gradient != nullptr, "the operator has a gradient");
-  op.require(num_inputs <= op.num_inputs(), "there are ", num_inputs,
+  op.require(num_inputs <= op.num_inputs(), "the op has the ", num_inputs,
              " inputs of the operator");
   const std::vector<TensorType> results = results_of(op, entry, num_inputs);
   if (results.back().state == TensorType::State::kKnown) {
@@ -205,13 +209,13 @@ std::vector<TensorType> gradients_of(const OpCall& op,
     for (const TensorType& type : results) {
       if (is_floating(type.dtype)) require_type(op, next++, type);
     }
-    op.require(next == op.num_inputs(), "it has ", next, " inputs");
+    op.require(next == op.num_inputs(), "the op has ", next, " inputs");
   }
   std::vector<TensorType> types;
   for (size_t i = 0; i < num_inputs; ++i) {
     if (is_floating(op.input(i).dtype)) types.push_back(op.input_type(i));
   }
-  op.require(!types.empty(), "an input is floating");
+  op.require(!types.empty(), "at least one input has a floating-point dtype");
   return types;
 }
 

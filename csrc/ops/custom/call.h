@@ -1,4 +1,4 @@
-// What the functions of a user's operator are given: operands and attributes
+// The data that the functions of a user's operator get: operands and attributes
 // of an op in the form of popsim_custom_op.h.
 #pragma once
 
@@ -12,17 +12,17 @@ namespace popsim::ops::custom {
 
 class Call : public popsim_call {
  public:
-  // The first `num_inputs` inputs, and the outputs if there are some.
+  // Takes the first `num_inputs` inputs, and the outputs if there are any.
   Call(const OpCall& op, size_t num_inputs,
        const std::vector<graph::TensorId>& outputs);
-  // (What it points to is its own.)
+  // (It contains pointers to its own members.)
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // Throws UserError with the operator's name and what its function said,
-  // unless that returned 0.
+  // Throws UserError with the operator's name and the function's message,
+  // unless `returned` is 0.
   void check(int returned, const char* function);
-  // What was declared.
+  // The outputs that the shape rule has declared.
   [[nodiscard]] const std::vector<TensorType>& declared() const {
     return declared_;
   }
@@ -63,11 +63,13 @@ class Call : public popsim_call {
   std::vector<const char*> texts_;
 };
 
-// The operator that an op names. Throws InternalError where there is none.
+// The operator that an op names. Throws InternalError if the operator does not
+// exist.
 [[nodiscard]] const popsim_custom_op& operator_of(const OpCall& op);
 
-// The types of the outputs by the operator's shape rule; unknown types if it
-// has none. Throws UserError if the rule refuses the inputs.
+// The types of the outputs according to the operator's shape rule; unknown
+// types if it has no shape rule. Throws UserError if the rule refuses the
+// inputs.
 [[nodiscard]] std::vector<TensorType> types_of(const OpCall& op);
 
 }  // namespace popsim::ops::custom

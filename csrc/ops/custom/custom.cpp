@@ -1,4 +1,4 @@
-// The op that calls a user's operator, straight from the loop.
+// The op that calls a user's operator directly, without Python.
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -61,7 +61,7 @@ std::vector<TensorType> custom_types(const OpCall& op) {
   try {
     return custom::types_of(op);
   } catch (const UserError& error) {
-    // What the user wrote was checked in the trace.
+    // The trace has checked the user's arguments already.
     op.require(false, error.what());
   }
   return {};
@@ -70,7 +70,7 @@ std::vector<TensorType> custom_types(const OpCall& op) {
 int64_t counted(const OpView& op, double amount) {
   check_user(std::isfinite(amount) && amount >= 0 && amount < 1e18,
              "the cost of ", op.op(), " is ", amount,
-             ": it has to be a number from 0 on");
+             ": it must be a number of at least 0");
   return std::llround(amount);
 }
 

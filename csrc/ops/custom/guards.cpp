@@ -9,7 +9,8 @@
 namespace popsim::ops::custom {
 namespace {
 
-// No number that a kernel is likely to write: a NaN as a float.
+// A byte that a kernel is unlikely to write; as a float, four of them are about
+// -1e34.
 constexpr std::byte kPattern{0xf7};
 
 bool is_untouched(const std::byte* start, size_t count) {
@@ -42,9 +43,9 @@ void Guards::take(const std::vector<void*>& operands) const {
     const std::byte* start = copies_[i].data();
     const std::byte* data = start + kGuardBytes;
     check_user(is_untouched(start, kGuardBytes),
-               "the kernel writes in front of ", shown);
+               "the kernel writes before the memory of ", shown);
     check_user(is_untouched(data + bytes_[i], kGuardBytes),
-               "the kernel writes beyond ", shown);
+               "the kernel writes after the memory of ", shown);
     if (bytes_[i] == 0) continue;
     if (is_input) {
       check_user(std::memcmp(data, operands[i], bytes_[i]) == 0,

@@ -1,6 +1,6 @@
-// Memory of its own for each operand of a user's kernel, with guards on both
-// sides: finds kernels that write where they may not. For the user's tests:
-// every operand is copied.
+// Separate memory for each operand of a user's kernel, with guards on both
+// sides, to find kernels that write outside their operands. It is for the
+// user's tests, because it copies every operand.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ class Guards {
  public:
   Guards(size_t num_inputs, std::vector<size_t> bytes);
 
-  // Puts copies in the place of operands.
+  // Replaces the operands with copies.
   void put(Call& call, const std::vector<void*>& operands);
-  // Copies outputs to where they belong. Throws UserError with the operand
-  // beside which something was written, or the input that was.
+  // Copies the outputs back. Throws UserError with the operand before or after
+  // which the kernel wrote, or with the input that it changed.
   void take(const std::vector<void*>& operands) const;
 
  private:

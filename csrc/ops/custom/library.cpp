@@ -18,12 +18,12 @@ namespace {
 
 using Key = std::tuple<std::string, std::string, int64_t>;
 
-// The one thing here that changes while the process runs: libraries come when
-// the user loads them.
+// The only global state here that changes while the process runs: the user may
+// load libraries at any time.
 struct Registry {
   std::mutex mutex;
   std::map<Key, const popsim_custom_op*, std::less<>> ops;
-  std::set<std::string> files;  // that were looked at
+  std::set<std::string> files;  // files that were checked
   std::set<const popsim_custom_library*> libraries;
   std::vector<std::string> problems;
 };
@@ -40,7 +40,7 @@ void insert(Registry& to, const popsim_custom_op* op) {
   to.ops.insert_or_assign(Key(op->domain, op->name, op->version), op);
 }
 
-// Files of all libraries, in the order in which they were loaded.
+// The files of all loaded libraries, in the order in which they were loaded.
 std::vector<std::string> loaded_files() {
   std::vector<std::string> files;
 #if defined(__linux__)
@@ -63,7 +63,8 @@ void add_library(Registry& to, const std::string& file,
     to.problems.push_back(
         join(file, " was compiled with version ", library.version,
              " of popsim_custom_op.h, and this package has version ",
-             POPSIM_CUSTOM_OP_VERSION, ": compile it with that."));
+             POPSIM_CUSTOM_OP_VERSION,
+             ": compile it again with the header of this package."));
     return;
   }
   for (const popsim_custom_op* op = library.ops; op != nullptr; op = op->next) {
@@ -81,19 +82,19 @@ void look_into(Registry& to, const std::string& file) {
   if (!to.files.insert(file).second) return;
   void* handle = dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) {
-    to.files.erase(file);  // it may be loaded later
+    to.files.erase(file);  // the file may be loaded later
     return;
   }
   const auto offered = reinterpret_cast<popsim_custom_ops_function>(
       dlsym(handle, "popsim_custom_ops"));
   const popsim_custom_library* library =
       offered == nullptr ? nullptr : offered();
-  // Found by way of what depends on it, too.
+  // A library may also be found through a library that depends on it.
   if (library == nullptr || !to.libraries.insert(library).second) {
     dlclose(handle);
     return;
   }
-  // The handle stays open: programs may run the kernels at any time.
+  // The handle stays open, because programs may run the kernels at any time.
   add_library(to, file, *library);
 }
 

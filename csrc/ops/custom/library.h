@@ -1,5 +1,5 @@
-// The operators that users bring: those of the libraries that the process has
-// loaded, and those that Python registers, in the same form.
+// The users' operators: those of the libraries that the process has loaded, and
+// those that Python registers, in the same form.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,24 @@
 
 namespace popsim::ops::custom {
 
-// Looks for operators in libraries that have been loaded since the last time:
-// everywhere on Linux, elsewhere in these files. Of several operators with one
-// name the last one found counts; programs keep the one they were compiled
-// with. Returns what is wrong with libraries that are left out, as sentences.
+// Looks for operators in libraries that were loaded since the last call: on
+// Linux in all libraries, elsewhere in these files. If several operators have
+// the same name, the one found last counts; programs keep the operator they
+// were compiled with. Returns the problems of libraries that are left out, as
+// sentences.
 std::vector<std::string> look_for_libraries(
     const std::vector<std::string>& files);
 
-// Adds an operator that lives as long as the process. Throws UserError where it
-// is not whole.
+// Adds an operator that lives as long as the process. Throws UserError if the
+// operator is incomplete.
 void add(const popsim_custom_op* op);
 
-// nullptr where there is none. Looks at no libraries.
+// Returns nullptr if there is none. Does not look for new libraries.
 [[nodiscard]] const popsim_custom_op* find(std::string_view domain,
                                            std::string_view name,
                                            int64_t version);
 
-// Those that find() finds, by domain, name and version.
+// All operators that find() can find, by domain, name and version.
 [[nodiscard]] std::vector<const popsim_custom_op*> all();
 
 }  // namespace popsim::ops::custom

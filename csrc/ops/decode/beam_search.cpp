@@ -11,7 +11,7 @@ namespace {
 constexpr int32_t kNone = PrefixTree::kNone;
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// The logarithm of exp(a) + exp(b); neither is plus infinity.
+// The logarithm of exp(a) + exp(b); neither may be plus infinity.
 double log_sum(double a, double b) {
   if (a < b) std::swap(a, b);
   return b == kNever ? a : a + std::log1p(std::exp(b - a));
@@ -22,7 +22,7 @@ double log_sum(double a, double b) {
 BeamSearch::BeamSearch(const BeamSpec& spec)
     : spec_(spec),
       width_(static_cast<size_t>(spec.width)),
-      // As many again are collected before the best of all are chosen.
+      // This number of candidates is collected before the best ones are chosen.
       most_candidates_(2 * width_ + 64),
       tree_(spec.num_sequences()) {
   beam_.reserve(width_);
@@ -32,9 +32,9 @@ BeamSearch::BeamSearch(const BeamSpec& spec)
   for (int64_t c = 0; c < spec.classes; ++c) {
     if (c != spec.blank) classes_.push_back(static_cast<int32_t>(c));
   }
-  // A sequence may grow by any label. Some of the grown ones are in the beam
-  // already, and one repeats its last label; of the others no more than the
-  // beam holds can be among the best.
+  // Any label may extend a sequence. Some of the extended sequences are in the
+  // beam already, and one repeats its last label; among the best sequences
+  // there are at most as many others as the beam holds.
   num_ranked_ = std::min(classes_.size(), 2 * width_ + 1);
 }
 
@@ -74,7 +74,8 @@ bool BeamSearch::comes_first(const Candidate& a, const Candidate& b) {
 
 double BeamSearch::extended(const Entry& entry, int32_t label,
                             float log_prob) const {
-  // A label that follows itself is another one only after a blank.
+  // A label that repeats the one before it starts a new label only after a
+  // blank.
   const bool repeats = tree_.label(entry.sequence) == label;
   return (repeats ? entry.blank : entry.total) + log_prob;
 }
@@ -92,9 +93,9 @@ bool BeamSearch::rank_classes(const float* log_probs) {
   return true;
 }
 
-// The sequences that do not grow in this step. Their alignments get a blank or
-// the last label again; if a sequence without its last label is in the beam,
-// too, its extension by that label counts here.
+// The sequences that are not extended in this step. Their alignments get a
+// blank or the last label again. If the beam also has the sequence without the
+// last label, this adds the extension of that sequence by the last label.
 void BeamSearch::keep_entries(const float* log_probs) {
   for (size_t i = 0; i < beam_.size(); ++i) {
     const Entry& entry = beam_[i];
@@ -129,7 +130,7 @@ void BeamSearch::extend_entries(const float* log_probs) {
 }
 
 void BeamSearch::add(const Candidate& candidate) {
-  if (candidate.total < threshold_) return;  // also what cannot be
+  if (candidate.total < threshold_) return;  // also drops impossible candidates
   if (candidates_.size() == most_candidates_) leave_the_best();
   candidates_.push_back(candidate);
 }

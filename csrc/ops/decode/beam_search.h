@@ -1,9 +1,9 @@
-// The most likely sequences of labels, where each step of a sequence in time
-// says how likely every label is, and a blank.
+// Finds the most likely sequences of labels. Each time step gives the
+// probability of every label and of a blank.
 //
-// A sequence of labels sums up all alignments that become it when repeated
-// labels count once and blanks are taken out. Step by step, the search goes on
-// with a number of sequences that are the most likely so far: the beam.
+// The probability of a label sequence is the sum over all alignments that give
+// this sequence when repeated labels are merged and blanks are removed. In each
+// step, the search continues with the most likely sequences so far: the beam.
 #pragma once
 
 #include <cstdint>
@@ -14,36 +14,36 @@
 
 namespace popsim::ops::decode {
 
-// What a search is for.
+// The settings of a search.
 struct BeamSpec {
-  int64_t steps = 0;  // at most
+  int64_t steps = 0;  // the maximum
   int64_t classes = 0;
   int64_t blank = 0;
   int64_t width = 0;  // sequences in the beam
 
-  // The most sequences that a search can meet.
+  // The largest number of sequences that a search can visit.
   [[nodiscard]] int64_t num_sequences() const { return steps * width + 1; }
 };
 
 class BeamSearch {
  public:
   explicit BeamSearch(const BeamSpec& spec);
-  // A copy would not have the memory that is reserved.
+  // A copy would not have the reserved memory.
   BeamSearch(const BeamSearch&) = delete;
   BeamSearch& operator=(const BeamSearch&) = delete;
   BeamSearch(BeamSearch&&) = default;
   BeamSearch& operator=(BeamSearch&&) = default;
   ~BeamSearch() = default;
 
-  // Begins with the sequence that has no label.
+  // Starts with the sequence without labels.
   void begin();
-  // Goes on by a step. False where a log-probability is NaN or plus infinity:
-  // then the search is over.
+  // Continues with the next step. Returns false if a log-probability is NaN or
+  // plus infinity: then the search is over.
   [[nodiscard]] bool advance(const float* log_probs);
 
-  // Sequences that are left, the most likely first; of those that are as
-  // likely, the one first whose beginning was, then the one with fewer labels,
-  // then the one with the smaller label.
+  // The sequences that are left, the most likely one first. Among equally
+  // likely ones, the order is that of their beginnings; then the one with fewer
+  // labels is first, then the one with the smaller label.
   [[nodiscard]] int64_t size() const {
     return static_cast<int64_t>(beam_.size());
   }
@@ -53,30 +53,31 @@ class BeamSearch {
   [[nodiscard]] int64_t length(int64_t i) const {
     return tree_.length(beam_[static_cast<size_t>(i)].sequence);
   }
-  // Writes length(i) labels.
+  // Writes the length(i) labels of sequence i.
   void read(int64_t i, int64_t* labels) const;
 
  private:
-  // A sequence, and the log-probability of its alignments that end in a blank
-  // and in its last label.
+  // A sequence, with the log-probability of its alignments that end in a blank
+  // and of those that end in its last label.
   struct Entry {
     int32_t sequence;
     double blank;
     double label;
     double total;
   };
-  // What an entry of the beam may become.
+  // A sequence that an entry of the beam may become.
   struct Candidate {
     double total;
     double blank;
     int32_t entry;
-    int32_t label;  // that is added, or kNone
-    double last;    // log-probability of those that end in the last label
+    int32_t label;  // the label that is added, or kNone
+    // The log-probability of the alignments that end in the last label.
+    double last;
   };
 
   static bool comes_first(const Candidate& a, const Candidate& b);
-  // The log-probability of all alignments of an entry that go on with `label`;
-  // `log_prob` is the label's own.
+  // The log-probability of all alignments of an entry that continue with
+  // `label`; `log_prob` is the log-probability of the label itself.
   [[nodiscard]] double extended(const Entry& entry, int32_t label,
                                 float log_prob) const;
   [[nodiscard]] bool rank_classes(const float* log_probs);
@@ -93,10 +94,11 @@ class BeamSearch {
   std::vector<Entry> beam_;
   std::vector<Entry> next_;
   std::vector<Candidate> candidates_;
-  // No candidate counts that is less likely.
+  // Candidates that are less likely are dropped.
   double threshold_ = 0.0;
-  std::vector<int32_t> classes_;  // without the blank
-  size_t num_ranked_;             // of them are in order, the likeliest first
+  std::vector<int32_t> classes_;  // all classes but the blank
+  // The number of classes that are sorted, the likeliest first.
+  size_t num_ranked_;
 };
 
 }  // namespace popsim::ops::decode

@@ -1,5 +1,5 @@
-// The most likely labels of each sequence of a batch, whose alignment with its
-// steps is not known.
+// Finds the most likely labels of each sequence in a batch; the alignment of
+// labels and steps is unknown.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,9 +15,10 @@
 namespace popsim::ops {
 namespace {
 
-// Sequences that a search may meet: memory for them is made ahead.
+// A limit for the sequences that a search may visit: their memory is allocated
+// before it starts.
 constexpr int64_t kMostSequences = int64_t{1} << 26;
-// What an entry of the beam or a class costs at each step, in additions.
+// The cost of an entry of the beam or of a class at each step, in additions.
 constexpr int64_t kCost = 100;
 
 decode::BeamSpec spec_of(const OpCall& op) {
@@ -78,7 +79,7 @@ class CtcBeamSearch final : public Kernel {
     std::vector<float> probabilities;
   };
 
-  // False where the log-probabilities of a step are no such numbers.
+  // Returns false if the log-probabilities of a step are not valid.
   [[nodiscard]] bool search(const RunContext& context, int64_t item,
                             int64_t length, Scratch& scratch) const {
     scratch.search.begin();
@@ -90,8 +91,8 @@ class CtcBeamSearch final : public Kernel {
     return true;
   }
 
-  // Where fewer paths were found than asked for, the others have no labels. All
-  // probabilities are NaN where there was no search.
+  // If fewer paths were found than requested, the other paths have no labels.
+  // All probabilities are NaN if the search failed.
   void write(const RunContext& context, int64_t item, bool has_paths,
              Scratch& scratch) const {
     const decode::BeamSearch& found = scratch.search;
@@ -133,15 +134,17 @@ std::vector<TensorType> decoded_types(const OpCall& op) {
   op.require_shape(1, {shape[1]});
   const decode::BeamSpec spec = spec_of(op);
   const int64_t paths = op.attribute<int64_t>("top_paths");
-  op.require(spec.blank < spec.classes, "there is a class ", spec.blank);
+  op.require(spec.blank < spec.classes,
+             "blank is the number of a class: ", spec.blank);
   op.require(spec.classes <= std::numeric_limits<int32_t>::max(),
-             "classes have numbers of 32 bits");
-  op.require(paths <= spec.width, "the beam is as wide as there are paths");
+             "the numbers of classes fit into 32 bits");
+  op.require(paths <= spec.width,
+             "the beam is at least as wide as the number of paths");
   op.require(std::max<int64_t>(spec.steps, 1) <= kMostSequences / spec.width,
-             "there is memory for the sequences of labels");
+             "the sequences of labels fit into memory");
   const Shape of_paths{shape[1], paths};
   const Shape of_labels{shape[1], paths, shape[0]};
-  op.require(is_valid_shape(of_labels), "the labels can be counted");
+  op.require(is_valid_shape(of_labels), "the labels have a valid shape");
   return {{op.input(0).dtype, of_paths},
           {DType::kInt64, of_paths},
           {DType::kInt64, of_labels}};

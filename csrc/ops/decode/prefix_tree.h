@@ -1,5 +1,5 @@
-// Sequences of labels that share their beginnings: each is a node, whose parent
-// is the sequence without its last label.
+// Label sequences that share their beginnings: each sequence is a node, whose
+// parent is the sequence without its last label.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@ namespace popsim::ops::decode {
 class PrefixTree {
  public:
   static constexpr int32_t kNone = -1;
-  static constexpr int32_t kRoot = 0;  // no label
+  static constexpr int32_t kRoot = 0;  // the sequence without labels
 
-  // Has room for this number of sequences.
+  // Allocates memory for this number of sequences.
   explicit PrefixTree(int64_t most) {
     nodes_.resize(static_cast<size_t>(most));
   }
 
-  // Leaves nothing but the root.
+  // Removes all sequences except the root.
   void clear() {
     count_ = 1;
     nodes_[kRoot] = Node{};
   }
-  // The sequence with one more label, or kNone.
+  // The sequence extended by this label, or kNone.
   [[nodiscard]] int32_t find(int32_t sequence, int32_t label) const {
     int32_t child = at(sequence).first_child;
     while (child != kNone && at(child).label != label) child = at(child).next;
@@ -44,15 +44,15 @@ class PrefixTree {
   [[nodiscard]] int32_t parent(int32_t sequence) const {
     return at(sequence).parent;
   }
-  // The last one, or kNone.
+  // The last label, or kNone.
   [[nodiscard]] int32_t label(int32_t sequence) const {
     return at(sequence).label;
   }
-  // How many labels.
+  // The number of labels.
   [[nodiscard]] int32_t length(int32_t sequence) const {
     return at(sequence).length;
   }
-  // A number that the user of the tree keeps with the sequence; kNone at first.
+  // A number that the tree's user stores with the sequence; kNone at first.
   [[nodiscard]] int32_t place(int32_t sequence) const {
     return at(sequence).place;
   }
@@ -65,7 +65,7 @@ class PrefixTree {
     int32_t parent = kNone;
     int32_t label = kNone;
     int32_t first_child = kNone;
-    int32_t next = kNone;  // child of the same parent
+    int32_t next = kNone;  // next child of the same parent
     int32_t length = 0;
     int32_t place = kNone;
   };

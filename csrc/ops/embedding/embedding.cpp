@@ -1,4 +1,5 @@
-// Rows of a table by number, and the gradient of the table.
+// Reads rows of a table by their numbers, and computes the gradient of the
+// table.
 #include <cstring>
 
 #include "base/numbers.h"
@@ -12,13 +13,13 @@
 namespace popsim::ops {
 namespace {
 
-// Numbers of a table's rows.
+// The numbers of the table's rows.
 class RowNumbers {
  public:
   RowNumbers(const OpView& op, size_t input, int64_t num_rows)
       : numbers_(op, input), num_rows_(num_rows) {}
 
-  // Throws UserError for a number that is no row.
+  // Throws UserError if a number is out of range.
   [[nodiscard]] const std::vector<int64_t>& read(const RunContext& context) {
     const std::vector<int64_t>& rows = numbers_.read(context);
     for (const int64_t row : rows) {
@@ -63,8 +64,8 @@ class Embedding final : public Kernel {
   threads::Shares shares_;
 };
 
-// Rows of the gradient are added in their order, whoever adds them: each share
-// has columns of its own.
+// Rows of the gradient are added in the same order on any number of threads:
+// each share has its own columns.
 class EmbeddingGrad final : public Kernel {
  public:
   explicit EmbeddingGrad(const OpView& op)
@@ -127,13 +128,13 @@ class EmbeddingGrad final : public Kernel {
 
   int64_t num_rows_;
   int64_t width_;
-  int64_t padding_;  // gets no gradient; -1: there is none
+  int64_t padding_;  // this row gets no gradient; -1: none
   RowInput gradient_;
   RowNumbers numbers_;
   RowOutput out_;
   threads::Shares shares_;
   std::vector<std::vector<float>> scratch_;  // by share
-  std::vector<float> sums_;                  // where the output is not float32
+  std::vector<float> sums_;  // used if the output is not float32
 };
 
 std::vector<TensorType> embedding_type(const OpCall& op) {
@@ -153,7 +154,7 @@ std::vector<TensorType> embedding_grad_type(const OpCall& op) {
   return {{op.input(0).dtype, {op.attribute<int64_t>("rows"), width}}};
 }
 
-// Only the rows that are asked for are read.
+// Counts only the rows that are read.
 std::vector<graph::Work> embedding_work(const OpView& op) {
   return {graph::Move{2 * op.output(0).bytes() + op.input(1).bytes()}};
 }

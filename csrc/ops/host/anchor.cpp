@@ -1,8 +1,9 @@
 // Copies a tensor to the host during a run: model outputs and anchors.
 //
-// A return buffer has one entry per micro-batch that its mode keeps, in the
-// order device iteration, accumulation step. A tensor written once per weight
-// update stands for all accumulation steps of its device iteration.
+// A return buffer has one entry for each micro-batch that its mode keeps,
+// ordered by device iteration, then by accumulation step. A tensor that is
+// written once per weight update counts for all accumulation steps of its
+// device iteration.
 #include "ops/host/anchor.h"
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +20,8 @@
 namespace popsim::ops {
 namespace {
 
-// Which micro-batches of a run have an entry in the return buffer. It is the
-// rule of popsim_torch/anchors.py, `kept_micro_batches`.
+// Decides which micro-batches of a run have an entry in the return buffer.
+// popsim_torch/anchors.py has the same rule, in `kept_micro_batches`.
 class Kept {
  public:
   explicit Kept(const OpView& op)
@@ -33,21 +34,21 @@ class Kept {
            loop.gradient_accumulation;
   }
 
-  // Where the values of the accumulation steps from `first` to `last` of the
-  // device iteration that runs begin; -1 where the last one has none.
+  // The first entry of the accumulation steps from `first` to `last` of the
+  // current device iteration; -1 if step `last` has no entry.
   [[nodiscard]] int64_t entry(const RunContext& context, int64_t first,
                               int64_t last) const {
     const auto [iterations, steps] = context.loop;
     const int64_t d = context.cursor.device_iteration;
     if (!per_step_) return d == iterations - 1 && last == steps - 1 ? 0 : -1;
-    // A period longer than a run goes on from one run to the next.
+    // A period longer than a run continues from one run to the next.
     const bool goes_on = period_ > iterations;
     const int64_t before = goes_on ? context.iterations_before : 0;
     if ((before + d + 1) % period_ != 0) return -1;
     return (goes_on ? 0 : d / period_) * steps + first;
   }
 
-  // Whether each step has an entry of its own.
+  // Whether each accumulation step has its own entry.
   [[nodiscard]] bool per_step() const { return per_step_; }
 
  private:
@@ -98,7 +99,7 @@ class AnchorKernel final : public Kernel {
     return context.sink(buffer_).entry(index, entry_bytes_);
   }
 
-  // The entry seen as a tensor, to be converted into.
+  // The entry as a tensor; values are converted into it.
   [[nodiscard]] at::Tensor target(const RunContext& context,
                                   int64_t index) const {
     return at::from_blob(place(context, index), shape_, to_scalar_type(dtype_));
@@ -118,8 +119,8 @@ class AnchorKernel final : public Kernel {
   void add(const RunContext& context, bool begins, int64_t entry,
            int64_t times) {
     if (begins) sum_.zero_();
-    // In double (or int64): summing many micro-batches must not round away
-    // what each of them adds.
+    // The sum is double (or int64), so that rounding does not lose the
+    // contributions of single micro-batches.
     sum_.add_(context.tensor(source_).to(sum_.scalar_type()), times);
     if (entry >= 0) target(context, entry).copy_(sum_);
   }
@@ -132,12 +133,13 @@ class AnchorKernel final : public Kernel {
   Shape shape_;
   int64_t entry_bytes_;
   bool plain_copy_;
-  at::Tensor sum_;  // undefined in other modes than Sum
+  at::Tensor sum_;  // undefined in modes other than Sum
 };
 
 std::vector<TensorType> anchor_types(const OpCall& op) {
   const graph::Phase phase = op.op().phase;
-  op.require(phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(phase != graph::Phase::kSetup,
+             "the op runs in every run, not in the setup phase");
   op.require(
       op.attribute<bool>("per_update") == (phase == graph::Phase::kUpdate),
       "per_update says whether it runs once for each update");

@@ -1,4 +1,4 @@
-// What the ops that copy tensors to the host bring back from a run.
+// The returns of the ops that copy tensors to the host.
 #pragma once
 
 #include "ops/op_def.h"
@@ -6,18 +6,18 @@
 
 namespace popsim::ops {
 
-// A tensor that comes back from a run: a model output or an anchor. Its entries
-// lie one after the other, each contiguous.
+// A tensor that a run returns: a model output or an anchor. Its entries follow
+// one another, each contiguous.
 struct Return {
-  graph::TensorId source;  // what each entry is a copy of
+  graph::TensorId source;  // each entry is a copy of it
   int64_t num_entries;
-  Shape shape;  // of all entries together, what users get
+  Shape shape;  // of all entries together, as users get it
   DType dtype;
-  // Anchors stay in a buffer of the device; outputs are new memory each run.
+  // Anchors stay in a buffer on the device; outputs get new memory in each run.
   bool keep;
 };
 
-// What an "anchor" op brings back, in a program that passed verify().
+// The return of an "anchor" op, in a program that passed verify().
 [[nodiscard]] Return return_of(const OpView& op, LoopCounts loop);
 
 // The shape that users get: entries follow each other along the first axis. One

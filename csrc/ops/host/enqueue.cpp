@@ -1,5 +1,5 @@
-// Puts an element into a queue that the host reads: some tensors, each time it
-// runs.
+// Puts an element, which consists of some tensors, into a queue that the host
+// reads, each time it runs.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
@@ -55,8 +55,8 @@ class EnqueueKernel final : public Kernel {
   struct Part {
     graph::TensorId source;
     Shape shape;
-    at::ScalarType dtype;  // in the queue
-    size_t bytes;          // the same
+    at::ScalarType dtype;  // dtype in the queue
+    size_t bytes;          // bytes in the queue
     bool plain_copy;
   };
 
@@ -65,10 +65,11 @@ class EnqueueKernel final : public Kernel {
 };
 
 std::vector<TensorType> enqueue_types(const OpCall& op) {
-  op.require(op.op().phase != graph::Phase::kSetup, "it runs with every run");
+  op.require(op.op().phase != graph::Phase::kSetup,
+             "the op runs in every run, not in the setup phase");
   op.require(op.attribute<std::vector<std::string>>("dtypes").size() ==
                  op.num_inputs(),
-             "each tensor has an element type in the queue");
+             "each tensor has a dtype in the queue");
   return {};
 }
 

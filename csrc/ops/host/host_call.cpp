@@ -1,7 +1,7 @@
-// Calls code of the host: tensors go there, and tensors come back.
+// Calls code of the host with tensors, and gets tensors back.
 //
-// The code gets copies, which it may keep, change and differentiate by. It
-// could not do that with the device's memory.
+// The code gets copies, which it may keep, change and use for differentiation.
+// The device's memory would not allow this.
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 
@@ -33,8 +33,9 @@ class HostCallKernel final : public Kernel {
   }
 
   void run(const RunContext& context) override {
-    check_user(context.host != nullptr,
-               "the program calls code of the host, and the run has none");
+    check_user(
+        context.host != nullptr,
+        "the program calls code of the host, but the run was given none");
     const std::vector<at::Tensor> results = call(context);
     check_internal(results.size() == num_results_,
                    "host_call: ", results.size(), " results instead of ",
@@ -50,7 +51,8 @@ class HostCallKernel final : public Kernel {
   }
 
  private:
-  // Leaves the run's inference mode, since autograd refuses tensors made in it.
+  // Leaves the inference mode of the run, because autograd refuses tensors made
+  // in it.
   [[nodiscard]] std::vector<at::Tensor> call(const RunContext& context) const {
     const c10::InferenceMode ordinary(false);
     std::vector<at::Tensor> operands;
@@ -72,7 +74,7 @@ std::vector<TensorType> result_types(const OpCall& op) {
   const graph::Phase phase = op.op().phase;
   op.require(
       phase == graph::Phase::kForward || phase == graph::Phase::kBackward,
-      "it runs with every micro-batch");
+      "the op runs once for each micro-batch");
   const auto& dtypes = op.attribute<std::vector<std::string>>("dtypes");
   const auto& ranks = op.attribute<std::vector<int64_t>>("ranks");
   const auto& sizes = op.attribute<std::vector<int64_t>>("sizes");
@@ -84,7 +86,7 @@ std::vector<TensorType> result_types(const OpCall& op) {
     types.push_back({dtype_from_name(dtypes[i]), {next, next + ranks[i]}});
     next += ranks[i];
   }
-  op.require(next == sizes.end(), "each size is that of an axis");
+  op.require(next == sizes.end(), "each size belongs to an axis");
   return types;
 }
 

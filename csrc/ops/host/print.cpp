@@ -1,4 +1,5 @@
-// Writes a tensor to stderr each time it runs; its output is its input.
+// Writes a tensor to stderr each time it runs; its output is the input,
+// unchanged.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -57,7 +58,7 @@ class PrintKernel final : public Kernel {
   std::vector<Value> values_;
 };
 
-// Only the first character of a separator or bracket counts.
+// Only the first character of a separator or bracket is used.
 std::string first_character(const OpView& op, std::string_view attribute) {
   return op.attribute<std::string>(attribute).substr(0, 1);
 }
@@ -106,7 +107,7 @@ std::unique_ptr<Kernel> prepare_print(const OpView& op) {
     case DType::kFloat64:
       return floats(read_values<double, double>);
   }
-  throw InternalError("print: unknown element type");
+  throw InternalError("print: unknown dtype");
 }
 
 std::vector<TensorType> printed_type(const OpCall& op) {

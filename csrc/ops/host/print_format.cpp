@@ -13,7 +13,7 @@
 namespace popsim::ops {
 namespace {
 
-constexpr int64_t kGap = -1;  // stands for the positions left out
+constexpr int64_t kGap = -1;  // marks positions that are left out
 constexpr std::string_view kGapText = "...";
 
 // Positions shown along one axis.
@@ -59,7 +59,7 @@ void collect_indices(const Shape& shape,
   }
 }
 
-// How all the numbers of one tensor are written.
+// The common format of all numbers of one tensor.
 class NumberFormat {
  public:
   NumberFormat(std::span<const double> shown, const PrintOptions& options);

@@ -1,4 +1,4 @@
-// Tensors as text, the way a program on the device prints them.
+// Prints tensors as a program on the device does.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct PrintOptions {
   std::string title;                   // empty: no title
   int64_t summarise_threshold = 1000;  // elements; 0: never
   int64_t edge_items = 3;
-  int64_t max_line_width = 80;  // characters; 0: any
+  int64_t max_line_width = 80;  // characters; 0: no limit
   int64_t digits = 4;           // of the largest element; 0: as many as needed
   FloatFormat float_format = FloatFormat::kAuto;
   std::string separator = ",";

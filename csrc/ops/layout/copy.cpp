@@ -1,4 +1,4 @@
-// Copies a tensor, also between layouts and element types.
+// Copies a tensor; the layout and the dtype may change.
 #include <ATen/core/Tensor.h>
 
 #include <cstring>
@@ -47,7 +47,7 @@ class StridedCopy final : public Kernel {
   LayoutCopy copy_;
 };
 
-// Between element types.
+// Changes the dtype.
 class ConvertingCopy final : public Kernel {
  public:
   ConvertingCopy(graph::TensorId from, graph::TensorId to)

@@ -1,6 +1,6 @@
-// Parts of a tensor along an axis that begin where a run says: read, and
-// replaced. After the end of the axis they go on at its beginning, or there is
-// no such part: that is what `wraps` says.
+// Reads or replaces a part of a tensor along an axis; a run determines where
+// the part begins. `wraps` says whether a part that passes the end of the axis
+// continues at its beginning, or is an error.
 #include <vector>
 
 #include "base/check.h"
@@ -23,16 +23,16 @@ struct Positions {
   [[nodiscard]] int64_t reach() const { return (count - 1) * step; }
 };
 
-// Throws InternalError unless there are these positions, each of them once,
-// and one start for them.
+// Throws InternalError unless all these positions exist, each only once, and
+// there is one start for them.
 void require_positions(const OpCall& op, size_t start, const Positions& p) {
-  op.require(op.input(start).numel() == 1, "the start is one number");
+  op.require(op.input(start).numel() == 1, "the start has one value");
   op.require(
       p.count >= 1 && p.length >= 1 && p.count - 1 <= (p.length - 1) / p.step,
       "an axis of ", p.length, " has ", p.count, " positions, each ", p.step,
       " after the one before");
   op.require(p.wraps || p.count == 1,
-             "one position is looked up where parts do not wrap around");
+             "parts that do not wrap around have one position");
 }
 
 graph::Tensor with_axis(graph::Tensor tensor, size_t axis, int64_t size,
@@ -42,7 +42,7 @@ graph::Tensor with_axis(graph::Tensor tensor, size_t axis, int64_t size,
   return tensor;
 }
 
-// A tensor whose parts are copied, and what they are copied from or to.
+// The direction of a copy between a tensor and its part.
 enum class Direction : int8_t { kFromWhole, kToWhole };
 
 class PartCopy {
@@ -60,7 +60,7 @@ class PartCopy {
         one_(copy(with_axis(whole, positions.axis, 1),
                   with_axis(part, positions.axis, 1))) {}
 
-  // Throws UserError where there is no such position.
+  // Throws UserError if the position does not exist.
   void run(char* whole, char* part, int64_t start) const {
     const int64_t length = positions_.length;
     check_user(positions_.wraps || (start >= -length && start < length),
@@ -95,7 +95,7 @@ class PartCopy {
 
 size_t axis_of(const OpCall& op) {
   const auto axis = static_cast<size_t>(op.attribute<int64_t>("axis"));
-  op.require(axis < op.input(0).shape.size(), "there is an axis ", axis);
+  op.require(axis < op.input(0).shape.size(), "the tensor has an axis ", axis);
   return axis;
 }
 
@@ -185,7 +185,7 @@ std::vector<TensorType> update_type(const OpCall& op) {
   part[positions.axis] = positions.count;
   op.require_shape(kPart, part);
   op.require(op.input(0).dtype == op.input(kPart).dtype,
-             "tensor and part have one element type");
+             "the tensor and the part have the same dtype");
   return {op.input_type(0)};
 }
 

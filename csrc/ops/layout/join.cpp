@@ -1,4 +1,4 @@
-// Tensors put into parts of a larger one: side by side, or into zeros.
+// Writes tensors into parts of a larger one: next to each other, or into zeros.
 #include <cstring>
 #include <utility>
 
@@ -20,7 +20,7 @@ graph::Tensor part_of(const graph::Tensor& whole, Shape shape,
 
 struct Part {
   graph::TensorId from;
-  int64_t offset;  // in bytes, of its first element in the whole
+  int64_t offset;  // in bytes, of its first element in the whole tensor
   LayoutCopy copy;
 };
 
@@ -67,7 +67,7 @@ std::unique_ptr<Kernel> prepare_cat(const OpView& op) {
 std::vector<TensorType> cat_type(const OpCall& op) {
   TensorType whole = op.input_type(0);
   const auto axis = static_cast<size_t>(op.attribute<int64_t>("axis"));
-  op.require(axis < whole.shape.size(), "there is an axis ", axis);
+  op.require(axis < whole.shape.size(), "the inputs have an axis ", axis);
   op.require_one_dtype();
   whole.shape[axis] = 0;
   for (size_t i = 0; i < op.num_inputs(); ++i) {
@@ -75,7 +75,7 @@ std::vector<TensorType> cat_type(const OpCall& op) {
     op.require_rank(i, whole.shape.size());
     const int64_t size = std::exchange(part[axis], whole.shape[axis]);
     op.require(part == whole.shape && op.input(i).numel() > 0, "input ", i,
-               " differs in axis ", axis, " only and has elements");
+               " differs only in the size of axis ", axis, " and is not empty");
     whole.shape[axis] += size;
   }
   return {whole};
@@ -99,7 +99,7 @@ std::vector<TensorType> into_zeros_type(const OpCall& op) {
   op.require(is_valid_shape(whole) && strides.size() == part.size() &&
                  lies_within(part, strides, op.attribute<int64_t>("offset"),
                              num_elements(whole)),
-             "the part lies in ", to_string(whole));
+             "the part lies inside a tensor of shape ", to_string(whole));
   return {{op.input(0).dtype, whole}};
 }
 

@@ -17,7 +17,8 @@ constexpr int64_t kTile = 16;
 constexpr int64_t kTransposedRows = 64;  // of a unit of work
 constexpr int64_t kUnitElements = 4096;
 
-// Merged where both tensors allow it, the target's innermost axis last.
+// Merges axes if both tensors allow it; the target's innermost axis is the last
+// one.
 std::vector<CopyAxis> merged_axes(const graph::Tensor& from,
                                   const graph::Tensor& to) {
   const MergedAxes merged =
@@ -37,8 +38,8 @@ CopyAxis take(std::vector<CopyAxis>& axes, size_t index) {
   return axis;
 }
 
-// The tile that comes after this one, kTile columns on: its lines are far
-// apart, which the processor does not foresee.
+// Prefetches the next tile, kTile columns later: its cache lines are far apart,
+// so the processor does not predict them.
 template <typename T>
 void prefetch_tile(const T* tile, int64_t stride) {
   for (int64_t k = kTile; k < 2 * kTile; ++k) {
@@ -54,7 +55,7 @@ CopyPlan plan_copy(const graph::Tensor& from, const graph::Tensor& to) {
   if (plan.outer.empty()) return plan;
   size_t rows = plan.outer.size() - 1;
   if (plan.columns.from > 1) {
-    // A transpose: the rows are the source's innermost axis.
+    // For a transpose, the rows are the innermost axis of the source.
     const auto inner =
         std::find_if(plan.outer.begin(), plan.outer.end(),
                      [](const CopyAxis& axis) { return axis.from == 1; });
@@ -146,7 +147,7 @@ void LayoutCopy::copy_rows(const T* from, T* to, int64_t count) const {
   }
 }
 
-// Tile by tile, so that the cache lines read are used whole.
+// Copies tile by tile, so that whole cache lines are used.
 template <typename T>
 void LayoutCopy::transpose(const T* from, T* to, int64_t rows) const {
   const int64_t columns = plan_.columns.size;

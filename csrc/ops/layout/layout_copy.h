@@ -19,16 +19,16 @@ struct CopyAxis {
 struct CopyPlan {
   std::vector<CopyAxis> outer;
   CopyAxis rows;
-  CopyAxis columns;  // neighbours in the target, if there are any
+  CopyAxis columns;  // adjacent in the target, if possible
 };
 
-// Moves elements without looking at them.
+// Copies elements without interpreting them.
 class LayoutCopy {
  public:
-  // The tensors have the same shape and element type.
+  // The tensors must have the same shape and dtype.
   LayoutCopy(const graph::Tensor& from, const graph::Tensor& to);
 
-  // `from` and `to` point at the first elements.
+  // `from` and `to` must point to the first elements.
   void run(const void* from, void* to) const;
 
  private:

@@ -8,14 +8,16 @@ void check_operands(const OpCall& op, const Inputs& inputs) {
   const int64_t items = shape[1];
   const Shape& labels = op.input(inputs.labels).shape;
   op.require(labels.size() == 1 || (labels.size() == 2 && labels[0] == items),
-             "there is a row of labels, or one for each of ", items, " items");
+             "targets is one row of labels, or one row for each of ", items,
+             " items");
   op.require_shape(inputs.input_lengths, {items});
   op.require_shape(inputs.target_lengths, {items});
   const int64_t blank = op.attribute<int64_t>("blank");
-  op.require(blank < shape[2], "there is a class ", blank);
-  // States and classes of a batch, with room for their sums.
+  op.require(blank < shape[2], "blank is the number of a class: ", blank);
+  // Reserves memory for the states and classes of a batch and for their sums.
   const int64_t most = num_elements(labels) + items;
-  op.require(is_valid_shape({4, most, shape[0]}), "the states can be counted");
+  op.require(is_valid_shape({4, most, shape[0]}),
+             "the states have a valid shape");
 }
 
 int64_t num_columns(const OpCall& op, const Inputs& inputs) {

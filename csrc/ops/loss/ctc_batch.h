@@ -1,10 +1,10 @@
-// The batch of a connectionist temporal classification: which labels each item
-// has, and the states that an alignment of them goes through.
+// The batch of a connectionist temporal classification (CTC): the labels of
+// each item, and the states that an alignment of them passes through.
 //
-// The states of an item are its labels with a blank in front of each and behind
-// the last. An alignment is in one state at each step: it begins in one of the
-// first two, ends in one of the last two, and stays, goes on to the next state,
-// or past a blank to another label.
+// The states of an item are its labels, with a blank before each label and
+// after the last one. An alignment is in one state at each step. It begins in
+// one of the first two states and ends in one of the last two. At each step it
+// stays, goes to the next state, or skips a blank to a different label.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ namespace popsim::ops::ctc {
 struct Item {
   int64_t steps = 0;
   std::span<const int64_t> labels;
-  // Where its states are among those of the batch, and how many there might be.
+  // The place of the item's states among those of the batch, and the largest
+  // possible number of them.
   int64_t column = 0;
   int64_t columns = 0;
 
@@ -28,7 +29,7 @@ struct Item {
   }
 };
 
-// Numbers of an op's inputs: log-probabilities [steps, items, classes]; labels,
+// Indices of an op's inputs: log-probabilities [steps, items, classes]; labels,
 // [items, most] or all in one row; input lengths and target lengths [items].
 struct Inputs {
   size_t log_probs;
@@ -37,17 +38,17 @@ struct Inputs {
   size_t target_lengths;
 };
 
-// Throws InternalError for operands that do not belong together.
+// Throws InternalError if the operands do not fit together.
 void check_operands(const OpCall& op, const Inputs& inputs);
-// How many states the items of a batch might have together.
+// The largest possible number of states of all items of a batch.
 [[nodiscard]] int64_t num_columns(const OpCall& op, const Inputs& inputs);
 
 class Batch {
  public:
   Batch(const OpView& op, const Inputs& inputs);
 
-  // To be called before item(), once in a run. Throws UserError for lengths and
-  // labels out of range.
+  // Call it once in each run, before item(). Throws UserError if lengths or
+  // labels are out of range.
   void read(const RunContext& context);
   [[nodiscard]] const Item& item(int64_t i) const {
     return items_[static_cast<size_t>(i)];
@@ -59,7 +60,7 @@ class Batch {
   [[nodiscard]] int64_t steps() const { return steps_; }
   [[nodiscard]] int64_t classes() const { return classes_; }
   [[nodiscard]] int64_t columns() const { return columns_; }
-  // States that an item has at most.
+  // The largest number of states of an item.
   [[nodiscard]] int64_t most_states() const { return most_states_; }
 
  private:

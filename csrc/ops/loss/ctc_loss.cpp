@@ -1,11 +1,12 @@
-// Connectionist temporal classification: the loss of a sequence whose labels
-// are known and their alignment with its steps is not; and the gradient.
+// Connectionist temporal classification (CTC) and its gradient: the loss of a
+// sequence whose labels are known, but whose alignment with the steps is
+// unknown.
 //
 // For each item the log-probabilities of the states are computed step by step:
-// first given the steps so far (alpha), then given the steps that follow. At
-// each step they are scaled so that the highest probability is 1, which keeps
-// their digits over long sequences. The loss adds the scales up in float64; the
-// gradient needs the shares of the states only.
+// first given the steps so far (alpha), then given the later steps. At each
+// step they are scaled so that the highest probability is 1, which keeps them
+// precise over long sequences. The loss adds up the scales in float64; the
+// gradient needs only the relative probabilities of the states.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,7 +29,7 @@ using ctc::States;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// What a state costs at each step, in elements that are read or written.
+// The cost of a state at each step, in elements that are read or written.
 constexpr int64_t kStateElements = 16;
 
 threads::Shares shares_of(const ctc::Batch& batch) {
@@ -92,7 +93,8 @@ class CtcLoss final : public Kernel {
     return loss(end < ctc::kHardlyEver ? end : end + factor);
   }
 
-  // Writes what the gradient needs of a step: zeros where there is no state.
+  // Writes the values of a step that the gradient needs; zeros where there is
+  // no state.
   void keep(const RunContext& context, int64_t step, const Item& item,
             const States& states) const {
     const int64_t count = step < item.steps ? states.count() : 0;
@@ -120,8 +122,9 @@ class CtcLoss final : public Kernel {
 constexpr ctc::Inputs kGradInputs{
     .log_probs = 1, .labels = 2, .input_lengths = 3, .target_lengths = 4};
 
-// The gradient of the logits whose log-softmax the log-probabilities are: the
-// probability of each class at a step, less its share of the alignments.
+// The gradient with respect to the logits, whose log-softmax is the
+// log-probabilities: the probability of each class at a step, minus its share
+// of the alignments.
 class CtcLossGrad final : public Kernel {
  public:
   explicit CtcLossGrad(const OpView& op)
@@ -197,7 +200,8 @@ class CtcLossGrad final : public Kernel {
                        scratch.alpha.data());
   }
 
-  // Fills of_classes: how likely each is at a step, given the labels.
+  // Fills of_classes: the probability of each class at a step, given the
+  // labels.
   void share_out(const float* alpha, const Item& item, Scratch& scratch) const {
     const float* behind = scratch.states.values();
     float* of_states = scratch.of_states.data();
@@ -233,7 +237,7 @@ class CtcLossGrad final : public Kernel {
     for_each_vector(batch_.classes(), [&](int64_t c, auto n) {
       const Vec x = load(log_probs + c, n);
       const Vec slope = (exp(x) - load(of_classes + c, n)) * Vec(gradient);
-      // As in PyTorch, where a class cannot be.
+      // As in PyTorch, for a class that is impossible.
       store(Vec::blendv(slope, Vec(kNaN), x == Vec(-kInfinity)), out + c, n);
     });
     out_.store(context, row, out);

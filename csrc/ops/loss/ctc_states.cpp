@@ -9,8 +9,8 @@
 namespace popsim::ops::ctc {
 namespace {
 
-// An alignment comes from the same state, the one beside it, or the second one
-// on that side if it may skip the first. kSide: -1 or 1.
+// An alignment comes from the same state, from the state next to it, or from
+// the second one on that side if it may skip the first one. kSide: -1 or 1.
 template <int64_t kSide>
 void advance_from(const float* states, const float* skips, float* out,
                   int64_t count) {
@@ -46,7 +46,7 @@ void States::begin(const Item& item) {
 }
 
 void States::emit(const float* log_probs) {
-  // Not std::max, which would lose a NaN.
+  // This is not std::max, which would lose a NaN.
   const auto at_least = [](float x) { return x < kNever ? kNever : x; };
   const float blank = at_least(log_probs[blank_]);
   for (size_t i = 0; i < labels_.size(); ++i) {

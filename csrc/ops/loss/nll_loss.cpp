@@ -1,5 +1,5 @@
-// Negative log-likelihood of classes given as numbers, its gradient, and the
-// gradient of log-softmax and it together.
+// Negative log-likelihood of classes that are given as numbers, its gradient,
+// and the gradient of log-softmax and this loss together.
 #include <cmath>
 #include <optional>
 
@@ -12,8 +12,8 @@
 namespace popsim::ops {
 namespace {
 
-// The classes of a batch and how much each counts. Inputs of the op, from
-// `first`: labels, weights by class or nothing.
+// The classes of a batch and their weights. Inputs of the op, starting at
+// `first`: labels, then weights by class or nothing.
 class Labels {
  public:
   Labels(const OpView& op, size_t first, int64_t num_classes)
@@ -28,12 +28,12 @@ class Labels {
     }
   }
 
-  // To be called before the others, once in a run.
+  // Call it once in each run, before the other functions.
   void read(const RunContext& context) {
     if (weights_) weight_ = weights_->read(context, 0, weight_values_.data());
   }
 
-  // The class of a sample, nothing for one that is ignored.
+  // The class of a sample; empty if the sample is ignored.
   [[nodiscard]] std::optional<int64_t> label(const RunContext& context,
                                              int64_t sample) const {
     const int64_t at = sample * stride_;
@@ -105,11 +105,11 @@ class NllLoss final : public Kernel {
   std::optional<RowOutput> total_;
 };
 
-// What the losses' gradient is at the label of each sample.
+// The gradient of the losses at the label of each sample.
 class LabelGradient {
  public:
-  // Inputs of the op, from `first`: gradient of the loss, the total weight or
-  // nothing.
+  // Inputs of the op, starting at `first`: the gradient of the loss, then the
+  // total weight or nothing.
   LabelGradient(const OpView& op, size_t first)
       : gradient_(op, first, 1),
         per_sample_(op.attribute<std::string>("reduction") == "none"),
@@ -120,7 +120,8 @@ class LabelGradient {
     }
   }
 
-  // Rounded to the type of the result: fused or not, the bits are the same.
+  // Rounded to the dtype of the result, so the bits are the same whether or not
+  // ops are fused.
   [[nodiscard]] float value(const RunContext& context, int64_t sample,
                             float weight) const {
     float scratch = 0.0f;
@@ -133,7 +134,7 @@ class LabelGradient {
 
  private:
   [[nodiscard]] float rounded(float value) const {
-    float element = 0.0f;  // as long as any type here
+    float element = 0.0f;  // large enough for every dtype here
     store_(&value, /*uniform=*/true, &element, 0, 1);
     load_(&element, 0, /*stride=*/1, 1, &value);
     return value;
@@ -213,7 +214,7 @@ class CrossEntropyGrad final : public Kernel {
         log_softmax_.read(context, row, scratch + padded(classes_));
     const float at_label =
         label ? gradient_.value(context, row, labels_.weight(*label)) : 0.0f;
-    // As softmax_grad computes it, so that the bits are the same.
+    // The same computation as in softmax_grad, so the bits are the same.
     const Vec scale(-at_label);
     const auto grad = [&](const float* at, float g, auto n) {
       return at::vec::fmadd(exp(load(at, n)), scale, Vec(g));
@@ -236,7 +237,7 @@ class CrossEntropyGrad final : public Kernel {
   std::vector<std::vector<float>> scratch_;  // by share
 };
 
-// Labels are input `labels`, weights by class the next one.
+// Input `labels` has the labels, the next input the weights by class.
 void check_labels(const OpCall& op, size_t labels, const Shape& samples,
                   int64_t classes) {
   op.require_shape(labels, samples);
@@ -262,12 +263,13 @@ std::vector<TensorType> nll_loss_grad_type(const OpCall& op) {
   op.require(op.has_input(1) || reduction != "mean", "a mean has a weight");
   if (op.has_input(1)) op.require_shape(1, {});
   const Shape shape{samples[0], classes};
-  op.require(is_valid_shape(shape), "there can be ", classes, " classes");
+  op.require(is_valid_shape(shape), "a tensor with ", classes,
+             " classes has a valid shape");
   if (op.num_inputs() > 4) op.require_shape(4, shape);
   return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
 }
 
-// Only the classes of the labels are read.
+// Counts only the classes of the labels, which are all that is read.
 std::vector<graph::Work> nll_loss_work(const OpView& op) {
   const int64_t samples = op.input(0).shape[0];
   return {graph::Reduce{samples},

@@ -11,7 +11,8 @@
 namespace popsim::ops {
 namespace {
 
-// What an instruction reads: a block of values, or one value for all of it.
+// An operand of an instruction: a block of values, or one value for the whole
+// block.
 template <bool kUniform>
 class LaneOperand {
  public:
@@ -38,8 +39,8 @@ class LaneOperand<true> {
   Vec value_;
 };
 
-// The last, partial vector goes through the same vector function, so that a
-// value does not depend on its position.
+// The last, partial vector goes through the same vector function, so a value
+// does not depend on its position.
 template <typename Function, unsigned kMask, size_t... kIndex>
 void run_block(float* out, const float* a, const float* b, const float* c,
                int64_t n) {
@@ -76,7 +77,7 @@ constexpr size_t arity_of() {
   return 3;
 }
 
-// `function` is a lambda without captures: its type is the instruction.
+// `function` is a lambda without captures; its type identifies the instruction.
 template <typename Function>
 constexpr MapInstruction entry(std::string_view name, int64_t cost,
                                Function /*function*/) {
@@ -102,8 +103,9 @@ Vec polynomial(const Vec& x, const std::array<float, kSize>& coefficients) {
   return sum;
 }
 
-// The rational approximation of Eigen and XLA: a few ulp everywhere, where
-// at::vec's own erf is good to 1.5e-7 absolute only and slower.
+// The rational approximation of Eigen and XLA: accurate to a few ulp
+// everywhere. at::vec's own erf has an absolute error of up to 1.5e-7 and is
+// slower.
 Vec erf(const Vec& x) {
   constexpr std::array<float, 7> kNumerator{
       -2.72614225801306e-10f, 2.77068142495902e-08f,  -2.10102402082508e-06f,
@@ -118,22 +120,24 @@ Vec erf(const Vec& x) {
          (polynomial(square, kNumerator) / polynomial(square, kDenominator));
 }
 
-// Each computes what PyTorch's float32 CPU kernel of that name computes. The
-// same bits, too, except for cos, erf, exp, log, log2, sin, sqrt and tanh,
-// where PyTorch calls MKL (when built with it), and for the last few elements
-// of a tensor, where PyTorch may leave at::vec for the C library.
+// Each function computes the same as PyTorch's float32 CPU kernel of that name.
+// The bits are the same too, with two exceptions: cos, erf, exp, log, log2,
+// sin, sqrt and tanh, where PyTorch calls MKL (if built with it), and the last
+// few elements of a tensor, where PyTorch may use the C library instead of
+// at::vec.
 constexpr std::array kInstructions{
     entry("abs", 1, [](Vec x) { return x.abs(); }),
     entry("add", 1, [](Vec a, Vec b) { return a + b; }),
     entry("and", 2, [](Vec a, Vec b) { return one_if(truth(a) & truth(b)); }),
     entry("bfloat16", 2, [](Vec x) { return rounded_to<at::BFloat16>(x); }),
     entry("ceil", 1, [](Vec x) { return x.ceil(); }),
-    // As torch.clamp with tensor bounds: NaN bounds give NaN.
+    // The same as torch.clamp with tensor bounds: NaN bounds give NaN.
     entry("clamp", 4,
           [](Vec x, Vec low, Vec high) {
             return at::vec::minimum(at::vec::maximum(x, low), high);
           }),
-    // As torch.clamp with number bounds, which differs in the sign of zeros.
+    // The same as torch.clamp with number bounds, which treats the sign of
+    // zeros differently.
     entry(
         "clamp_to_numbers", 2,
         [](Vec x, Vec low, Vec high) { return at::vec::clamp(x, low, high); }),

@@ -1,5 +1,6 @@
-// One elementwise codelet: a small straight-line expression over tensors of
-// one shape, so that a chain of elementwise ops reads and writes memory once.
+// One elementwise codelet: a short sequence of instructions without jumps, for
+// tensors of one shape. A chain of elementwise ops then reads and writes memory
+// only once.
 #include <algorithm>
 
 #include "ops/map/plan.h"
@@ -59,7 +60,8 @@ std::vector<TensorType> map_types(const OpCall& op) {
   const Shape shape = op.has_attribute("shape")
                           ? op.attribute<std::vector<int64_t>>("shape")
                           : broadcast_shape(op);
-  op.require(is_valid_shape(shape), "there can be a tensor ", to_string(shape));
+  op.require(is_valid_shape(shape),
+             "the output's shape is valid: ", to_string(shape));
   for (size_t i = 0; i < op.num_inputs(); ++i) op.require_broadcasts(i, shape);
   std::vector<TensorType> types;
   for (const std::string& dtype :

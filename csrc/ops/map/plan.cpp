@@ -7,11 +7,11 @@
 namespace popsim::ops {
 namespace {
 
-// A few slots of this many floats, the inputs and the outputs share L1.
+// L1 holds a few slots of this number of floats, and the inputs and outputs.
 constexpr int64_t kBlockElements = 1024;
 constexpr int64_t kVectorElements = 16;
 
-// How an input reaches the instructions.
+// How the instructions get an input.
 enum class Access : int8_t { kLoadPerRun, kLoadPerBlock, kInPlace };
 
 struct InputPlan {
@@ -42,9 +42,9 @@ class Planner {
   const Shape& shape_;
   MapPlan plan_;
   std::vector<InputPlan> inputs_;
-  std::vector<MapRate> rates_;       // by value
-  std::vector<size_t> last_uses_;    // by value: statement that reads it last
-  std::vector<bool> written_;        // by output: by an instruction itself
+  std::vector<MapRate> rates_;     // by value
+  std::vector<size_t> last_uses_;  // by value: the last statement that reads it
+  std::vector<bool> written_;  // by output: an instruction writes it directly
   std::vector<bool> needs_no_slot_;  // by value
 };
 
@@ -83,8 +83,8 @@ void Planner::check_outputs() const {
                  plan_.program.results.size(), " results");
 }
 
-// Rows are the runs over which no input jumps. Short rows share a block, long
-// ones are cut into several.
+// A row is a sequence of elements in which every input has one stride. Short
+// rows share a block, and long ones are divided.
 void Planner::plan_grid() {
   std::vector<Strides> strides{contiguous_strides(shape_)};
   for (const InputPlan& input : inputs_) strides.push_back(input.strides);
@@ -96,7 +96,7 @@ void Planner::plan_grid() {
   int64_t rows_per_block = std::min(kBlockElements / row, numel / row);
   const bool whole_rows = rows_per_block > 1;
   if (whole_rows) {
-    // Whole vectors, so that only the last block has a rest.
+    // Blocks are whole vectors, so only the last block has a partial vector.
     const int64_t step = kVectorElements / std::gcd(row, kVectorElements);
     if (rows_per_block > step) rows_per_block -= rows_per_block % step;
     grid.unit = numel;
@@ -125,8 +125,8 @@ void Planner::plan_input(size_t i, const MergedAxes& axes, bool whole_rows) {
     input.access = Access::kLoadPerRun;
   } else if (is_float && (strides == axes.strides[0] ||
                           (!whole_rows && strides.back() == 1))) {
-    // With several outputs an earlier one may already be written over it when
-    // it is copied to a later one.
+    // If there are several outputs, an earlier one may overwrite it before it
+    // is copied to a later one.
     const bool copied = op_.num_outputs() > 1 && is_result(i);
     if (!copied) input.access = Access::kInPlace;
   }
@@ -150,11 +150,11 @@ void Planner::plan_rates() {
   }
 }
 
-// A float32 output is written by the instruction that computes it, unless an
-// input whose memory it may share is still read afterwards.
+// The instruction that computes a float32 output writes it directly, unless an
+// input that may share its memory is still read afterwards.
 void Planner::plan_in_place_results() {
   const MapProgram& program = plan_.program;
-  size_t last_read = 0;  // statement that reads an input in place
+  size_t last_read = 0;  // last statement that reads an input in place
   for (size_t i = 0; i < program.code.size(); ++i) {
     const MapStatement& statement = program.code[i];
     for (size_t k = 0; k < statement.instruction->arity; ++k) {
@@ -252,7 +252,7 @@ void Planner::emit_steps() {
     const MapStatement& statement = program.code[i];
     const size_t out = program.value_of(i);
     const bool per_element = rates_[out] == MapRate::kPerElement;
-    size_t uniform = 0;  // bit mask of operands
+    size_t uniform = 0;  // bit mask of the uniform operands
     for (size_t k = 0; per_element && k < statement.instruction->arity; ++k) {
       const MapRate rate = rates_[statement.operands[k]];
       if (rate != MapRate::kPerElement) uniform |= size_t{1} << k;

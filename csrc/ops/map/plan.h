@@ -1,9 +1,10 @@
-// How a map codelet works through its tensors, decided when it is prepared.
+// How a map codelet processes its tensors; the plan is made when the codelet is
+// prepared.
 //
-// The output is cut into blocks that stay in L1 while every instruction runs
-// over them. A value is as wide as it has to be: one float for the whole run,
-// one float per block, or a block of floats. Blocks of floats are read and
-// written in place where the layout allows it, the others have a slot of
+// The output is divided into blocks that stay in L1 while every instruction
+// runs over them. A value has the smallest possible size: one float for the
+// whole run, one float per block, or a block of floats. Blocks of floats are
+// read and written in place if the layout allows it; the others have a slot of
 // scratch memory.
 #pragma once
 
@@ -25,8 +26,8 @@ struct MapBlock {
   int64_t count;
 };
 
-// Cuts the output into blocks of at most `width` elements that do not cross
-// from one unit (a row of the output, or all of it) to the next.
+// Divides the output into blocks of at most `width` elements. A block never
+// extends over two units; a unit is a row of the output, or the whole output.
 struct MapGrid {
   int64_t unit = 1;
   int64_t width = 1;
@@ -46,7 +47,7 @@ struct MapPlan {
     size_t value;
     graph::TensorId tensor;
     FloatGather gather;
-    bool per_element;  // else one float
+    bool per_element;  // otherwise it is one float
   };
   // An input or output that the instructions use in place.
   struct InPlace {
@@ -71,7 +72,7 @@ struct MapPlan {
   MapProgram program;
   std::vector<Load> loads_per_run;
   std::vector<Step> steps_per_run;
-  std::vector<Load> loads;  // from here on: per block
+  std::vector<Load> loads;  // the members from here on are per block
   std::vector<InPlace> in_place;
   std::vector<Step> steps;
   std::vector<Store> stores;
@@ -80,7 +81,7 @@ struct MapPlan {
   int64_t cost = 0;  // per element, in additions
 };
 
-// Throws InternalError when the op cannot be a map codelet.
+// Throws InternalError if the op cannot be a map codelet.
 [[nodiscard]] MapPlan plan_map(const OpView& op);
 
 }  // namespace popsim::ops

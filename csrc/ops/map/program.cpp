@@ -42,7 +42,7 @@ const MapInstruction* known(std::string_view name) {
   return found;
 }
 
-// torch.pow with a number for an exponent computes these without pow.
+// torch.pow computes these exponents, if they are numbers, without pow.
 void specialise_power(MapStatement& power, double exponent) {
   static constexpr std::array<std::pair<double, std::string_view>, 7> kPowers{{
       {-2.0, "inverse_square"},

@@ -16,7 +16,7 @@ namespace popsim::ops {
 
 struct MapStatement {
   const MapInstruction* instruction;
-  // The first `instruction->arity` are values, the rest is 0.
+  // The first `instruction->arity` entries are values, the others are 0.
   std::array<size_t, kMaxMapOperands> operands;
 };
 
@@ -29,7 +29,7 @@ struct MapProgram {
   [[nodiscard]] size_t num_values() const {
     return num_inputs + constants.size() + code.size();
   }
-  // What an element costs, in additions.
+  // The cost of an element, in additions.
   [[nodiscard]] int64_t cost() const;
   // The value that statement `i` defines.
   [[nodiscard]] size_t value_of(size_t i) const {
@@ -40,9 +40,10 @@ struct MapProgram {
   }
 };
 
-// Powers and clamps by constants become the instructions PyTorch uses for
-// them. Throws InternalError naming `op_name` and the statement for an unknown
-// instruction, a wrong number of operands, or a value that is not defined.
+// Powers and clamps with constants become the instructions that PyTorch uses
+// for them. Throws InternalError with `op_name` and the statement if an
+// instruction is unknown, has a wrong number of operands, or uses a value that
+// is not defined.
 [[nodiscard]] MapProgram parse_map_program(const std::string& op_name,
                                            size_t num_inputs,
                                            std::span<const std::string> code,

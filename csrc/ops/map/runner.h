@@ -1,4 +1,4 @@
-// Works through the blocks of a map codelet's plan on one thread.
+// Processes the blocks of a map codelet's plan on one thread.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ class MapRunner {
  public:
   explicit MapRunner(const MapPlan& plan);
 
-  // `plan`: the one that the runner was made for.
+  // `plan` must be the plan that the runner was made for.
   void run(const MapPlan& plan, const RunContext& context, int64_t first_block,
            int64_t last_block);
 
@@ -27,7 +27,7 @@ class MapRunner {
 
   std::vector<Line> slots_;
   std::vector<float> singles_;  // by value, for values that are one float
-  std::vector<float*> values_;  // by value: where it is
+  std::vector<float*> values_;  // by value: its address
 };
 
 }  // namespace popsim::ops

@@ -1,4 +1,4 @@
-// Sums over the rows of a matrix, many columns at a time.
+// Sums over the rows of a matrix, for many columns at a time.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -32,8 +32,8 @@ void add_tile_sums(int64_t rows, int64_t width, int64_t first, int64_t lanes,
 }
 
 // Writes kSums sums for each of the `width` columns of a contiguous matrix.
-// `add(column, offset, lanes, totals)` adds the terms of `lanes` neighbours in
-// one row to their sums, which are vectors.
+// `add(column, offset, lanes, totals)` adds the terms of `lanes` neighbouring
+// elements of one row to their sums, which are vectors.
 template <size_t kSums, typename Add>
 void column_sums(int64_t rows, int64_t width,
                  const std::array<float*, kSums>& sums, const Add& add) {

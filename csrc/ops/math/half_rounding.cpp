@@ -10,16 +10,19 @@ namespace {
 
 static_assert(HalfRounding::kGroup == 4 * kPhiloxLanes);
 
-// Streams of tensors that are drawn are counted from 0.
+// Random tensors use the streams from 0 on, so this bit keeps the streams
+// apart.
 constexpr uint32_t kRounding = 0x80000000;
 
 constexpr uint32_t kSign = 0x80000000;
-constexpr uint32_t kDropped = 0x1FFF;       // bits that float16 does not have
-constexpr uint32_t kLargest = 0x477FE000;   // 65504
-constexpr uint32_t kInfinite = 0x477FF000;  // 65520, rounded to infinity
-constexpr uint32_t kSmallest = 0x38800000;  // 2^-14, the least normal number
+constexpr uint32_t kDropped = 0x1FFF;  // the bits that float16 does not have
+constexpr uint32_t kLargest = 0x477FE000;  // 65504, the largest finite float16
+// 65520: this and larger numbers are rounded to infinity.
+constexpr uint32_t kInfinite = 0x477FF000;
+constexpr uint32_t kSmallest = 0x38800000;  // 2^-14, the smallest normal number
 
-// A magnitude below the normal numbers: multiples of 2^-24.
+// Rounds a magnitude below the normal numbers: the results are multiples of
+// 2^-24.
 uint32_t round_subnormal(uint32_t magnitude, uint32_t word) {
   const float steps = std::bit_cast<float>(magnitude) * 0x1p24F;
   const auto whole = static_cast<float>(static_cast<int32_t>(steps));
@@ -36,8 +39,9 @@ float rounded(float value, uint32_t word) {
   if (magnitude < kSmallest) {
     result = round_subnormal(magnitude, word);
   } else {
-    // As many numbers of the dropped bits carry into the others as there are
-    // steps to the number above.
+    // The number of random values of the dropped bits that carry into the
+    // higher bits is the distance from the number below: the probability is as
+    // required.
     result = (magnitude + (word & kDropped)) & ~kDropped;
     result = std::min(result, kLargest);
   }

@@ -1,7 +1,7 @@
 // Philox4x32-10, the counter based random number generator of Salmon et al.,
 // "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 //
-// Works on many counters side by side, in loops the compiler vectorises.
+// It processes many counters at a time, in loops that the compiler vectorises.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace popsim::ops {
 
 inline constexpr size_t kPhiloxLanes = 32;
 using PhiloxLanes = std::array<uint32_t, kPhiloxLanes>;
-// A word of every lane; four words make one 128-bit counter or result.
+// One word for each lane; four words make one 128-bit counter or result.
 using PhiloxWords = std::array<PhiloxLanes, 4>;
 
 struct PhiloxKey {

@@ -15,7 +15,7 @@ struct Sum {
   static Vec of(const Vec& a, const Vec& b) { return a + b; }
 };
 
-// NaN wins, as in PyTorch.
+// NaN is larger than every number, as in PyTorch.
 struct Max {
   static constexpr float kIdentity = -std::numeric_limits<float>::infinity();
   static float of(float a, float b) { return std::isnan(a) || a > b ? a : b; }
@@ -34,7 +34,7 @@ float across(const Vec& lanes) {
       [](const Vec& a, const Vec& b) { return Op::of(a, b); }, lanes);
 }
 
-// The first `lanes` values, the identity after them.
+// A vector with the first `lanes` values, and the identity in the other lanes.
 template <typename Op>
 Vec load_some(const float* values, int64_t lanes) {
   return Vec::set(Vec(Op::kIdentity), Vec::loadu(values, lanes), lanes);
@@ -85,7 +85,8 @@ Vec reduce_column(const float* first, int64_t stride, const Load& load) {
   }
 }
 
-// Several rows at a time: the results are read and written less often.
+// Processes several rows at a time, so the results are read and written less
+// often.
 template <typename Op, int64_t kRows>
 void add_rows(const float* rows, int64_t stride, float* out, int64_t width) {
   int64_t i = 0;

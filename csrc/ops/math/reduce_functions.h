@@ -9,8 +9,8 @@ namespace popsim::ops {
 struct ReduceFunctions {
   std::string_view name;
   float identity;
-  // One value from each of `num_runs` runs of `width` adjacent values, the
-  // runs `stride` apart.
+  // Computes one value from each of `num_runs` runs of `width` adjacent values;
+  // the runs are `stride` apart.
   void (*runs)(const float* values, int64_t stride, int64_t num_runs,
                int64_t width, float* out);
   // Combines `num_rows` rows of `width` values, `stride` apart, into `out`.
@@ -19,7 +19,7 @@ struct ReduceFunctions {
   float (*combine)(float a, float b);
 };
 
-// nullptr for a name that is none of "sum", "amax" and "amin".
+// Returns nullptr unless the name is "sum", "amax" or "amin".
 [[nodiscard]] const ReduceFunctions* find_reduce_functions(
     std::string_view name);
 

@@ -1,13 +1,13 @@
-// Numbers that stand for several: seeds for generators of PyTorch, and the step
-// of one iteration of a loop.
+// Combines several numbers into one: into seeds for PyTorch's generators, and
+// into the step of a loop's iteration.
 #pragma once
 
 #include <cstdint>
 
 namespace popsim::ops {
 
-// A seed for one op at one micro-batch: the same whatever ran before it, on
-// whatever thread. (splitmix64 over the three keys.)
+// A seed for one op at one micro-batch: it depends neither on earlier ops nor
+// on the thread. (splitmix64 over the three keys.)
 [[nodiscard]] constexpr uint64_t mix_seed(uint64_t seed, uint64_t op,
                                           uint64_t step) {
   uint64_t mixed = seed;

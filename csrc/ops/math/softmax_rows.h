@@ -10,7 +10,7 @@ namespace popsim::ops {
 
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// A NaN may be left out: the sum of the exponentials is NaN all the same.
+// It may miss a NaN: the sum of the exponentials is NaN in any case.
 inline float largest(const float* x, int64_t size) {
   const Vec least(kNothing);
   Vec a = least;
@@ -39,8 +39,8 @@ struct Strip {
   }
 };
 
-// kSafe: rows of nothing but minus infinity, as a mask that hides all of them
-// leaves, become zero, not NaN.
+// kSafe: rows that contain only minus infinity, as after a mask that hides all
+// positions, become zero instead of NaN.
 template <bool kSafe>
 struct Softmax {
   static void row(const float* x, float* out, int64_t size) {
@@ -75,7 +75,7 @@ struct Softmax {
   }
 
  private:
-  // Subtracting a finite number leaves minus infinity as it is.
+  // Subtracting a finite number keeps minus infinity unchanged.
   static Vec finite(const Vec& shift) {
     if constexpr (!kSafe) return shift;
     return larger(shift, Vec(std::numeric_limits<float>::lowest()));

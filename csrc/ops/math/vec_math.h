@@ -1,11 +1,12 @@
-// Functions of vectors of floats, inlined where at::vec calls a library.
+// Functions for vectors of floats; inlined, where at::vec calls a library.
 #pragma once
 
-// GCC 12 sees uninitialised values in its own AVX-512 headers.
+// GCC 12 warns of uninitialised values in its own AVX-512 headers.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <ATen/cpu/vec/vec.h>
-// After vec.h, which includes parts of it in the wrong order otherwise.
+// This must come after vec.h, which otherwise includes parts of it in the wrong
+// order.
 #include <ATen/cpu/vec/functional_base.h>
 #pragma GCC diagnostic pop
 
@@ -18,8 +19,8 @@ namespace popsim::ops {
 using Vec = at::vec::Vectorized<float>;
 inline constexpr int64_t kLanes = Vec::size();
 
-// Calls body(i, lanes) for the vectors of [0, count): whole ones, then the
-// rest. `lanes` of whole vectors is a compile-time constant.
+// Calls body(i, lanes) for the vectors of [0, count): first the whole vectors,
+// then the rest. For whole vectors, `lanes` is a compile-time constant.
 template <typename Body>
 inline void for_each_vector(int64_t count, const Body& body) {
   int64_t i = 0;
@@ -29,7 +30,7 @@ inline void for_each_vector(int64_t count, const Body& body) {
   if (i < count) body(i, count - i);
 }
 
-// A whole vector, or the first of it and zeros.
+// Loads a whole vector, or its first lanes and zeros.
 template <typename Lanes>
 inline Vec load(const float* values, Lanes lanes) {
   if constexpr (std::is_same_v<Lanes, int64_t>) {
@@ -50,7 +51,7 @@ inline void store(const Vec& vector, float* values, Lanes lanes) {
   }
 }
 
-// The first lanes of a vector, `other` in the rest.
+// The first lanes of a vector, and `other` in the remaining lanes.
 template <typename Lanes>
 inline Vec keep(const Vec& vector, const Vec& other, Lanes lanes) {
   if constexpr (std::is_same_v<Lanes, int64_t>) {
@@ -66,7 +67,7 @@ inline float sum_across(const Vec& lanes) {
       [](const Vec& a, const Vec& b) { return a + b; }, lanes);
 }
 
-// The larger of two numbers; which one where one of them is NaN is not said.
+// The larger of two numbers; if one of them is NaN, the result may be either.
 inline Vec larger(const Vec& a, const Vec& b) {
 #if defined(CPU_CAPABILITY_AVX512)
   return _mm512_max_ps(a, b);
@@ -98,7 +99,7 @@ inline Vec exp_of_remainder(const Vec& r) {
 }
 #endif
 
-// Within 2 ulp, whatever the argument; NaN for NaN.
+// The error is at most 2 ulp for every argument; NaN gives NaN.
 inline Vec exp(const Vec& x) {
 #if defined(POPSIM_INLINE_EXP)
   using at::vec::fmadd;
@@ -107,7 +108,7 @@ inline Vec exp(const Vec& x) {
   constexpr float kLn2Low = -2.12194440e-4f;
 #endif
 #if defined(CPU_CAPABILITY_AVX512)
-  // min and max give their second operand where one is NaN.
+  // min and max return their second operand if one operand is NaN.
   const Vec bounded = _mm512_max_ps(_mm512_set1_ps(-105.0f),
                                     _mm512_min_ps(_mm512_set1_ps(90.0f), x));
   const Vec n = (bounded * Vec(kLog2e)).round();
@@ -118,7 +119,7 @@ inline Vec exp(const Vec& x) {
                                     _mm256_min_ps(_mm256_set1_ps(90.0f), x));
   const Vec n = (bounded * Vec(kLog2e)).round();
   const Vec r = fmadd(n, Vec(-kLn2Low), fmadd(n, Vec(-kLn2High), bounded));
-  // 2^n in two factors: n may be out of the range of exponents.
+  // 2^n as two factors, because n may be outside the range of exponents.
   const __m256i whole = _mm256_cvtps_epi32(n);
   const __m256i half = _mm256_srai_epi32(whole, 1);
   const auto power = [](const __m256i& exponent) -> Vec {
@@ -132,11 +133,11 @@ inline Vec exp(const Vec& x) {
 #endif
 }
 
-// Within 2 ulp; NaN for negative numbers and NaN.
+// The error is at most 2 ulp; negative numbers and NaN give NaN.
 inline Vec log(const Vec& x) {
 #if defined(CPU_CAPABILITY_AVX512)
   using at::vec::fmadd;
-  // x = m * 2^e with m around 1, the coefficients of Cephes' logf.
+  // x = m * 2^e with m close to 1, and the coefficients of Cephes' logf.
   const __m512 one = _mm512_set1_ps(1.0f);
   const __m512 significand =
       _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
@@ -160,7 +161,7 @@ inline Vec log(const Vec& x) {
   Vec y = fmadd(p, r * square, e * Vec(-2.12194440e-4f));
   y = fmadd(square, Vec(-0.5f), y);
   y = fmadd(e, Vec(0.693359375f), r + y);
-  // Zero, infinity, what is negative, NaN.
+  // Handles zero, infinity, negative numbers and NaN.
   const __mmask16 ordinary =
       _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ) &
       _mm512_cmp_ps_mask(x, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
@@ -173,7 +174,7 @@ inline Vec log(const Vec& x) {
 #endif
 }
 
-// Within 2 ulp.
+// The error is at most 2 ulp.
 inline Vec tanh(const Vec& x) {
 #if defined(POPSIM_INLINE_EXP)
   using at::vec::fmadd;

@@ -1,10 +1,9 @@
 // Matrix products.
 //
-// Floating types up to 32 bits are computed with float32 sums by csrc/dense:
-// 16-bit operands are read where they are or widened on the way in, and the
-// result is rounded once, on the way out, as an IPU with float32 partials does;
-// or float16 ones are added up in float16, as with half partials. Everything
-// else goes to ATen.
+// csrc/dense computes floating-point types up to 32 bits with float32 sums. It
+// reads 16-bit operands in place or widens them, and rounds the result once,
+// when it is written, as an IPU with float32 partials does. With half partials,
+// float16 operands are added up in float16. ATen computes all other types.
 #include "dense/matmul.h"
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +28,7 @@ constexpr size_t kB = 1;
 constexpr size_t kBias = 2;
 constexpr size_t kMask = 3;
 
-// The only activation there is.
+// relu is the only activation.
 bool has_relu(const OpView& op) { return op.has_attribute("activation"); }
 
 // A batch of matrices times one matrix is one tall matrix times that matrix.
@@ -37,10 +36,10 @@ bool is_one_tall_matrix(const Matrices& a) {
   return a.strides.batch == a.rows * a.strides.row;
 }
 
-// What the product is computed from.
+// The form of the operands that the product reads.
 enum class Reading : int8_t {
-  kInPlace,  // the operands as they are, 16-bit types included
-  kWidened,  // float32, with strides that oneDNN can work with where they are
+  kInPlace,  // the operands in place, including 16-bit types
+  kWidened,  // float32, in place if oneDNN can use the strides
   kCopied    // contiguous float32
 };
 
@@ -63,7 +62,7 @@ class Operand {
     strides_ = {m.batch == 1 ? 0 : s[0], s[1], s[2]};
   }
 
-  // How a matrix lies in the memory that load() returns.
+  // The layout of the matrix in the memory that load() returns.
   [[nodiscard]] const dense::MatrixStrides& strides() const { return strides_; }
   [[nodiscard]] const void* load(const RunContext& context,
                                  char* workspace) const {
@@ -84,7 +83,7 @@ FloatView bias_view(const OpView& op, const Shape& wanted) {
 
 class DenseMatmul final : public Kernel {
  public:
-  // Null when csrc/dense does not have the product.
+  // Null if csrc/dense cannot compute the product.
   static std::unique_ptr<DenseMatmul> create(const OpView& op, Reading reading);
 
   void run(const RunContext& context) override {
@@ -117,7 +116,8 @@ class DenseMatmul final : public Kernel {
     }
   }
 
-  // Zero where `gate` is. oneDNN's ReLU would turn NaN into zero.
+  // Sets values to zero where `gate` is zero. oneDNN's ReLU would turn NaN into
+  // zero.
   void close(const float* gate, float* out) const {
     const threads::Shares shares(threads::elements(numel_), numel_);
     shares.run([&](int64_t /*share*/, threads::Range range) {
@@ -127,9 +127,8 @@ class DenseMatmul final : public Kernel {
     });
   }
 
-  // A bias per column is added by the product itself, if that is of two
-  // matrices. Any other one is what the output holds before the product is
-  // added to it.
+  // If the product is one of two matrices, it adds a bias per column itself.
+  // Any other bias is written to the output before the product is added to it.
   void plan_bias(const OpView& op, dense::MatmulSpec& spec) {
     const auto beta = static_cast<float>(op.attribute<double>("beta"));
     if (!op.has_input(kBias) || beta == 0.0f) return;
@@ -149,7 +148,7 @@ class DenseMatmul final : public Kernel {
     }
   }
 
-  // Returns whether there is such a product.
+  // Returns whether the product exists.
   bool plan_product(dense::MatmulSpec& spec) {
     if (!out_ && initial_) return false;
     matmul_ = dense::create_matmul(spec);
@@ -167,10 +166,11 @@ class DenseMatmul final : public Kernel {
   Operand a_;
   Operand b_;
   graph::TensorId out_id_;
-  std::optional<FloatOutput> out_;  // unless the product writes the tensor
+  // Absent if the product writes the tensor itself.
+  std::optional<FloatOutput> out_;
   int64_t numel_;
   std::optional<FloatInput> mask_;
-  bool close_after_ = false;  // the product knows no relu and no mask
+  bool close_after_ = false;  // the product itself applies no relu and no mask
   std::optional<FloatInput> bias_;
   std::optional<FloatBroadcast> initial_;
   std::unique_ptr<dense::Matmul> matmul_;
@@ -255,7 +255,7 @@ class AtenMatmul final : public Kernel {
   }
 
   at::Tensor product(const RunContext& context) const {
-    // Zero times the operands: what they hold, NaN included, does not count.
+    // Alpha is zero, so the operands' values do not matter, not even NaN.
     if (alpha_ == 0.0) return at::zeros_like(operand(context, out_));
     const at::Tensor result =
         at::matmul(operand(context, a_), operand(context, b_));
@@ -283,24 +283,25 @@ std::vector<TensorType> product_type(const OpCall& op) {
     return t.shape.size() == 2 || t.shape.size() == 3;
   };
   check(is_matrix(a) && is_matrix(b), "operands have two or three axes");
-  check(a.dtype == b.dtype, "operands have one element type");
+  check(a.dtype == b.dtype, "operands have the same dtype");
   check(a.shape.back() == b.shape[b.shape.size() - 2],
-        "the columns of a are as many as the rows of b");
+        "a has as many columns as b has rows");
   Shape shape{a.shape[a.shape.size() - 2], b.shape.back()};
   if (a.shape.size() == 3 || b.shape.size() == 3) {
     const int64_t batch_a = a.shape.size() == 3 ? a.shape[0] : 1;
     const int64_t batch_b = b.shape.size() == 3 ? b.shape[0] : 1;
     check(batch_a == batch_b || batch_a == 1 || batch_b == 1,
-          "batches are equal or one of them is 1");
+          "the batch sizes are equal or one of them is 1");
     shape.insert(shape.begin(), batch_a == 1 ? batch_b : batch_a);
   }
   if (op.has_input(kBias)) {
-    check(op.input(kBias).dtype == a.dtype, "the bias has the operands' type");
+    check(op.input(kBias).dtype == a.dtype,
+          "the bias has the dtype of the operands");
     op.require_broadcasts(kBias, shape);
   }
   if (op.has_input(kMask)) {
     check(op.input(kMask).dtype == a.dtype && op.input(kMask).shape == shape,
-          "the mask has the type and shape of the product");
+          "the mask has the dtype and shape of the product");
   }
   return {{a.dtype, shape}};
 }
@@ -315,7 +316,7 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
       if (auto kernel = DenseMatmul::create(op, reading)) return kernel;
     }
   }
-  // Without products there are no partial sums.
+  // Without multiplications there are no partial sums.
   check_internal(!has_half_partials(op) || !multiplies, "matmul '",
                  op.op().name, "': no kernel with half partials");
   return std::make_unique<AtenMatmul>(op);

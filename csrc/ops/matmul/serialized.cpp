@@ -1,9 +1,9 @@
-// Matrix products in slices, one after another: of the rows of a, of the
+// Matrix products in slices, one after another: slices of the rows of a, of the
 // columns of b, or of the axis that is summed over.
 //
-// What a product needs besides its operands - operands widened to float32 or
-// packed, the result before it is rounded - is as large as a slice. Results go
-// straight to their part of the output.
+// The memory for a product besides its operands (operands widened to float32 or
+// packed, the result before it is rounded) has the size of one slice. Results
+// are written directly to their part of the output.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kA = 0;
 constexpr size_t kB = 1;
 
-// The sizes of a tensor that is one matrix or a batch of them.
+// The sizes of a tensor that is one matrix or a batch of matrices.
 int64_t rows_of(const Shape& shape) { return shape[shape.size() - 2]; }
 int64_t columns_of(const Shape& shape) { return shape.back(); }
 int64_t batch_of(const Shape& shape) {
@@ -39,8 +39,8 @@ Slices slices_of(const OpCall& op) {
 
 int64_t factor_of(const OpCall& op) { return op.attribute<int64_t>("factor"); }
 
-// The axis of an operand that is cut, counted from the last one; nothing for
-// one that stays whole.
+// The axis of an operand that is divided, counted from the last one; empty if
+// the operand stays whole.
 std::optional<size_t> cut_axis(Slices slices, size_t operand) {
   constexpr size_t rows = 1;
   constexpr size_t columns = 0;
@@ -55,7 +55,7 @@ std::optional<size_t> cut_axis(Slices slices, size_t operand) {
   return operand == kA ? columns : rows;
 }
 
-// One slice at a time as float32 matrices: where it is, or converted.
+// Loads one slice at a time as float32 matrices, in place or converted.
 class SlicedOperand {
  public:
   SlicedOperand(const OpView& op, size_t input, Workspace& workspace)
@@ -79,10 +79,10 @@ class SlicedOperand {
     offset_ = workspace.add(static_cast<size_t>(numel_) * sizeof(float));
   }
 
-  // How a slice lies in the memory that load() returns.
+  // The layout of a slice in the memory that load() returns.
   [[nodiscard]] const Matrices& matrices() const { return matrices_; }
-  // Call it for the slices in order: an operand that is not sliced is
-  // converted once, with the first slice.
+  // Call it for the slices in order: an operand that is not sliced is converted
+  // only once, with the first slice.
   [[nodiscard]] const float* load(const RunContext& context, char* workspace,
                                   int64_t slice) const {
     if (!gather_) return context.data<const float>(id_) + slice * step_;
@@ -99,14 +99,14 @@ class SlicedOperand {
 
  private:
   graph::TensorId id_;
-  int64_t step_ = 0;  // elements from one slice to the next; 0: it is whole
+  int64_t step_ = 0;  // elements from one slice to the next; 0: not sliced
   Matrices matrices_;
   std::optional<FloatGather> gather_;
   int64_t numel_ = 0;
   size_t offset_ = 0;  // of the converted slice
 };
 
-// Where the results of slices go.
+// The output that the results of slices are written to.
 class SlicedOutput {
  public:
   SlicedOutput(const OpView& op, Workspace& workspace)
@@ -132,11 +132,11 @@ class SlicedOutput {
     }
   }
 
-  // Whether the product of a slice is added to what space() holds.
+  // Whether the product of a slice is added to the contents of space().
   [[nodiscard]] bool adds(int64_t slice) const {
     return slices_ == Slices::kDepth && slice > 0 && !adds_rounded_;
   }
-  // Where a slice's product is computed.
+  // The memory in which a slice's product is computed.
   [[nodiscard]] float* space(const RunContext& context, char* workspace,
                              int64_t slice) const {
     if (!in_place_) return reinterpret_cast<float*>(workspace + offset_);
@@ -144,7 +144,7 @@ class SlicedOutput {
         slices_ == Slices::kRows ? slice * slice_rows_ * columns_ : 0;
     return context.data<float>(id_) + first;
   }
-  // Hands on what space() holds after the product of a slice.
+  // Stores the contents of space() after the product of a slice.
   void store(const RunContext& context, const float* values, int64_t slice,
              bool last) const {
     const bool more_to_add = slices_ == Slices::kDepth && !adds_rounded_;
@@ -169,7 +169,7 @@ class SlicedOutput {
  private:
   static constexpr int64_t kChunk = 128;
 
-  // The element of the output where a row of a slice begins.
+  // The index in the output at which a row of a slice begins.
   [[nodiscard]] int64_t position(int64_t row, int64_t slice) const {
     const int64_t matrix = row / slice_rows_;
     int64_t in_matrix = row % slice_rows_;
@@ -179,8 +179,8 @@ class SlicedOutput {
     return (matrix * rows_ + in_matrix) * columns_ + column;
   }
 
-  // Rounds a slice's sums to the type of the output, adds them to what the
-  // output holds, and rounds the results again.
+  // Rounds a slice's sums to the dtype of the output, adds them to the output's
+  // values, and rounds the results again.
   void add_rounded(const float* values, int64_t count, void* out,
                    int64_t to) const {
     std::array<uint16_t, kChunk> rounded{};
@@ -257,7 +257,7 @@ class SerializedMatmul final : public Kernel {
                                                const dense::MatmulSpec& spec) {
     auto product = dense::create_matmul(spec);
     check_internal(product != nullptr, "serialized_matmul '", op.op().name,
-                   "': there is no such product");
+                   "': no code for this product");
     return product;
   }
 
@@ -267,7 +267,8 @@ class SerializedMatmul final : public Kernel {
   SlicedOperand b_;
   SlicedOutput out_;
   std::unique_ptr<dense::Matmul> product_;
-  std::unique_ptr<dense::Matmul> sum_;  // added to what is there
+  // The product that adds to the memory's contents.
+  std::unique_ptr<dense::Matmul> sum_;
   size_t offset_ = 0;
 };
 
@@ -277,17 +278,17 @@ std::vector<TensorType> product_type(const OpCall& op) {
   op.require(a.size() == 2 || a.size() == 3, "operands have two or three axes");
   op.require_rank(kB, a.size());
   op.require(op.input(kA).numel() > 0 && op.input(kB).numel() > 0,
-             "operands have elements");
+             "operands are not empty");
   op.require(columns_of(a) == rows_of(b),
-             "the columns of a are as many as the rows of b");
-  op.require(batch_of(a) == batch_of(b), "batches are equal");
+             "a has as many columns as b has rows");
+  op.require(batch_of(a) == batch_of(b), "the batch sizes are equal");
   const Slices slices = slices_of(op);
   const int64_t cut = slices == Slices::kRows      ? rows_of(a)
                       : slices == Slices::kColumns ? columns_of(b)
                                                    : columns_of(a);
   op.require(cut % factor_of(op) == 0, "the factor divides ", cut);
   op.require(!op.has_attribute("partials") || !op.attribute<bool>("wide_sums"),
-             "sums are float16 or wide");
+             "partials and wide_sums are not given together");
   Shape shape = a;
   shape.back() = columns_of(b);
   return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};

@@ -1,6 +1,6 @@
-// Batch norm in training: the statistics of a batch, and the sums that its
-// gradients need. What remains is elementwise, and a map fuses it with what
-// stands around it.
+// Batch norm in training: the statistics of a batch, and the sums that the
+// gradients need. The rest is elementwise, and a map fuses it with the ops
+// before and after it.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -18,7 +18,7 @@ using Vec = at::vec::Vectorized<float>;
 using Floats = std::vector<float>;
 using Doubles = std::vector<double>;
 
-// One value per channel, of any floating type.
+// One value per channel, of any floating-point dtype.
 class ChannelInput {
  public:
   ChannelInput(const OpView& op, size_t i)
@@ -50,7 +50,7 @@ class ChannelOutputs {
     }
   }
 
-  // Nothing for a result that nobody reads.
+  // Does nothing for a result that no op reads.
   void store(const RunContext& context, size_t i, const Floats& values) const {
     if (stores_[i] == nullptr) return;
     stores_[i](values.data(), false, context.data(ids_[i]), 0,
@@ -62,8 +62,8 @@ class ChannelOutputs {
   std::vector<StoreFloats> stores_;
 };
 
-// Adds up the columns of each channel: `folded` has one value per channel of
-// the block, which is one or all of them.
+// Adds up the columns of each channel: `folded` gets one value for each channel
+// of the block. The block has one channel or all of them.
 void fold(const Floats& columns, int64_t width, Floats& folded) {
   const auto channels = static_cast<int64_t>(folded.size());
   if (channels == 1) {
@@ -81,7 +81,7 @@ void fold(const Floats& columns, int64_t width, Floats& folded) {
   }
 }
 
-// Repeats the values of the channels across the columns.
+// Repeats the values of the channels for all columns.
 void repeat(const float* values, int64_t channels, Floats& columns) {
   const auto width = static_cast<int64_t>(columns.size());
   for (int64_t first = 0; first < width; first += channels) {
@@ -91,7 +91,7 @@ void repeat(const float* values, int64_t channels, Floats& columns) {
 
 // --- Statistics ---
 
-// Mean and sum of squared deviations of what a part of the tensor holds.
+// Mean and sum of squared deviations of a part of the tensor.
 class PartMoments {
  public:
   explicit PartMoments(const ChannelWalk& walk)
@@ -112,9 +112,9 @@ class PartMoments {
     std::ranges::fill(squares, 0.0);
   }
 
-  // Two passes over a block in L1, then one update of the moments: nothing
-  // cancels, however far the mean is from 0. What rounding leaves of the sum of
-  // the deviations corrects the mean.
+  // Makes two passes over a block in L1, then one update of the moments: there
+  // is no cancellation, however far the mean is from 0. The sum of the
+  // deviations, which is not zero because of rounding, corrects the mean.
   void add(const float* x, const ChannelBlock& block) {
     const auto channels = static_cast<int64_t>(block_means_.size());
     const auto size = static_cast<double>(block.rows * block.width / channels);
@@ -164,11 +164,11 @@ class PartMoments {
   Floats square_columns_;
   Floats means_;
   Floats block_means_;
-  Floats block_rests_;  // sums of what the deviations from them are
+  Floats block_rests_;  // sums of the deviations from the means
   Floats block_squares_;
 
  public:
-  Doubles count;  // by channel; a single one where it is the same for all
+  Doubles count;  // by channel; a single one if it is the same for all channels
   Doubles mean;
   Doubles squares;
 };
@@ -236,7 +236,7 @@ class Statistics final : public Kernel {
     outputs_.store(context, 2, scale_);
   }
 
-  // The running variance is an estimate without bias.
+  // The running variance is an unbiased estimate.
   void store_running(const RunContext& context) {
     if (!running_mean_ || !running_variance_) return;
     const Floats& means = running_mean_->load(context);
@@ -392,7 +392,7 @@ class Gradient final : public Kernel {
   std::array<Floats, 5> results_;
 };
 
-// One value per channel of an image, for each input from `first` on.
+// Each input from `first` on has one value per channel of an image.
 Shape check_channels(const OpCall& op, size_t x, size_t first) {
   const graph::Tensor& image = op.input(x);
   op.require(image.shape.size() >= 2 && image.numel() > 0 && is_image(image),
@@ -404,7 +404,7 @@ Shape check_channels(const OpCall& op, size_t x, size_t first) {
   return channels;
 }
 
-// Statistics stay in float32 where x is half.
+// Statistics stay float32 if x is float16.
 std::vector<TensorType> statistics_types(const OpCall& op) {
   const TensorType vector{DType::kFloat32, check_channels(op, 0, 1)};
   std::vector<TensorType> types(3, vector);
@@ -418,7 +418,7 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
   op.require_shape(0, op.input(1).shape);
   op.require(is_image(op.input(0)) &&
                  is_channels_last(op.input(0)) == is_channels_last(op.input(1)),
-             "the gradient lies in memory as x does");
+             "the gradient has the same order in memory as x");
   TensorType of_weight = vector;
   of_weight.dtype = op.input(op.has_input(4) ? 4 : 1).dtype;
   return {of_weight, of_weight, vector, vector, vector};

@@ -7,7 +7,7 @@
 namespace popsim::ops {
 namespace {
 
-// Columns that are worth a call: four of the widest vectors.
+// Number of columns that is worth a call: four of the widest vectors.
 constexpr int64_t kWidth = 64;
 
 }  // namespace
@@ -17,8 +17,9 @@ ChannelWalk::ChannelWalk(const graph::Tensor& tensor, int64_t cost)
       channels_(tensor.shape.at(1)),
       positions_(numel_ / (tensor.shape[0] * channels_)),
       interleaved_(is_channels_last(tensor) || positions_ == 1) {
-  check_internal(is_image(tensor) && numel_ > 0, "channels of '", tensor.name,
-                 "': not in an order to walk through");
+  check_internal(
+      is_image(tensor) && numel_ > 0, "channels of '", tensor.name,
+      "': the tensor is neither contiguous nor channels last, or is empty");
   if (interleaved_) {
     rows_per_matrix_row_ = std::clamp<int64_t>(kWidth / channels_, 1, count());
   }

@@ -1,4 +1,4 @@
-// Tensors [batch, channels, spatial axes...] as matrices of which each column
+// Tensors [batch, channels, spatial axes...] as matrices in which each column
 // belongs to one channel, block by block.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace popsim::ops {
 
 // A contiguous matrix in the tensor's memory. Column i belongs to channel
-// `channel` in a tensor with its channels before the positions, otherwise to
+// `channel` if the tensor has its channels before the positions, otherwise to
 // channel i % channels.
 struct ChannelBlock {
   int64_t offset;  // of the first element
@@ -23,24 +23,24 @@ struct ChannelBlock {
 
 class ChannelWalk {
  public:
-  // A block is at most this large, so that it stays in L1, unless the tensor
-  // has more channels than that.
+  // A block has at most this size, so that it stays in L1, unless the tensor
+  // has more channels.
   static constexpr int64_t kBlockElements = 4096;
 
-  // `cost`: of one element, in additions.
+  // `cost` is the cost of one element, in additions.
   ChannelWalk(const graph::Tensor& tensor, int64_t cost);
 
   [[nodiscard]] int64_t channels() const { return channels_; }
-  // Elements of one channel.
+  // The number of elements of one channel.
   [[nodiscard]] int64_t count() const { return numel_ / channels_; }
-  // Whether neighbours in memory are of different channels.
+  // Whether neighbours in memory belong to different channels.
   [[nodiscard]] bool interleaved() const { return interleaved_; }
   // The size of the widest block.
   [[nodiscard]] int64_t max_width() const;
   [[nodiscard]] int64_t max_elements() const;
-  // The tasks that share the tensor. A unit is a row of an interleaved tensor
-  // seen as a matrix of max_width() columns: every task sees every channel.
-  // Otherwise it is a channel.
+  // The tasks that process the tensor. If the tensor is interleaved, a unit is
+  // a row of the tensor seen as a matrix of max_width() columns, so every task
+  // sees every channel. Otherwise a unit is a channel.
   [[nodiscard]] const threads::Tasks& tasks() const { return tasks_; }
 
   // Calls visit(block) for all blocks of some units.
@@ -60,7 +60,7 @@ class ChannelWalk {
   threads::Tasks tasks_;
 };
 
-// One or two tensors of a walk as float32 blocks: where they are, or widened
+// Reads one or two tensors of a walk as float32 blocks: in place, or widened
 // into scratch memory.
 class BlockReader {
  public:
@@ -72,7 +72,7 @@ class BlockReader {
 
  private:
   graph::TensorId id_;
-  LoadFloats load_ = nullptr;                // for other types than float32
+  LoadFloats load_ = nullptr;                // for dtypes other than float32
   std::vector<std::vector<float>> scratch_;  // by task
 };
 

@@ -1,7 +1,7 @@
-// Group norm: each sample's groups of channels brought to mean 0 and variance
-// 1, then scaled and shifted per channel.
+// Group norm: normalises each sample's groups of channels to mean 0 and
+// variance 1, then scales and shifts each channel.
 //
-// A row is one group of one sample: `channels` runs of `pixels` elements.
+// A row is one group of one sample: `channels` sequences of `pixels` elements.
 #include "ops/norm/norm_rows.h"
 #include "ops/op_def.h"
 #include "ops/work.h"
@@ -16,7 +16,8 @@ struct Groups {
     groups = op.attribute<int64_t>("groups");
     op.require(
         shape.size() >= 2 && op.input(x).numel() > 0 && shape[1] % groups == 0,
-        "the channels of input ", x, " can be put in ", groups, " groups");
+        "the channels of input ", x, " can be divided into ", groups,
+        " groups");
     samples = shape[0];
     channels = shape[1] / groups;
     pixels = op.input(x).numel() / (shape[0] * shape[1]);
@@ -136,7 +137,7 @@ class GroupNormGrad final : public Kernel {
   }
 
  private:
-  // What a row's gradient needs to know of all its channels.
+  // The sums over all channels of a row that the row's gradient needs.
   struct Moments {
     float mean;
     float rstd;
@@ -229,7 +230,7 @@ class GroupNormGrad final : public Kernel {
   std::optional<RowOutput> for_bias_;
   threads::Shares shares_;
   std::vector<std::vector<float>> scratch_;  // by share
-  // By sample and channel: sums over its pixels of the gradient times the
+  // By sample and channel: the sums over the pixels of the gradient times the
   // normalised input, and of the gradient.
   std::vector<float> projections_;
   std::vector<float> sums_;

@@ -1,5 +1,5 @@
-// Layer norm: rows brought to mean 0 and variance 1, then scaled and shifted
-// per column.
+// Layer norm: normalises rows to mean 0 and variance 1, then scales and shifts
+// each column.
 #include <optional>
 
 #include "ops/math/reduce_functions.h"
@@ -11,7 +11,7 @@
 namespace popsim::ops {
 namespace {
 
-// The axes that are normalised, and what is left when they are single elements.
+// The axes that are normalised, and the shape in which these axes have size 1.
 struct Normed {
   Shape row;
   Shape moments;
@@ -20,8 +20,8 @@ struct Normed {
     const Shape& shape = op.input(x).shape;
     const auto axes = static_cast<size_t>(op.attribute<int64_t>("axes"));
     op.require(axes <= shape.size(), "input ", x, " has ", axes,
-               " axes to normalise");
-    op.require(op.input(x).numel() > 0, "input ", x, " has elements");
+               " axes or more to normalise");
+    op.require(op.input(x).numel() > 0, "input ", x, " is not empty");
     const auto first = shape.end() - static_cast<std::ptrdiff_t>(axes);
     row.assign(first, shape.end());
     moments.assign(shape.begin(), first);
@@ -99,7 +99,7 @@ class LayerNorm final : public Kernel {
   std::vector<std::vector<float>> scratch_;  // by share
 };
 
-// Rows whose part of the weight's gradient is added up in registers.
+// Number of rows whose part of the weight's gradient is added up in registers.
 constexpr int64_t kRowGroup = 4;
 
 class LayerNormGrad final : public Kernel {
@@ -131,7 +131,7 @@ class LayerNormGrad final : public Kernel {
   }
 
  private:
-  // Buffers of a task, each as wide as a row.
+  // The buffers of a task, each as wide as a row.
   static constexpr int64_t kForWeight = 0;
   static constexpr int64_t kForBias = 1;
   static constexpr int64_t kWeight = 2;
@@ -204,7 +204,7 @@ class LayerNormGrad final : public Kernel {
       for (size_t k = 0; k < kCount; ++k) {
         const Row& row = rows[k];
         Vec g = load(row.gradient + i, n);
-        // Zeros after the end: g is 0 there.
+        // After the end there are zeros, because g is 0 there.
         const Vec y = (load(row.x + i, n) - Vec(row.mean)) * Vec(row.rstd);
         of_weight = at::vec::fmadd(g, y, of_weight);
         of_bias = of_bias + g;

@@ -1,4 +1,4 @@
-// What the norms over rows share.
+// The common code of the norms over rows.
 #pragma once
 
 #include <cmath>
@@ -24,8 +24,8 @@ namespace popsim::ops {
   return RowOutput(op, output, width);
 }
 
-// Sum over a row, in four partial sums: add(sum, i, lanes) gives the sum with
-// the terms of a vector added.
+// Sum over a row, in four partial sums: add(sum, i, lanes) returns the sum plus
+// the terms of one vector.
 template <typename Add>
 [[nodiscard]] float sum_over(int64_t count, const Add& add) {
   constexpr int64_t kStep = 4 * kLanes;

@@ -31,7 +31,7 @@ DType from_scalar_type(at::ScalarType type) {
   for (const auto& [dtype, scalar_type] : kTypes) {
     if (scalar_type == type) return dtype;
   }
-  throw UserError(join("the device has no element type ", toString(type)));
+  throw UserError(join("the device has no dtype ", toString(type)));
 }
 
 }  // namespace popsim::ops

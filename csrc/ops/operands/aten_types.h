@@ -1,4 +1,4 @@
-// The device's element types as ATen's.
+// The device's dtypes as ATen's.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,7 +8,7 @@
 namespace popsim::ops {
 
 [[nodiscard]] at::ScalarType to_scalar_type(DType dtype);
-// Throws UserError for an element type the device does not have.
+// Throws UserError if the device does not have the dtype.
 [[nodiscard]] DType from_scalar_type(at::ScalarType type);
 
 }  // namespace popsim::ops

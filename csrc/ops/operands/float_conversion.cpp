@@ -14,8 +14,8 @@
 namespace popsim::ops {
 namespace {
 
-// Reading a boolean as C++ bool would be undefined for anything but 0
-// and 1.
+// Reading a boolean as C++ bool would be undefined for values other than 0 and
+// 1.
 using BoolByte = std::byte;
 
 template <typename T>
@@ -44,7 +44,8 @@ auto widened(const at::vec::Vectorized<at::BFloat16>& values) {
   return at::vec::convert_bfloat16_float(values);
 }
 
-// The compiler does not vectorise the conversions of 16-bit floats itself.
+// Written by hand, because the compiler does not vectorise conversions of
+// 16-bit floats.
 template <typename T>
 void load_run_16bit(const T* source, int64_t count, float* out) {
   using at::vec::Vectorized;
@@ -128,7 +129,7 @@ LoadFloats load_floats(DType dtype) {
     case DType::kFloat64:
       return load<double>;
   }
-  throw InternalError("load_floats: unknown element type");
+  throw InternalError("load_floats: not a floating-point dtype");
 }
 
 StoreFloats store_floats(DType dtype) {

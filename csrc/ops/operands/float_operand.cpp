@@ -17,7 +17,7 @@ struct Free {
   void operator()(char* memory) const { std::free(memory); }
 };
 
-// Grows, never shrinks.
+// The memory may grow but never shrinks.
 struct ThreadMemory {
   std::unique_ptr<char, Free> start;
   size_t bytes = 0;

@@ -1,8 +1,8 @@
-// The operands of the dense kernels: tensors of any floating type and layout
-// as float32 memory.
+// The operands of the dense kernels: tensors of any floating-point dtype and
+// layout as float32 memory.
 //
-// float32 tensors are used where they are. The others pass through the
-// workspace: half in, float32 inside, half out, as on the device.
+// float32 tensors are used in place. Others are converted in the workspace: the
+// tensors are 16-bit, the computation is float32, as on the device.
 #pragma once
 
 #include <cstddef>
@@ -14,21 +14,22 @@
 namespace popsim::ops {
 
 // Scratch memory of a kernel, planned in prepare and valid during run(). All
-// kernels of a thread share one block, since they take turns: it stays in the
-// caches and is as big as the neediest kernel.
+// kernels of a thread share one block, because only one of them runs at a time:
+// the block stays in the caches and is as large as the largest need of a
+// kernel.
 class Workspace {
  public:
   // Returns the offset of a new buffer, aligned to 64 bytes.
   size_t add(size_t bytes);
-  // The planned memory on the calling thread. Allocates only when no earlier
-  // run on this thread needed as much.
+  // The planned memory of the calling thread. Allocates only if no earlier run
+  // on this thread needed as much.
   [[nodiscard]] char* memory() const;
 
  private:
   size_t bytes_ = 0;
 };
 
-// A tensor seen with a shape and strides of the kernel's choice.
+// A tensor with a shape and strides that the kernel chooses.
 struct FloatView {
   graph::TensorId id;
   DType dtype;
@@ -38,16 +39,16 @@ struct FloatView {
 
 class FloatInput {
  public:
-  // `order`: the axes of the packed buffer, from the outermost to the
-  // innermost. A float32 tensor stays where it is if its elements are in that
-  // order already or if `keep` says that the kernel can work with its strides.
+  // `order`: the axes of the packed buffer, from the outermost to the innermost
+  // one. A float32 tensor stays in place if its elements are in that order
+  // already, or if `keep` says that the kernel can use its strides.
   FloatInput(const FloatView& view, const std::vector<size_t>& order, bool keep,
              Workspace& workspace);
-  // Contiguous.
+  // The memory is contiguous.
   FloatInput(graph::TensorId id, const graph::Tensor& tensor,
              Workspace& workspace);
 
-  // Strides of the memory that load() returns.
+  // The strides of the memory that load() returns.
   [[nodiscard]] const Strides& strides() const { return strides_; }
   [[nodiscard]] float* load(const RunContext& context, char* workspace) const;
 
@@ -55,12 +56,12 @@ class FloatInput {
   graph::TensorId id_;
   int64_t numel_;
   Strides strides_;
-  // Set only where the tensor does not stay where it is.
+  // Set only if the tensor is not used in place.
   std::optional<FloatGather> gather_;  // in the order of the buffer
   size_t offset_ = 0;                  // of the buffer
 };
 
-// Writes a tensor, repeated along axes of stride 0, to contiguous memory.
+// Writes a tensor to contiguous memory, and repeats it along axes of stride 0.
 class FloatBroadcast {
  public:
   explicit FloatBroadcast(const FloatView& view);
@@ -73,14 +74,13 @@ class FloatBroadcast {
   FloatGather gather_;
 };
 
-// A contiguous output, or one with the channels last: the buffer is in the
-// order of its memory.
+// A contiguous or channels-last output: the buffer has the order of its memory.
 class FloatOutput {
  public:
   FloatOutput(graph::TensorId id, const graph::Tensor& tensor,
               Workspace& workspace);
 
-  // Memory for the result, to be filled and stored.
+  // Memory for the result; fill it, then call store().
   [[nodiscard]] float* buffer(const RunContext& context, char* workspace) const;
   void store(const RunContext& context, const char* workspace) const;
 
@@ -90,7 +90,7 @@ class FloatOutput {
   size_t offset_ = 0;
 };
 
-// True for the types that the dense kernels compute in float32.
+// Whether the dense kernels compute the dtype in float32.
 [[nodiscard]] bool computes_in_float32(DType dtype);
 
 }  // namespace popsim::ops

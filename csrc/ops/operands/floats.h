@@ -1,5 +1,5 @@
-// Tensors of any floating type and layout as float32 memory, some elements at
-// a time: where they are, or by way of scratch memory.
+// Tensors of any floating-point dtype and layout as float32 memory, some
+// elements at a time: in place, or in scratch memory.
 #pragma once
 
 #include "ops/op_def.h"
@@ -40,9 +40,9 @@ class FloatReader {
         in_place_(op.input(input).dtype == DType::kFloat32 &&
                   op.input(input).contiguous()) {}
 
-  // True: read() uses no scratch memory.
+  // If true, read() uses no scratch memory.
   [[nodiscard]] bool in_place() const { return in_place_; }
-  // Elements [first, first + count), in place or in `scratch`.
+  // Returns elements [first, first + count), in place or in `scratch`.
   [[nodiscard]] const float* read(const RunContext& context, int64_t first,
                                   int64_t count, float* scratch) const {
     if (in_place_) return context.data<const float>(id_) + first;
@@ -63,26 +63,26 @@ class FloatWriter {
       : id_(id),
         store_(store_floats(dtype)),
         in_place_(dtype == DType::kFloat32) {}
-  // Throws InternalError for an output that is not contiguous.
+  // Throws InternalError if the output is not contiguous.
   FloatWriter(const OpView& op, size_t output)
       : FloatWriter(op.output_id(output), op.output(output).dtype) {
     check_internal(op.output(output).contiguous(), op.op().kind, " '",
                    op.op().name, "': output ", output, " is not contiguous");
   }
 
-  // True: space() uses no scratch memory.
+  // If true, space() uses no scratch memory.
   [[nodiscard]] bool in_place() const { return in_place_; }
-  // Where to compute elements [first, ...): in place or in `scratch`.
+  // The memory for computing elements [first, ...): in place or in `scratch`.
   [[nodiscard]] float* space(const RunContext& context, int64_t first,
                              float* scratch) const {
     return in_place_ ? context.data<float>(id_) + first : scratch;
   }
-  // Writes what space() gave, rounded to the element type.
+  // Writes the contents of space(), rounded to the dtype.
   void store(const RunContext& context, int64_t first, int64_t count,
              const float* values) const {
     if (!in_place_) write(context, first, count, values);
   }
-  // Writes elements [first, first + count) from anywhere.
+  // Writes elements [first, first + count) from any memory.
   void write(const RunContext& context, int64_t first, int64_t count,
              const float* values) const {
     store_(values, /*uniform=*/false, context.data(id_), first, count);

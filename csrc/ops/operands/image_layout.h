@@ -1,5 +1,5 @@
-// Tensors [batch, channels, spatial axes...] that lie in memory with their
-// channels last. Lowering gives them the strides; kernels ask here.
+// Tensors [batch, channels, spatial axes...] with their channels last in
+// memory. Lowering chooses these strides; kernels check for them here.
 #pragma once
 
 #include "base/shape.h"
@@ -7,9 +7,9 @@
 
 namespace popsim::ops {
 
-// Dense, channels last, and not contiguous as well.
+// Dense and channels last, but not contiguous.
 [[nodiscard]] bool is_channels_last(const graph::Tensor& tensor);
-// Contiguous or channels last: position i in memory is element i of some order.
+// Contiguous or channels last: the elements fill the memory without gaps.
 [[nodiscard]] bool is_image(const graph::Tensor& tensor);
 
 }  // namespace popsim::ops

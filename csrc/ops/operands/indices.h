@@ -1,5 +1,4 @@
-// Whole numbers that say where something stands: of 32 or 64 bits, of any
-// strides.
+// Integer positions: of 32 or 64 bits, with any strides.
 #pragma once
 
 #include <vector>
@@ -17,7 +16,7 @@ class IndexInput {
         walk_(op.input(input).shape, op.input(input).strides),
         numbers_(static_cast<size_t>(op.input(input).numel())) {}
 
-  // All of them in row-major order, until the next call.
+  // All positions in row-major order, valid until the next call.
   [[nodiscard]] const std::vector<int64_t>& read(const RunContext& context) {
     if (is_32_bit_) {
       read_as<int32_t>(context);

@@ -5,9 +5,9 @@
 
 namespace popsim::ops {
 
-// True for partials="half": sums of products are float16
+// True for partials="half": then sums of products are float16
 // (dense/vector/panels.h). Without the attribute they are float32. Throws
-// InternalError for another value and for operands that are not float16.
+// InternalError for another value, and if the operands are not float16.
 [[nodiscard]] bool has_half_partials(const OpCall& op);
 
 }  // namespace popsim::ops

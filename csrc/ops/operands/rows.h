@@ -5,15 +5,15 @@
 
 namespace popsim::ops {
 
-// Reads rows of a tensor of any floating type and strides.
+// Reads rows of a tensor of any floating-point dtype and strides.
 class RowInput {
  public:
   RowInput(const OpView& op, size_t input, int64_t width)
       : reader_(op, input), width_(width) {}
 
-  // True: read() uses no scratch memory.
+  // If true, read() uses no scratch memory.
   [[nodiscard]] bool in_place() const { return reader_.in_place(); }
-  // Elements [first, first + count) of a row, in place or in `scratch`.
+  // Returns elements [first, first + count) of a row, in place or in `scratch`.
   [[nodiscard]] const float* read(const RunContext& context, int64_t row,
                                   int64_t first, int64_t count,
                                   float* scratch) const {
@@ -29,20 +29,20 @@ class RowInput {
   int64_t width_;
 };
 
-// Writes rows of a contiguous tensor of any floating type.
+// Writes rows of a contiguous tensor of any floating-point dtype.
 class RowOutput {
  public:
   RowOutput(const OpView& op, size_t output, int64_t width)
       : writer_(op, output), width_(width) {}
 
-  // True: space() uses no scratch memory.
+  // If true, space() uses no scratch memory.
   [[nodiscard]] bool in_place() const { return writer_.in_place(); }
-  // Where to compute a row: in place or in `scratch`.
+  // The memory for computing a row: in place or in `scratch`.
   [[nodiscard]] float* space(const RunContext& context, int64_t row,
                              float* scratch) const {
     return writer_.space(context, row * width_, scratch);
   }
-  // `values`: what space() returned for this row.
+  // `values` must be the memory that space() returned for this row.
   void store(const RunContext& context, int64_t row,
              const float* values) const {
     writer_.store(context, row * width_, width_, values);
@@ -58,8 +58,8 @@ class RowOutput {
   int64_t width_;
 };
 
-// Floats rounded up so that the buffers of a task start on cache lines of
-// their own.
+// A number of floats rounded up, so that each buffer of a task starts on its
+// own cache line.
 [[nodiscard]] inline int64_t padded(int64_t floats) {
   return (floats + 31) / 16 * 16;
 }

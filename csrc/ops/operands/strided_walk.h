@@ -11,21 +11,22 @@
 
 namespace popsim::ops {
 
-// Strides that make a tensor look like `wanted`: 0 along broadcast axes.
-// Throws InternalError when `shape` does not broadcast to `wanted`.
+// Strides that give a tensor the shape `wanted`: 0 along broadcast axes. Throws
+// InternalError if `shape` does not broadcast to `wanted`.
 [[nodiscard]] Strides broadcast_strides(const Shape& shape,
                                         const Strides& strides,
                                         const Shape& wanted);
 
-// Axes of one shape seen through several sets of strides, with neighbours
-// merged wherever every set allows it.
+// The axes of one shape with several sets of strides; neighbouring axes are
+// merged if every set allows it.
 struct MergedAxes {
-  Shape sizes;                   // at least one axis, none of size 1 but that
+  Shape sizes;  // at least one axis; only a single axis may have size 1
   std::vector<Strides> strides;  // one per set, as long as `sizes`
 };
 [[nodiscard]] MergedAxes merge_axes(const Shape& shape,
                                     std::span<const Strides> strides);
-// The same with the axes in the order of their keys, the largest outermost.
+// The same, with the axes in the order of their keys: the axis with the largest
+// key is the outermost.
 [[nodiscard]] MergedAxes merge_axes(const Shape& shape,
                                     std::span<const Strides> strides,
                                     const Strides& keys);

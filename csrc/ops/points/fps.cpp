@@ -1,10 +1,10 @@
-// Farthest point sampling: of each segment of a table some rows, each as far
-// as can be from those that were chosen before it.
+// Farthest point sampling: chooses some rows of each segment of a table. Each
+// chosen row is as far as possible from the rows chosen before it.
 //
-// The distance of a row is that to the nearest of the chosen ones, as the sum
-// of the squares of the differences. Columns lie apart, so that a vector holds
-// as many rows; each distance is added up on its own, in the order of the
-// columns. A segment is one thread's.
+// The distance of a row is the distance to the nearest chosen row, as the sum
+// of the squares of the differences. The columns are stored separately, so a
+// vector holds one value of several rows; each distance is added up separately,
+// in the order of the columns. One thread processes a segment.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -25,12 +25,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kChosen = -1.0f;     // less than any distance
 constexpr int64_t kElementCost = 3;  // in additions
 
-// What is chosen of a segment.
+// The rows to choose from one segment.
 struct Segment {
   int64_t first = 0;  // row
   int64_t size = 0;
-  int64_t count = 0;         // of rows to choose
-  int64_t first_result = 0;  // where they are written
+  int64_t count = 0;         // number of rows to choose
+  int64_t first_result = 0;  // index of its first result
 };
 
 std::vector<Segment> segments_of(const OpView& op) {
@@ -46,7 +46,7 @@ std::vector<Segment> segments_of(const OpView& op) {
   return segments;
 }
 
-// How many squares of differences are added up to choose all rows.
+// The number of squared differences that are added up to choose all rows.
 int64_t num_squares(const OpView& op) {
   double rows = 0.0;
   for (const Segment& segment : segments_of(op)) {
@@ -94,7 +94,7 @@ class FarthestPoints final : public Kernel {
   }
 
  private:
-  // The row to begin with, for a number in [0, 1).
+  // The first row to choose, for a number in [0, 1).
   static int64_t start_of(const Segment& segment, float position) {
     const double row =
         static_cast<double>(position) * static_cast<double>(segment.size);
@@ -114,14 +114,15 @@ class FarthestPoints final : public Kernel {
     }
   }
 
-  // Takes account of one more row that is chosen, and returns the farthest of
-  // the others: of several the first. What has no distance from the chosen
-  // one, since a coordinate is NaN, keeps the one it had.
+  // Updates the distances for one more chosen row, and returns the farthest of
+  // the other rows; the first one if there are several. If the distance to the
+  // chosen row is NaN, because a coordinate is NaN, the row keeps its old
+  // distance.
   [[nodiscard]] int64_t farthest(int64_t size, int64_t chosen,
                                  const float* points, float* distances) const {
     const int64_t stride = points_.strides()[1];
     Vec longest(kChosen);
-    Vec where(0.0f);  // where the lanes' vectors begin, as their bits
+    Vec where(0.0f);  // index of the first row of each lane's vector, as bits
     for_each_vector(size, [&](int64_t i, auto n) {
       Vec sum(0.0f);
       for (int64_t k = 0; k < width_; ++k) {
@@ -160,7 +161,7 @@ class FarthestPoints final : public Kernel {
   int64_t width_;
   std::vector<Segment> segments_;
   Workspace workspace_;
-  FloatInput points_;  // columns apart
+  FloatInput points_;  // the columns are stored separately
   size_t distances_;   // of all rows, in the workspace
   graph::TensorId out_;
   std::optional<RowInput> starts_;
@@ -175,16 +176,16 @@ std::vector<TensorType> fps_type(const OpCall& op) {
   const auto& counts = op.attribute<std::vector<int64_t>>("counts");
   op.require(bounds.size() == counts.size() + 1,
              "each segment has two bounds and a number of points");
-  op.require(op.input(0).numel() > 0, "there are points with columns");
+  op.require(op.input(0).numel() > 0, "the points are not empty");
   op.require(shape[0] <= std::numeric_limits<int32_t>::max(),
-             "points have numbers of 32 bits");
+             "the numbers of points fit into 32 bits");
   int64_t total = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     op.require(bounds[i] >= 0 && bounds[i] <= bounds[i + 1] &&
                    bounds[i + 1] <= shape[0],
-               "the bounds ascend from 0 to the number of points at most");
+               "the bounds ascend and lie between 0 and the number of points");
     op.require(counts[i] >= 0 && counts[i] <= bounds[i + 1] - bounds[i],
-               "no more points are chosen than a segment has");
+               "each count is at most the number of points of its segment");
     total += counts[i];
   }
   if (op.has_input(1)) op.require_shape(1, {std::ssize(counts)});

@@ -1,11 +1,12 @@
-// For each row of one table the nearest row of another, by the sum of the
+// Finds for each row of one table the nearest row of another, by the sum of the
 // squares of their differences.
 //
-// A row is compared with those that have its number of a batch: the numbers
-// ascend in both tables, so these follow each other. Rows are taken a chunk at
-// a time with their columns apart, so that a vector holds as many rows, and
-// candidates a block at a time that stays in the cache. Each distance is added
-// up on its own, in the order of the columns.
+// A row is compared with the candidates that have the same batch number: the
+// batch numbers ascend in both tables, so these candidates follow each other.
+// Rows are processed in chunks with their columns stored separately, so a
+// vector holds one value of several rows. Candidates are processed in blocks
+// that stay in the cache. Each distance is added up separately, in the order of
+// the columns.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -27,23 +28,23 @@ namespace {
 constexpr int64_t kChunk = 128;         // rows
 constexpr int64_t kStride = 128 + 64;   // with room for a vector after them
 constexpr int64_t kBlockFloats = 4096;  // of candidates
-constexpr int64_t kAtOnce = 4;          // candidates that share what is loaded
+constexpr int64_t kAtOnce = 4;          // candidates that share the loaded rows
 constexpr int64_t kDifferenceCost = 3;  // in additions
 static_assert(kStride - kChunk >= kLanes);
 
-// Between all rows and all candidates.
+// The number of differences between all rows and all their candidates.
 int64_t num_differences(const OpView& op) {
   return countable(static_cast<double>(op.input(0).numel()) *
                    static_cast<double>(op.input(1).shape[0]));
 }
 
-// Bits of a row's number, for lanes of floats that are moved and never read as
-// numbers.
+// The bits of a row's number as lanes of floats, which are only moved and never
+// used as numbers.
 Vec number_lanes(int64_t number) {
   return Vec(std::bit_cast<float>(static_cast<int32_t>(number)));
 }
 
-// Numbers of a batch for the rows of both tables.
+// The batch numbers of the rows of both tables.
 class Batches {
  public:
   explicit Batches(const OpView& op) : rows_(op, 2), candidates_(op, 3) {}
@@ -63,7 +64,8 @@ class Batches {
     }
   }
 
-  // Where the rows that have the batch number of row `first` end, or `end`.
+  // The end of the rows that have the batch number of row `first`; at most
+  // `end`.
   [[nodiscard]] int64_t end_of(int64_t first, int64_t end) const {
     const int64_t number = of_rows_[static_cast<size_t>(first)];
     int64_t last = first + 1;
@@ -126,8 +128,8 @@ class Nearest final : public Kernel {
   struct Scratch {
     std::vector<float> row;
     std::vector<float> columns;  // of a chunk's rows, kStride apart
-    std::vector<float> least;    // distance so far, for each row
-    std::vector<float> nearest;  // the candidate that has it, as its bits
+    std::vector<float> least;    // smallest distance so far, for each row
+    std::vector<float> nearest;  // the candidate with that distance, as bits
   };
 
   void run_chunk(const RunContext& context, int64_t first,
@@ -153,19 +155,21 @@ class Nearest final : public Kernel {
     }
   }
 
-  // Finds the nearest of some candidates for some rows of a chunk.
+  // Finds the nearest one of some candidates for some rows of a chunk.
   void search(threads::Range rows, threads::Range among,
               const float* candidates, Scratch& scratch) const {
     float* least = scratch.least.data();
     float* nearest = scratch.nearest.data();
-    // What has no distance, or an infinite one, is as far as the first.
+    // Rows with a NaN or infinite distance to all candidates keep the first
+    // candidate.
     std::fill_n(least + rows.begin, rows.size(),
                 std::numeric_limits<float>::infinity());
     std::fill_n(nearest + rows.begin, rows.size(),
                 std::bit_cast<float>(static_cast<int32_t>(among.begin)));
     for (int64_t j = among.begin; j < among.end; j += block_) {
       const threads::Range block{j, std::min(j + block_, among.end)};
-      // What the last vector writes after the rows is not set up yet.
+      // The last vector also writes after the rows; that memory is not
+      // initialised yet.
       for (int64_t i = rows.begin; i < rows.end; i += kLanes) {
         compare(scratch.columns.data() + i, block, candidates, least + i,
                 nearest + i);
@@ -231,12 +235,13 @@ std::vector<TensorType> nearest_type(const OpCall& op) {
   op.require_rank(1, 2);
   const Shape& rows = op.input(0).shape;
   const Shape& candidates = op.input(1).shape;
-  op.require(rows[1] == candidates[1], "rows have as many columns");
-  op.require(op.input(1).numel() > 0, "there are candidates with columns");
+  op.require(rows[1] == candidates[1],
+             "x and y have the same number of columns");
+  op.require(op.input(1).numel() > 0, "the candidates are not empty");
   op.require(candidates[0] <= std::numeric_limits<int32_t>::max(),
-             "candidates have numbers of 32 bits");
+             "the numbers of candidates fit into 32 bits");
   op.require(op.has_input(2) == op.has_input(3),
-             "both tables have batch numbers, or none has");
+             "both tables have batch numbers, or neither has");
   if (op.has_input(2)) {
     op.require_shape(2, {rows[0]});
     op.require_shape(3, {candidates[0]});

@@ -9,7 +9,7 @@
 namespace popsim::ops {
 namespace {
 
-// What the sum over a window is divided by.
+// The divisor of the sum over a window.
 class Divisor {
  public:
   explicit Divisor(const OpView& op)
@@ -29,7 +29,7 @@ class Divisor {
   bool with_padding_;
 };
 
-// Pools, or spreads the gradient of what was pooled.
+// Computes the pooling, or the gradient of its input.
 template <bool kGradient>
 class AveragePool final : public Kernel {
  public:
@@ -46,7 +46,7 @@ class AveragePool final : public Kernel {
     char* workspace = workspace_.memory();
     const float* from = from_.load(context, workspace);
     float* to = to_.buffer(context, workspace);
-    // A unit of work is an image with its channels last, else a channel.
+    // A unit of work is an image if the channels are last, otherwise a channel.
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
     const int64_t image = g_.input_size() * size;

@@ -1,7 +1,7 @@
 // Max pooling and its gradient.
 //
-// Positions are numbered in the plane of the input image, as PyTorch does. The
-// first maximum wins, and NaN is larger than everything.
+// Positions are numbered within the plane of the input image, as in PyTorch.
+// The first maximum is chosen, and NaN is larger than every number.
 #include <algorithm>
 #include <limits>
 
@@ -33,7 +33,7 @@ class MaxPool final : public Kernel {
     auto* indices = context.data<Index>(indices_);
     const int64_t in = g_.input_size();
     const int64_t out = g_.output_size();
-    // A unit of work is an image with its channels last, else a channel.
+    // A unit of work is an image if the channels are last, otherwise a channel.
     const int64_t size = last_ ? g_.channels : 1;
     const int64_t count = last_ ? g_.batch : g_.batch * g_.channels;
     const threads::Shares shares(
@@ -138,7 +138,7 @@ class MaxPoolGradient final : public Kernel {
     if (!last_) {
       std::fill_n(grad_x, g_.input_size(), 0.0f);
       for (int64_t i = 0; i < g_.output_size(); ++i) {
-        // A window of padding alone points nowhere.
+        // A window that lies completely in the padding has no position.
         if (indices[i] >= 0 && indices[i] < g_.input_size()) {
           grad_x[indices[i]] += grad_y[i];
         }
@@ -157,7 +157,7 @@ class MaxPoolGradient final : public Kernel {
     }
   }
 
-  // Every position of a window is written: no gather, no scatter.
+  // Writes every position of a window, without gather or scatter.
   void spread_channels(const float* __restrict grad_y,
                        const Index* __restrict indices, const PoolWindow& down,
                        const PoolWindow& across, float* grad_x) const {

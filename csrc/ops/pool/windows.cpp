@@ -10,7 +10,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-// So large that sizes computed from it do not overflow.
+// A limit that keeps sizes computed from it from overflowing.
 constexpr int64_t kMost = int64_t{1} << 30;
 
 std::vector<PoolWindow> even_windows(int64_t size, int64_t count) {
@@ -37,8 +37,8 @@ struct Sliding {
         dilation(op.attribute<Ints>("dilation")[axis]) {}
 
   [[nodiscard]] int64_t span() const { return (kernel - 1) * dilation + 1; }
-  // As in PyTorch: with `ceil`, the last window may hang over the end, but
-  // begins in the image or in front of it.
+  // As in PyTorch: with `ceil`, the last window may extend beyond the end, but
+  // must begin inside the image or before it.
   [[nodiscard]] int64_t count(int64_t size, bool ceil) const {
     const int64_t room = size + 2 * padding - span();
     if (room < 0 && !(ceil && room + stride > 0)) return 0;
@@ -63,7 +63,8 @@ std::vector<PoolWindow> sliding_windows(const OpCall& op, size_t axis,
   return result;
 }
 
-// An image of one channel or one position.
+// Whether an image has only one channel or one position, so that it is both
+// contiguous and channels last.
 bool lies_both_ways(const graph::Tensor& tensor) {
   return tensor.shape.at(1) == 1 ||
          tensor.shape.at(2) * tensor.shape.at(3) == 1;
@@ -84,7 +85,7 @@ bool PoolGeometry::disjoint() const {
 
 Shape pooled_shape(const OpCall& op, const Shape& x) {
   op.require(x.size() == 4 && is_valid_shape(x) && num_elements(x) > 0,
-             "the image has four axes and elements");
+             "the image has four axes and is not empty");
   if (op.has_attribute("output_size")) {
     const Ints& size = op.attribute<Ints>("output_size");
     return {x[0], x[1], size[0], size[1]};
@@ -184,7 +185,7 @@ void check_pool_layouts(const OpView& op, std::initializer_list<size_t> inputs,
                           ? is_channels_last(tensor)
                           : tensor.contiguous();
     check_internal(good, op.op().kind, " '", op.op().name,
-                   "': its images lie in memory in different orders");
+                   "': its images have different orders in memory");
   };
   for (const size_t i : inputs) check(op.input(i));
   for (size_t i = 0; i < op.num_outputs(); ++i) check(op.output(i));

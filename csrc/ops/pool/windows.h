@@ -12,11 +12,12 @@
 
 namespace popsim::ops {
 
-// What one output position covers of an axis: first, first + step, ... < last.
+// The positions of an axis that one output position covers: first, first +
+// step, ... < last.
 struct PoolWindow {
   int64_t first;
   int64_t last;
-  int64_t full;  // positions, those in the padding included
+  int64_t full;  // number of positions, including those in the padding
 };
 
 struct PoolGeometry {
@@ -38,24 +39,24 @@ struct PoolGeometry {
 };
 
 // `x`: shape of the input. Attributes: kernel, stride, padding, dilation, two
-// values each, and ceil: the last windows may hang over the end. Or output_size
-// alone: that many windows cover the input evenly.
+// values each, and ceil: the last windows may extend beyond the end. Or only
+// output_size: that many windows cover the input evenly.
 [[nodiscard]] PoolGeometry read_pool(const OpCall& op, const Shape& x);
-// Shape of the result. Throws InternalError for attributes that fit no image of
-// shape `x`.
+// The shape of the result. Throws InternalError if the attributes do not fit an
+// image of shape `x`.
 [[nodiscard]] Shape pooled_shape(const OpCall& op, const Shape& x);
-// Whether the op works on images with their channels last: as its outputs lie,
-// and those inputs that it reads where they are.
+// Whether the op works on images with their channels last, as its outputs have
+// them, and the inputs that it reads in place.
 [[nodiscard]] bool pool_channels_last(const OpView& op,
                                       std::initializer_list<size_t> inputs);
-// Throws InternalError when one of them lies otherwise.
+// Throws InternalError if one of them has another order in memory.
 void check_pool_layouts(const OpView& op, std::initializer_list<size_t> inputs,
                         bool channels_last);
-// Channels last or contiguous, copied if need be.
+// Channels last or contiguous; copied if necessary.
 [[nodiscard]] FloatInput pool_input(const OpView& op, size_t i,
                                     bool channels_last, Workspace& workspace);
 
-// Every position that windows cover, once for each of them.
+// Counts every position that windows cover, once for each window.
 [[nodiscard]] std::vector<graph::Work> pool_work(const OpView& op);
 [[nodiscard]] std::vector<graph::Work> pool_grad_work(const OpView& op);
 

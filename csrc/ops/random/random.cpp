@@ -1,5 +1,5 @@
 // Random tensors from counters: an element depends on the seed, the op, the
-// micro-batch and its own position, never on threads or on what ran before.
+// micro-batch and its own position, never on threads or on earlier ops.
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -39,7 +39,7 @@ struct RandomSpec {
   float limit = 0.0f;   // uniform: the largest value below `to`
 };
 
-// In [0, 1), 24 bits.
+// A number in [0, 1) with 24 random bits.
 float unit_interval(uint32_t word) {
   return static_cast<float>(word >> 8) * 0x1p-24f;
 }
@@ -50,7 +50,7 @@ void draw_bernoulli(const Words& words, float p, Floats& out) {
   }
 }
 
-// Throws UserError unless all are in [0, 1]; NaN is not.
+// Throws UserError unless all are in [0, 1]; NaN is refused.
 void check_probabilities(const Floats& p) {
   bool all_valid = true;
   for (const float value : p) {
@@ -77,13 +77,13 @@ void draw_uniform(const Words& words, const RandomSpec& spec, Floats& out) {
   }
 }
 
-// Box-Muller: words 0 and 1 of a lane give its elements 0 and 1, words 2 and 3
-// the other two.
+// Box-Muller: words 0 and 1 of a lane give elements 0 and 1, words 2 and 3 the
+// other two.
 void draw_normal(const Words& words, const RandomSpec& spec, Floats& out) {
   constexpr size_t kLanes = kPhiloxLanes;
   Floats uniform;
   for (size_t i = 0; i < words.size(); ++i) {
-    // The radius is drawn from (0, 1], for the logarithm.
+    // The radius is computed from a number in (0, 1], because of the logarithm.
     const bool is_radius = i / kLanes % 2 == 0;
     uniform[i] = is_radius ? static_cast<float>(words[i]) * 0x1p-32f + 0x1p-33f
                            : unit_interval(words[i]);
@@ -131,7 +131,8 @@ RandomKernel::RandomKernel(const OpView& op, RandomSpec spec)
       numel_(op.output(0).numel()),
       stream_(static_cast<uint32_t>(op.attribute<int64_t>("stream"))) {
   constexpr int64_t kCounters = int64_t{1} << 32;
-  op.require(numel_ <= kCounters * 4, "not too many elements");
+  op.require(numel_ <= kCounters * 4,
+             "the output does not have too many values");
   if (op.has_input(0)) {
     const graph::Tensor& p = op.input(0);
     const Shape& shape = op.output(0).shape;
@@ -208,7 +209,7 @@ float next_below(float value) {
   return std::nextafter(value, -std::numeric_limits<float>::infinity());
 }
 
-// For the 16-bit types, whose bits are a sign and a magnitude.
+// For the 16-bit dtypes, whose bits are a sign and a magnitude.
 template <typename T>
 T next_below(T value) {
   constexpr uint16_t kSign = 0x8000;
@@ -242,7 +243,7 @@ RandomSpec parse_bernoulli(const OpView& op) {
 RandomSpec parse_uniform(const OpView& op) {
   const double from = op.attribute<double>("from");
   const double to = op.attribute<double>("to");
-  op.require(from <= to, "from, which is ", from, ", is not above to, ", to);
+  op.require(from <= to, "from <= to, not ", from, " and ", to);
   const auto low = static_cast<float>(from);
   return {.distribution = Distribution::kUniform,
           .first = low,
@@ -252,7 +253,7 @@ RandomSpec parse_uniform(const OpView& op) {
 
 RandomSpec parse_normal(const OpView& op) {
   const double std = op.attribute<double>("std");
-  op.require(std >= 0.0, "std is not negative, as ", std, " is");
+  op.require(std >= 0.0, "std is at least 0, not ", std);
   return {.distribution = Distribution::kNormal,
           .first = static_cast<float>(op.attribute<double>("mean")),
           .second = static_cast<float>(std)};
@@ -270,7 +271,8 @@ RandomSpec parse_spec(const OpView& op) {
 std::vector<TensorType> random_type(const OpCall& op) {
   const auto& distribution = op.attribute<std::string>("distribution");
   const Shape& shape = op.attribute<std::vector<int64_t>>("shape");
-  op.require(is_valid_shape(shape), "there can be a tensor ", to_string(shape));
+  op.require(is_valid_shape(shape),
+             "the output's shape is valid: ", to_string(shape));
   op.require(!op.has_input(0) || distribution == "bernoulli",
              "only bernoulli has probabilities");
   if (op.has_input(0)) op.require_broadcasts(0, shape);

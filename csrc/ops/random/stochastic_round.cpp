@@ -1,4 +1,4 @@
-// float32 to float16, rounded up or down at random.
+// Converts float32 to float16 and rounds up or down at random.
 #include <algorithm>
 #include <array>
 

@@ -1,5 +1,5 @@
-// What one step of each recurrent layer does with the product of the previous
-// state and the weights, and its backward.
+// The operations of one step of each recurrent layer on the product of the
+// previous state and the weights, and their backward.
 #pragma once
 
 #include "dense/vector/half.h"
@@ -8,17 +8,19 @@
 
 namespace popsim::ops::recurrent {
 
-// What a step works on: each points to the first row of shape (batch, hidden),
-// gates to (batch, gates * hidden).
+// The memory of a step: each pointer is the first row of shape (batch, hidden),
+// gates of shape (batch, gates * hidden).
 struct ForwardStep {
   int64_t hidden = 0;
-  // Holds the part that comes from the input; left with the gates' values.
+  // Contains the part that comes from the input; the step replaces it with the
+  // gates' values.
   float* gates = nullptr;
   const float* h_before = nullptr;
   float* h = nullptr;
-  // LSTM: the cell state. GRU: what the reset gate is multiplied with.
+  // LSTM: the cell state. GRU: the values that the reset gate is multiplied
+  // with.
   const float* state_before = nullptr;
-  float* state = nullptr;           // GRU: null when nobody wants it
+  float* state = nullptr;           // GRU: null if no op reads it
   const float* bias_new = nullptr;  // GRU: added to the state
 };
 
@@ -29,14 +31,15 @@ struct BackwardStep {
   const float* h = nullptr;
   const float* state_before = nullptr;
   const float* state = nullptr;
-  const float* grad_h = nullptr;  // from outside; null for none
-  int64_t grad_h_stride = 0;      // from row to row
-  // Gradients of what the input and what the previous h contribute to the
-  // gates; one memory except for GRU.
+  const float* grad_h = nullptr;  // from outside; null: none
+  int64_t grad_h_stride = 0;      // stride between rows
+  // The gradients of the contributions of the input and of the previous h to
+  // the gates; the same memory, except for GRU.
   float* grad_input_gates = nullptr;
   float* grad_hidden_gates = nullptr;
-  // From the following step to the previous: LSTM the gradient of the cell
-  // state, GRU that of h on the way past the gates.
+  // Passes from a step to the step before it: for LSTM the gradient of the cell
+  // state, for GRU the part of the gradient of h that does not go through the
+  // gates.
   float* carry = nullptr;
 };
 
@@ -52,12 +55,13 @@ inline void store(Vec value, float* to, int64_t count) {
   }
 }
 
-// Numbers that enter a product with half partials are float16.
+// Numbers that are operands of a product with half partials must be float16.
 inline void round_to_half(float* values, int64_t count) {
   store(dense::rounded_to_half(load(values, count)), values, count);
 }
 
-// `at`: of the units in rows of length hidden; `gate_at`: of their first gate.
+// `at`: the offset of the units in rows of length hidden; `gate_at`: that of
+// their first gate.
 struct Place {
   int64_t row;
   int64_t at;
@@ -188,7 +192,7 @@ struct Gru {
   }
 };
 
-// The gates of a plain layer are its h: they lie in the same memory.
+// The gates of a plain layer are its h: they share the same memory.
 template <bool kRelu>
 struct Plain {
   static constexpr int64_t kGates = 1;

@@ -1,10 +1,10 @@
 // The backward of one recurrent layer in one direction.
 //
-// Each step computes the gradient of its gates, from the gradient of h that
-// comes from outside and, through the weight, from the step after it. All
-// weights, biases and inputs then get their gradients at once. With half
-// partials the gradients of the gates are rounded to float16, before they enter
-// a product.
+// Each step computes the gradient of its gates from the gradient of h: the part
+// that comes from outside, and the part that comes through the weight from the
+// step after it. After the last step, the gradients of all weights, biases and
+// inputs are computed at once. With half partials, the gradients of the gates
+// are rounded to float16 before they are operands of a product.
 #include <algorithm>
 #include <optional>
 
@@ -48,8 +48,8 @@ enum Output : size_t {
 
 constexpr recurrent::Operands kOperands{kX, kWeightInput, kWeightHidden};
 
-// The gradient of y is read where it is if the numbers of a row follow each
-// other, however far apart the rows are.
+// The gradient of y is read in place if the numbers of a row are adjacent,
+// whatever the distance between rows.
 FloatInput grad_y_of(const OpView& op, Workspace& workspace) {
   const graph::Tensor& y = op.input(kGradY);
   const bool keep = y.strides[2] == 1 || y.shape[2] == 1;
@@ -66,9 +66,10 @@ class RecurrentGradKernel final : public Kernel {
   void run(const RunContext& context) override;
 
  private:
-  // What the steps read and write.
+  // The memory that the steps read and write.
   struct Memory {
-    const float* grad_y;  // the following null where they are missing
+    // These pointers are null if the input or output is missing.
+    const float* grad_y;
     const float* grad_h;
     const float* h0;
     const float* c0;
@@ -78,7 +79,7 @@ class RecurrentGradKernel final : public Kernel {
     float* grad_input_gates;
     float* grad_hidden_gates;
     float* carry;
-    float* last;  // the gradient of the last h, then that of h0
+    float* last;  // the gradient of the last h, later that of h0
   };
   [[nodiscard]] Memory load(const RunContext& context, char* workspace) const;
   [[nodiscard]] recurrent::BackwardStep step_memory(const Memory& memory,
@@ -208,7 +209,7 @@ auto RecurrentGradKernel<Cell>::load(const RunContext& context,
   return memory;
 }
 
-// `index` counts from the step that forward ran last.
+// `index` counts the steps from the one that forward ran last.
 template <typename Cell>
 recurrent::BackwardStep RecurrentGradKernel<Cell>::step_memory(
     const Memory& memory, int64_t index) const {
@@ -307,7 +308,7 @@ void RecurrentGradKernel<Cell>::run_steps(const Memory& memory,
   });
 }
 
-// The h that each step began with, in the order of the gates' gradients.
+// The h at the beginning of each step, in the order of the gates' gradients.
 template <typename Cell>
 const float* RecurrentGradKernel<Cell>::load_h_before(const Memory& memory,
                                                       char* workspace) const {
@@ -402,7 +403,8 @@ std::unique_ptr<Kernel> prepare(const OpView& op) {
   });
 }
 
-// For each product of the layer one for its input, and one for its weight.
+// For each product of the layer there are two: one for the gradient of its
+// input, and one for that of its weight.
 std::vector<graph::Work> work(const OpView& op) {
   const Dims dims = recurrent::dims_of(op, kOperands);
   std::vector<graph::Work> work = recurrent::layer_work(dims);

@@ -48,7 +48,7 @@ Dims dims_of(const OpCall& op, const Operands& operands) {
                  hidden.size() == 2 && hidden[1] > 0 &&
                  input[0] == gates * hidden[1] && hidden[0] == input[0] &&
                  input[1] == x.shape[2],
-             "a recurrent layer has such x and weights");
+             "x and the weights have the shapes of a recurrent layer");
   op.require_one_dtype();
   return {.dtype = x.dtype,
           .steps = x.shape[0],
@@ -81,7 +81,7 @@ std::vector<graph::Work> layer_work(const Dims& dims) {
 void check_input(const OpCall& op, size_t input, bool wanted,
                  const Shape& shape) {
   op.require(op.has_input(input) == wanted, "input ", input,
-             wanted ? " is there" : " is left out");
+             wanted ? " is present" : " is left out");
   if (wanted) op.require_shape(input, shape);
 }
 

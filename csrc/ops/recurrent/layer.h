@@ -1,4 +1,4 @@
-// What the forward and the backward op of a recurrent layer share.
+// The common part of the forward and the backward op of a recurrent layer.
 //
 // One layer in one direction: x of shape (steps, batch, inputs), weights as in
 // PyTorch, (gates * hidden, inputs) and (gates * hidden, hidden).
@@ -34,8 +34,8 @@ struct Dims {
   [[nodiscard]] int64_t gate_columns() const { return gates * hidden; }
   [[nodiscard]] int64_t state_floats() const { return batch * hidden; }
   [[nodiscard]] int64_t gate_floats() const { return rows() * gate_columns(); }
-  // The step that is the `index`-th in the order of the layer, and the one
-  // before it, which does not exist for index 0.
+  // The step with number `index` in the order of the layer, and the step before
+  // it, which does not exist for index 0.
   [[nodiscard]] int64_t step(int64_t index) const {
     return reverse ? steps - 1 - index : index;
   }
@@ -50,19 +50,19 @@ struct Operands {
   size_t weight_input;
   size_t weight_hidden;
 };
-// Throws InternalError where the shapes of the operands do not fit.
+// Throws InternalError if the shapes of the operands do not fit.
 [[nodiscard]] Dims dims_of(const OpCall& op, const Operands& operands);
-// What the cells of a mode keep of every step.
+// The values that the cells of a mode keep for every step.
 struct Kept {
   bool gates;
   bool state;       // the cell state of an LSTM, a part of a gate of a GRU
-  bool cell_state;  // begins with c0
+  bool cell_state;  // it begins with c0
 };
 [[nodiscard]] Kept kept_by(const OpCall& op);
-// The products and the cells of all steps.
+// The work of the products and the cells of all steps.
 [[nodiscard]] std::vector<graph::Work> layer_work(const Dims& dims);
-// Throws InternalError where an input is not there though `wanted`, or there
-// though not, or of another shape.
+// Throws InternalError if an input is missing although it is `wanted`, is given
+// although it is not, or has another shape.
 void check_input(const OpCall& op, size_t input, bool wanted,
                  const Shape& shape);
 
@@ -91,7 +91,7 @@ class Scratch {
   size_t offset_;
 };
 
-// An input that may be missing.
+// An input that may be left out.
 class MaybeInput {
  public:
   MaybeInput(const OpView& op, size_t i, Workspace& workspace) {
@@ -100,7 +100,7 @@ class MaybeInput {
     }
   }
   explicit operator bool() const { return input_.has_value(); }
-  // Null where it is missing.
+  // Null if it is left out.
   [[nodiscard]] const float* load(const RunContext& context,
                                   char* workspace) const {
     return input_ ? input_->load(context, workspace) : nullptr;
@@ -118,7 +118,7 @@ class MaybeOutput {
     }
   }
   explicit operator bool() const { return output_.has_value(); }
-  // Only where there is one.
+  // Allocates only if there is an output.
   [[nodiscard]] float* buffer(const RunContext& context,
                               char* workspace) const {
     return output_->buffer(context, workspace);
@@ -138,12 +138,11 @@ class MaybeOutput {
   std::optional<FloatOutput> output_;
 };
 
-// The sum of every column of a contiguous matrix, its rows added in their
-// order.
+// The sums of all columns of a contiguous matrix; the rows are added in order.
 void column_sums(const float* matrix, int64_t rows, int64_t columns,
                  float* out);
 
-// A matrix product that csrc/dense or, where it has none, ATen computes.
+// A matrix product that csrc/dense computes, or ATen if csrc/dense cannot.
 class Product {
  public:
   Product(const dense::MatmulSpec& spec, Workspace& workspace);

@@ -1,4 +1,4 @@
-// The functions of recurrent layers' gates, a vector at a time.
+// The functions of recurrent layers' gates, for one vector at a time.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -10,13 +10,13 @@ namespace popsim::ops::recurrent {
 using Vec = at::vec::Vectorized<float>;
 inline constexpr int64_t kLanes = Vec::size();
 
-// Within 2e-7 of exp(x), relative to it, for |x| <= 87; beyond, the value
-// there.
+// The relative error is at most 2e-7 for |x| <= 87; beyond, the result is the
+// value at 87 or -87.
 [[nodiscard]] inline Vec exp(Vec x) {
   x = at::vec::clamp(x, Vec(-87.0f), Vec(87.0f));
   const Vec n = (x * Vec(1.44269504f)).round();
-  // x = n * ln(2) + r, with ln(2) in two parts, of which the first times n is
-  // exact.
+  // x = n * ln(2) + r, where ln(2) is the sum of two parts, and n times the
+  // first part is exact.
   Vec r = at::vec::fmadd(n, Vec(-0.693359375f), x);
   r = at::vec::fmadd(n, Vec(2.12194440e-4f), r);
   // 1 + r + r^2 * p(r), with p interpolated at Chebyshev's points.
@@ -36,11 +36,11 @@ inline constexpr int64_t kLanes = Vec::size();
   return one / (one + exp(x.neg()));
 }
 
-// Within 2e-7 of tanh(x), relative to it; several times faster than the vector
-// library's, whose calls spill all registers.
+// The relative error is at most 2e-7; several times faster than the vector
+// library's tanh, whose calls spill all registers.
 [[nodiscard]] inline Vec tanh(Vec x) {
-  // Near 0, where the formula for the rest would cancel, x + x^3 * p(x^2) with
-  // p interpolated at Chebyshev's points.
+  // Near 0 the formula for the rest would cancel, so it is x + x^3 * p(x^2),
+  // with p interpolated at Chebyshev's points.
   const Vec square = x * x;
   Vec p(-0.006096714f);
   p = at::vec::fmadd(p, square, Vec(0.02099718f));

@@ -1,10 +1,10 @@
 // One layer of an LSTM, a GRU or a plain recurrent network, in one direction,
 // over a whole sequence.
 //
-// The inputs of all steps are multiplied by their weight at once. Then each
-// step adds the product of the previous h and its weight and computes the
-// gates, while the sums are still in the cache. With half partials the h of
-// each step is rounded to float16, before it enters the product of the next.
+// The inputs of all steps are multiplied with their weight at once. Then each
+// step adds the product of the previous h and its weight and computes the gates
+// while the sums are still in the cache. With half partials, the h of each step
+// is rounded to float16 before the product of the next step uses it.
 
 #include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
@@ -72,7 +72,7 @@ class RecurrentKernel final : public Kernel {
 
  private:
   void load_bias(const RunContext& context, char* workspace);
-  // What stays the same from step to step.
+  // The pointers that are the same for all steps.
   struct Memory {
     float* y;
     float* gates;
@@ -100,14 +100,14 @@ class RecurrentKernel final : public Kernel {
   recurrent::Split split_;
   Scratch packed_;
   Scratch bias_;
-  // Where the op has no such output.
+  // Memory that replaces a missing output of the op.
   Scratch own_gates_;
   Scratch own_state_;
   recurrent::Product product_;
 };
 
-// The biases are added together, except for the part of GRU's that the reset
-// gate is multiplied with.
+// The biases are added together, except GRU's part that the reset gate is
+// multiplied with.
 template <typename Cell>
 void RecurrentKernel<Cell>::load_bias(const RunContext& context,
                                       char* workspace) {
@@ -127,7 +127,8 @@ recurrent::ForwardStep RecurrentKernel<Cell>::step_memory(const Memory& memory,
   const int64_t size = dims_.state_floats();
   const int64_t now = dims_.step(index);
   const int64_t before = index == 0 ? 0 : dims_.step_before(index);
-  // A state that nobody reads later is overwritten by each step.
+  // If no op reads the states later, each step overwrites the state of the step
+  // before.
   const int64_t state_size = state_ ? size : 0;
   const bool first = index == 0;
   recurrent::ForwardStep step;

@@ -5,13 +5,14 @@
 namespace popsim::ops::recurrent {
 namespace {
 
-// Weights up to this size stay in a core's second cache.
+// Weights up to this size fit in a core's second-level cache.
 constexpr size_t kCachedBytes = size_t{1} << 20;
-// Fewer rows do not pay for reading the weights, cached or not.
+// With fewer rows, reading the weights costs more than it is worth, cached or
+// not.
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kFewRowsUncached = 32;
 
-// In multiplications.
+// The work of a step, in multiplications.
 int64_t step_work(int64_t batch, const Panels& panels) {
   return batch * static_cast<int64_t>(panels.bytes() / sizeof(float));
 }

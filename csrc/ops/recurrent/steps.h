@@ -9,14 +9,14 @@ namespace popsim::ops::recurrent {
 using dense::Panels;
 using threads::Range;
 
-// Either every thread runs the whole sequence for some of the batch's rows,
-// which are independent of each other, or all meet after each step and every
-// thread has some of the units.
+// Either every thread runs the whole sequence for some rows of the batch, which
+// are independent of each other, or all threads compute some of the units and
+// wait for each other after each step.
 class Split {
  public:
   Split(int64_t steps, int64_t batch, const Panels& panels);
 
-  // Calls step(index, rows, panels) for all steps in their order.
+  // Calls step(index, rows, panels) for all steps in order.
   template <typename Step>
   void run(int64_t steps, const Step& step) const {
     if (by_rows()) {
@@ -32,7 +32,8 @@ class Split {
   }
 
  private:
-  // Where both keep as many threads busy, meeting less often is better.
+  // If both ways keep the same number of threads busy, waiting less often is
+  // better.
   [[nodiscard]] bool by_rows() const;
 
   Range all_rows_;

@@ -1,7 +1,7 @@
 // Running sums along an axis.
 //
-// The tensor is seen as [outer, size, inner], with the sums along `size`. They
-// are added up one by one in float64, as PyTorch does it.
+// The tensor is seen as [outer, size, inner], and the sums go along `size`. The
+// elements are added up one by one in float64, as in PyTorch.
 #include <algorithm>
 #include <array>
 
@@ -14,20 +14,23 @@
 namespace popsim::ops {
 namespace {
 
-// Rows that are added up side by side, as an addition waits for the one before.
-// More of them push each other out of the first-level cache.
+// Number of rows that are added up side by side, because an addition waits for
+// the previous one of the same row. More rows would evict each other from the
+// first-level cache.
 constexpr int64_t kRows = 4;
-// Elements of each of them that are converted at a time.
+// Number of elements of each row that are converted at a time.
 constexpr int64_t kStretch = 512;
-// Elements of a row that is added to a row of sums.
+// Number of elements of a row that is added to a row of sums.
 constexpr int64_t kColumns = 1024;
 static_assert(kColumns <= kRows * kStretch, "they are converted, too");
 
-// Adds up kCount rows onto `sums`, which are kept for the next stretch.
+// Adds up kCount rows onto `sums`, which are kept for the next part of the
+// rows.
 template <size_t kCount>
 void add_up(const float* const* x, float* const* out, int64_t length,
             double* sums) {
-  // Copies that nothing else can see: the compiler keeps them in registers.
+  // Local copies that no other code can access, so the compiler keeps them in
+  // registers.
   std::array<const float*, kCount> from;
   std::array<float*, kCount> to;
   std::array<double, kCount> sum;
@@ -81,7 +84,7 @@ class Cumsum final : public Kernel {
     std::array<float, kRows * kStretch> out;
   };
 
-  // Elements lie along a row.
+  // Adds up the elements of rows whose elements are adjacent.
   void add_rows(const RunContext& context, int64_t first_row,
                 Scratch& scratch) const {
     const int64_t rows = std::min(kRows, outer_ - first_row);
@@ -115,7 +118,7 @@ class Cumsum final : public Kernel {
     }
   }
 
-  // Some columns of a matrix [size, inner].
+  // Adds up some columns of a matrix [size, inner].
   void add_columns(const RunContext& context, int64_t matrix, int64_t column,
                    Scratch& scratch) const {
     const int64_t count = std::min(kColumns, inner_ - column);
@@ -146,7 +149,7 @@ class Cumsum final : public Kernel {
 std::vector<TensorType> cumsum_type(const OpCall& op) {
   const auto axis = op.attribute<int64_t>("axis");
   op.require(axis < static_cast<int64_t>(op.input(0).shape.size()),
-             "there is an axis ", axis);
+             "the input has an axis ", axis);
   return {op.input_type(0)};
 }
 

@@ -29,8 +29,8 @@ Strides result_strides(const Shape& shape,
   return strides;
 }
 
-// Merged, by their strides in the input. The same element read again costs
-// nothing, so axes of stride 0 are the outermost.
+// Merges axes and sorts them by their strides in the input. Reading the same
+// element again costs nothing, so axes of stride 0 are the outermost ones.
 std::vector<Axis> merged_axes(const graph::Tensor& input,
                               const std::vector<int64_t>& reduced) {
   Strides keys = input.strides;

@@ -1,8 +1,9 @@
-// How a reduction walks through its input, decided when it is prepared.
+// How a reduction processes its input; the plan is made when the op is
+// prepared.
 //
-// The axis along which elements lie closest in memory is the innermost one,
-// whatever its place in the shape. If it is kept, whole rows are added to a
-// row of results; if it is reduced, each row gives one value.
+// The axis with the smallest stride is the innermost one, whatever its place in
+// the shape. If this axis is kept, whole rows are added to a row of results; if
+// it is reduced, each row gives one value.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +20,13 @@ struct ReducePlan {
   int64_t result_stride = 1;  // of the output along a row
   int64_t num_results = 1;    // rows (or values) of the output
   int64_t rows_per_result = 1;
-  StridedWalk results_in;   // by result: where its rows start in the input
-  StridedWalk results_out;  // by result: where it is in the output
+  StridedWalk results_in;   // by result: the start of its rows in the input
+  StridedWalk results_out;  // by result: its place in the output
   StridedWalk rows;         // by row of a result
-  bool dense_rows = false;  // a result's rows follow each other in memory
+  bool dense_rows = false;  // the rows of a result are adjacent in memory
 };
 
-// `axes`: those that are reduced.
+// `axes` are the axes that are reduced.
 [[nodiscard]] ReducePlan plan_reduce(const graph::Tensor& input,
                                      const std::vector<int64_t>& axes);
 

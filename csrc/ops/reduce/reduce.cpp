@@ -1,7 +1,7 @@
 // Sums, means and extremes over any set of axes.
 //
-// float32 inside whatever the types; sums are pairwise, over blocks that do
-// not depend on the number of threads.
+// The computation is float32 for all dtypes; sums are pairwise, over blocks
+// that do not depend on the number of threads.
 #include <numeric>
 
 #include "base/numbers.h"
@@ -16,15 +16,16 @@
 namespace popsim::ops {
 namespace {
 
-constexpr int64_t kRowTile = 1024;  // results of one piece of work
-constexpr int64_t kLoadedRows = 8;  // converted at a time
+constexpr int64_t kRowTile = 1024;  // number of results of one piece of work
+constexpr int64_t kLoadedRows = 8;  // number of rows converted at a time
 constexpr int64_t kRowsInSequence = 64;
-constexpr int64_t kRunElements = 2048;  // of a long row, added in one go
+// The number of elements of a long row that are added at once.
+constexpr int64_t kRunElements = 2048;
 constexpr int64_t kRunsInSequence = 8;
 constexpr int64_t kResultBlock = 256;
 constexpr int64_t kFoldBelow = 128;
 
-// Several short rows that follow each other are worked on as one long one.
+// How many short, adjacent rows are processed as one long row.
 int64_t rows_to_fold(const ReducePlan& plan) {
   if (!plan.keeps_width || !plan.dense_rows || plan.width >= kFoldBelow) {
     return 1;
@@ -41,11 +42,11 @@ class Reduce final : public Kernel {
   void run(const RunContext& context) override;
 
  private:
-  // What one task computes with.
+  // The memory of one task.
   struct Task {
     const RunContext& context;
     float* loaded;   // converted elements
-    float* results;  // a tile, then one more for each level of pairs
+    float* results;  // a tile, and one more for each level of pairs
   };
   // A piece of the output: part of a row of it, or one element.
   struct Piece {
@@ -80,7 +81,7 @@ class Reduce final : public Kernel {
   graph::TensorId out_;
   LoadFloats load_;
   StoreFloats store_;
-  bool in_place_;  // float32, neighbours in memory
+  bool in_place_;  // float32, and adjacent in memory
   float divisor_ = 1.0f;
 
   int64_t fold_ = 1;
@@ -132,7 +133,7 @@ void Reduce::plan_tasks(int64_t numel) {
     num_pieces_ = plan_.num_results;
     num_units_ = plan_.rows_per_result * runs_per_row_;
   }
-  // Read, not written as well.
+  // The elements are read but not written.
   const threads::Work work = threads::elements(numel / 2);
   tasks_ = threads::Tasks(work, num_pieces_);
   if (num_pieces_ < std::min<int64_t>(threads::Tasks(work, numel).count(), 8)) {
@@ -324,7 +325,7 @@ void Reduce::run_values(const Task& task, int64_t offset, int64_t stride,
   }
 }
 
-// Each result is one run: a block of results at a time.
+// Each result is one run: the results are computed in blocks.
 void Reduce::reduce_single_runs(const Task& task, threads::Range pieces) const {
   plan_.results_in.for_each_run(
       pieces.begin, pieces.end - pieces.begin,
@@ -384,9 +385,9 @@ std::vector<TensorType> reduced_type(const OpCall& op) {
   const auto rank = static_cast<int64_t>(shape.size());
   for (const int64_t axis : axes) {
     op.require(axis < rank && std::ranges::count(axes, axis) == 1,
-               "axes are different ones of the input's");
+               "axes are axes of the input, each at most once");
   }
-  op.require(op.input(0).numel() > 0, "there are elements");
+  op.require(op.input(0).numel() > 0, "the input is not empty");
   const bool keep = op.attribute<bool>("keepdim");
   Shape result;
   for (size_t i = 0; i < shape.size(); ++i) {

@@ -1,8 +1,8 @@
 // Softmax and log-softmax over any axis, and their gradients.
 //
-// The tensor is seen as [outer, size, inner] with the softmax over `size`.
+// The tensor is seen as [outer, size, inner], and the softmax goes over `size`.
 // Over the last axis (inner = 1) a row is a vector; otherwise a block of
-// columns is worked on at a time.
+// columns is processed at a time.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -52,7 +52,8 @@ struct LogSoftmax {
 struct LogSoftmaxGrad {
   static Vec summand(const Vec& g, const Vec& /*y*/) { return g; }
   static Vec result(const Vec& g, const Vec& y, const Vec& sum) {
-    return at::vec::fmadd(exp(y), sum.neg(), g);  // cross_entropy_grad's too
+    // cross_entropy_grad has the same formula.
+    return at::vec::fmadd(exp(y), sum.neg(), g);
   }
 };
 
@@ -83,7 +84,7 @@ void softmax_columns(Strip<const float> x, Strip<float> out, int64_t size,
   });
 }
 
-// The tensor as [outer, size, inner], and who works on it.
+// The tensor as [outer, size, inner], and its division into shares.
 struct Layout {
   explicit Layout(const OpView& op) {
     const Shape& shape = op.output(0).shape;
@@ -102,7 +103,7 @@ struct Layout {
   int64_t size = 1;
   int64_t inner = 1;
   int64_t blocks;          // of columns
-  threads::Shares shares;  // of blocks; a row is one where inner is 1
+  threads::Shares shares;  // of blocks; a row is a block if inner is 1
 };
 
 // A block of columns: rows of `inner` elements from `row` on.
@@ -123,7 +124,7 @@ void for_each_block(const Layout& layout, threads::Range blocks,
   }
 }
 
-// The block in place, or gathered in `scratch`.
+// Returns the block in place, or gathered in `scratch`.
 Strip<const float> gather(const RunContext& context, const RowInput& input,
                           const Layout& layout, const Block& block,
                           float* scratch) {
@@ -136,7 +137,7 @@ Strip<const float> gather(const RunContext& context, const RowInput& input,
   return {scratch, kColumns};
 }
 
-// Where to compute the block: in place or in `scratch`.
+// The memory for computing the block: in place or in `scratch`.
 Strip<float> space(const RunContext& context, const RowOutput& output,
                    const Layout& layout, const Block& block, float* scratch) {
   float* first = output.space(context, block.row, scratch);
@@ -165,7 +166,7 @@ struct Forward {
   }
 };
 
-// The same of two: a gradient, and the result of the forward op.
+// The same with two inputs: a gradient, and the result of the forward op.
 template <typename Function>
 struct Backward {
   static constexpr size_t kInputs = 2;
@@ -247,9 +248,9 @@ class SoftmaxKernel final : public Kernel {
 std::vector<TensorType> softmax_type(const OpCall& op) {
   const Shape& shape = op.input(0).shape;
   const auto axis = op.attribute<int64_t>("axis");
-  op.require(axis < static_cast<int64_t>(shape.size()), "there is an axis ",
-             axis);
-  op.require(num_elements(shape) > 0, "there are elements");
+  op.require(axis < static_cast<int64_t>(shape.size()),
+             "the input has an axis ", axis);
+  op.require(num_elements(shape) > 0, "the input is not empty");
   for (size_t i = 1; i < op.num_inputs(); ++i) op.require_shape(i, shape);
   return {{dtype_from_name(op.attribute<std::string>("dtype")), shape}};
 }

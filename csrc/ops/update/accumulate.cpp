@@ -1,4 +1,4 @@
-// Adds the gradients of the micro-batches of a device iteration up.
+// Adds up the gradients of all micro-batches of a device iteration.
 #include "ops/op_def.h"
 #include "ops/update/common.h"
 #include "ops/work.h"
@@ -17,7 +17,7 @@ class Accumulate final : public Kernel {
         running_(op.attribute<bool>("running")) {}
 
   void run(const RunContext& context) override {
-    // The first micro-batch overwrites what the last update left.
+    // The first micro-batch overwrites the sum of the previous update.
     if (context.cursor.accumulation_step == 0) {
       overwrite(context);
       return;

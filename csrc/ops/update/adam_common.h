@@ -8,8 +8,8 @@
 
 namespace popsim::ops::update {
 
-// What Adam's moments are divided by, as factors. Parameters mostly share step
-// and betas: what the last one got is kept.
+// The factors that correct the bias of Adam's moments. Parameters mostly have
+// the same step and betas, so the last result is kept.
 class BiasCorrection {
  public:
   struct Scales {
@@ -39,8 +39,8 @@ class BiasCorrection {
 };
 
 // Inputs [weight, gradient, first moment, second moment, step?, learning_rate,
-// weight_decay, beta1, beta2, eps, gradient_scaling, ...]; the step is there
-// with the attribute "bias_correction".
+// weight_decay, beta1, beta2, eps, gradient_scaling, ...]; the step is given if
+// the attribute "bias_correction" is true.
 class AdamOperands {
  public:
   explicit AdamOperands(const OpView& op)
@@ -71,11 +71,12 @@ class AdamOperands {
     float beta1 = 0.0F;
     float beta2 = 0.0F;
     float eps = 0.0F;
-    float gradient_scale = 0.0F;  // gives the true gradient
+    // The gradient multiplied by this is the true gradient.
+    float gradient_scale = 0.0F;
     BiasCorrection::Scales scales;
   };
 
-  // Counts the step, and reads the scalars.
+  // Increases the step count, and reads the scalars.
   [[nodiscard]] Factors begin_step(const RunContext& context,
                                    BiasCorrection& correction) const {
     Factors factors{.learning_rate = scalars_[0].read(context),

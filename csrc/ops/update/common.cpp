@@ -4,7 +4,8 @@
 
 namespace popsim::ops::update {
 
-// std::sqrt may set errno, which keeps compilers from vectorising a loop of it.
+// A function without errno: std::sqrt may set errno, so compilers do not
+// vectorise a loop with it.
 void square_roots(float* values, int64_t size) {
   using Vector = at::vec::Vectorized<float>;
   for (int64_t i = 0; i < size; i += Vector::size()) {

@@ -1,14 +1,14 @@
-// What the optimizer's kernels share: operands seen as float32 in blocks,
+// The common code of the optimizer's kernels: operands as blocks of float32,
 // loops over blocks whose results do not depend on the number of threads, and
 // checks of the operands.
 //
-// Every update op has, for each of its parameters (parts.h), inputs
-// [weight, gradient, states..., scalars...] and, if it has the attribute
+// Every update op has, for each of its parameters (parts.h), inputs [weight,
+// gradient, states..., scalars...] and, if it has the attribute
 // "max_grad_norm", the global gradient norm as the last one. Its outputs are
-// [weight, states...], views of the whole of the same tensors, and after them
-// terms: what the op computes in passing, where somebody looks at it. Scalars
-// are float32 tensors with one element. With the attribute "stream" what an op
-// writes as float16 is rounded at random (half_rounding.h), output i with the
+// [weight, states...], which are views of these whole tensors, and after them
+// terms: values that the op also computes, written only if they are read.
+// Scalars are float32 tensors with one element. With the attribute "stream",
+// float16 outputs are rounded at random (half_rounding.h); output i has the
 // stream of that number plus i.
 #pragma once
 
@@ -26,22 +26,22 @@
 
 namespace popsim::ops::update {
 
-// Elements converted and computed at a time; a handful of blocks fits in L1.
+// Number of elements converted and computed at a time; a few blocks fit in L1.
 inline constexpr int64_t kBlock = 512;
 
 [[nodiscard]] inline int64_t num_blocks(int64_t numel) {
   return ceil_div(numel, kBlock);
 }
 
-// The work of an update of so many elements, which reads and writes at least
-// two tensors.
+// The work of an update of this number of elements, which reads and writes at
+// least two tensors.
 [[nodiscard]] inline threads::Work work_of(int64_t numel) {
   return threads::elements(2 * numel);
 }
 
 // Calls body(begin, size) for each block of [0, numel). Blocks start at
-// multiples of kBlock whatever the number of threads, so that results do not
-// depend on it.
+// multiples of kBlock for any number of threads, so the results do not depend
+// on it.
 template <typename Body>
 void for_each_block(int64_t numel, const Body& body) {
   const threads::Shares shares(work_of(numel), num_blocks(numel));
@@ -61,8 +61,9 @@ void square_roots(float* values, int64_t size);
 // Sum of squares of at most a block, always added in the same order.
 [[nodiscard]] double sum_of_squares(const float* values, int64_t size);
 
-// A velocity that also adds the gradients up, after one more of them. Rounds
-// twice, as what shows it on the way does (lowering/update_terms.py).
+// Adds a gradient to a velocity that is also the accumulator of the gradients.
+// Rounds twice, because the ops that show the intermediate value round twice
+// (lowering/update_terms.py).
 [[nodiscard]] inline float with_gradient(float velocity, float dampening,
                                          float gradient) {
   return velocity + dampening * gradient;
@@ -70,21 +71,21 @@ void square_roots(float* values, int64_t size);
 
 // --- operands -----------------------------------------------------------
 
-// Memory for one block of an operand that is not float32. A little longer than
-// a block, so that several of them do not start at the same place of a page:
-// processors take a load for one of a store that is 4096 bytes away.
+// Memory for one block of an operand that is not float32. It is a little longer
+// than a block, so that several of them do not start at the same offset in a
+// page: processors confuse loads and stores whose addresses differ by a
+// multiple of 4096 bytes.
 using Scratch = std::array<float, kBlock + 48>;
 
 inline void check_floating(const OpView& op, const graph::Tensor& tensor) {
-  check_internal(tensor.dtype == DType::kFloat32 ||
-                     tensor.dtype == DType::kFloat16 ||
-                     tensor.dtype == DType::kBFloat16,
-                 op.op().kind, " '", op.op().name, "': '", tensor.name,
-                 "' has element type ", name_of(tensor.dtype),
-                 ", expected float32, float16 or bfloat16");
+  check_internal(
+      tensor.dtype == DType::kFloat32 || tensor.dtype == DType::kFloat16 ||
+          tensor.dtype == DType::kBFloat16,
+      op.op().kind, " '", op.op().name, "': '", tensor.name, "' has dtype ",
+      name_of(tensor.dtype), ", expected float32, float16 or bfloat16");
 }
 
-// A gradient: read only, of any strides.
+// A gradient: only read, with any strides.
 class Source {
  public:
   // The tensor at `input` must have the shape `shape`.
@@ -97,8 +98,8 @@ class Source {
                    ", expected ", to_string(shape));
   }
 
-  // Elements [begin, begin + size) in row-major order: in place if possible,
-  // otherwise converted into `scratch`.
+  // Returns elements [begin, begin + size) in row-major order: in place if
+  // possible, otherwise converted in `scratch`.
   [[nodiscard]] const float* read(const RunContext& context, int64_t begin,
                                   int64_t size, float* scratch) const {
     return reader_.read(context, begin, size, scratch);
@@ -122,7 +123,7 @@ class Target {
                          tensor->dtype == op.input(input).dtype,
                      op.op().kind, " '", op.op().name, "': '", tensor->name,
                      "' must be contiguous, of shape ", to_string(shape),
-                     " and of the same element type before and after the "
+                     " and of the same dtype before and after the "
                      "update");
     }
     if (op.has_attribute("stream") &&
@@ -132,8 +133,8 @@ class Target {
     }
   }
 
-  // Elements [begin, begin + size) for reading and writing. For float32 this
-  // is the output's memory itself, else `scratch`.
+  // Loads elements [begin, begin + size) for reading and writing. For float32
+  // this is the output's memory itself, otherwise `scratch`.
   [[nodiscard]] float* load(const RunContext& context, int64_t begin,
                             int64_t size, float* scratch) const {
     float* values = space(context, begin, scratch);
@@ -144,13 +145,13 @@ class Target {
     return values;
   }
 
-  // Where to put elements that are not read before.
+  // The memory for elements that are not read first.
   [[nodiscard]] float* space(const RunContext& context, int64_t begin,
                              float* scratch) const {
     return writer_.space(context, begin, scratch);
   }
 
-  // Writes what load() or space() gave, rounded to the element type.
+  // Writes the contents of load() or space(), rounded to the dtype.
   void store(const RunContext& context, int64_t begin, int64_t size,
              const float* values) const {
     if (!rounding_) {
@@ -170,8 +171,8 @@ class Target {
   std::optional<HalfRounding> rounding_;
 };
 
-// What an op computes in passing: a float32 output that is left out where
-// nobody looks at it.
+// A value that an op also computes: a float32 output that is left out if it is
+// not read.
 class Term {
  public:
   Term(const OpView& op, size_t output)
@@ -179,7 +180,7 @@ class Term {
 
   [[nodiscard]] bool is_wanted() const { return id_ != graph::kNoTensor; }
 
-  // Where to put elements from `begin` on: into the output, else `scratch`.
+  // The memory for elements from `begin` on: in the output, or in `scratch`.
   [[nodiscard]] float* space(const RunContext& context, int64_t begin,
                              float* scratch) const {
     return is_wanted() ? context.data<float>(id_) + begin : scratch;
@@ -196,7 +197,7 @@ class Scalar {
     const graph::Tensor& tensor = op.input(input);
     check_internal(tensor.dtype == DType::kFloat32 && tensor.numel() == 1,
                    op.op().kind, " '", op.op().name, "': scalar '", tensor.name,
-                   "' must be one float32 element");
+                   "' must have one float32 value");
   }
 
   [[nodiscard]] float read(const RunContext& context) const {
@@ -207,11 +208,11 @@ class Scalar {
   graph::TensorId id_;
 };
 
-// The factor that brings the global norm of the gradients down to
-// "max_grad_norm".
+// The factor that reduces the global norm of the gradients to "max_grad_norm".
 class Clip {
  public:
-  // `input`: position of the norm, read if the op has the attribute.
+  // `input` is the position of the norm, which is read if the op has the
+  // attribute.
   Clip(const OpView& op, size_t input) {
     if (!op.has_attribute("max_grad_norm")) return;
     max_ = static_cast<float>(op.attribute<double>("max_grad_norm"));
@@ -221,7 +222,7 @@ class Clip {
   [[nodiscard]] float factor(const RunContext& context) const {
     if (!norm_) return 1.0F;
     const float norm = norm_->read(context);
-    // A norm that is NaN makes the factor NaN.
+    // If the norm is NaN, the factor is NaN.
     return norm <= max_ ? 1.0F : max_ / norm;
   }
 
@@ -232,8 +233,7 @@ class Clip {
 
 // --- checks -------------------------------------------------------------
 
-// The type of the accumulator, where the inputs are [gradient, accumulator,
-// ...].
+// The type of the accumulator, for the inputs [gradient, accumulator, ...].
 [[nodiscard]] inline std::vector<TensorType> accumulated_type(
     const OpCall& op) {
   op.require_shape(0, op.input(1).shape);

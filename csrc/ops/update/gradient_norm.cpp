@@ -1,5 +1,5 @@
-// The norm of all gradients of a model together, as
-// torch.nn.utils.clip_grad_norm_ computes it.
+// The norm of all gradients of a model together, as in
+// torch.nn.utils.clip_grad_norm_.
 #include "ops/op_def.h"
 #include "ops/update/common.h"
 #include "ops/work.h"
@@ -7,8 +7,8 @@
 namespace popsim::ops {
 namespace {
 
-// Gradients carry the loss scale and are sums over micro-batches and replicas;
-// the norm is that of the true gradient.
+// Gradients are multiplied by the loss scale, and are sums over micro-batches
+// and replicas; the norm is that of the true gradient.
 class GradientNorm final : public Kernel {
  public:
   explicit GradientNorm(const OpView& op)

@@ -1,4 +1,4 @@
-// LAMB: Adam's update, scaled per parameter to the norm of the weight.
+// LAMB: Adam's update, scaled for each parameter to the norm of the weight.
 #include <utility>
 
 #include "ops/op_def.h"
@@ -28,7 +28,7 @@ class LambPart {
     factors_ = operands_.begin_step(context, correction);
   }
 
-  // Sums the squares of w and u; changes no tensor.
+  // Adds up the squares of w and u; changes no tensor.
   void sum_block(const RunContext& context, int64_t begin, int64_t size) {
     Block block(operands_, context, begin, size);
     Scratch new_m;
@@ -41,7 +41,7 @@ class LambPart {
         update::sum_of_squares(term.data(), size)};
   }
 
-  // After sum_block() for each block.
+  // Call it after sum_block() for all blocks.
   void scale_rate(const RunContext& context) {
     rate_ = factors_.learning_rate * trust_ratio(context);
   }

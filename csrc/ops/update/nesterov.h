@@ -1,4 +1,4 @@
-// Nesterov momentum, of SGD with a velocity of its own and with a combined one.
+// Nesterov momentum, for SGD with a separate velocity and with a combined one.
 #pragma once
 
 #include <vector>
@@ -12,8 +12,8 @@ namespace popsim::ops::update {
 class Nesterov {
  public:
   // The scalars [nesterov_grad_scale_factor, nesterov_dampening_scale_factor,
-  // sgd_momentum, sgd_weight_decay] stand from `input` on, the terms [unscaled
-  // gradient, step] from `output` on.
+  // sgd_momentum, sgd_weight_decay] start at `input`, the terms [unscaled
+  // gradient, step] at `output`.
   Nesterov(const OpView& op, size_t input, size_t output)
       : unscaled_(op, output), step_(op, output + 1) {
     for (size_t i = 0; i < 4; ++i) scalars_.emplace_back(op, input + i);
@@ -21,7 +21,8 @@ class Nesterov {
 
   struct Factors {
     float scale = 0.0F;
-    float unscale = 0.0F;  // gives the true gradient, clipped
+    // The gradient multiplied by this is the true gradient, clipped.
+    float unscale = 0.0F;
     float of_v = 0.0F;
     float of_w = 0.0F;
 
@@ -40,7 +41,7 @@ class Nesterov {
             .of_w = scale * scalars_[3].read(context)};
   }
 
-  // Writes the terms that are looked at; velocity(i) is the new velocity.
+  // Writes the terms that are read; velocity(i) is the new velocity.
   template <typename Velocity>
   void write_terms(const RunContext& context, int64_t begin, int64_t size,
                    const Factors& factors, const float* w, const float* g,

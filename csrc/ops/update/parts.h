@@ -1,8 +1,8 @@
-// Update ops of several parameters at once.
+// Update ops for several parameters at once.
 //
-// The attribute "parameters" says how many parameters an update op has, one
-// without it. Inputs and outputs are those of one parameter after the other;
-// each of these parts looks like an op for its parameter alone.
+// The attribute "parameters" is the number of parameters of an update op;
+// without it, there is one. The inputs and outputs are those of one parameter
+// after the other; each of these parts is like an op for a single parameter.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,17 @@
 
 namespace popsim::ops::update {
 
-// The parts of an op, each as an op of its own.
+// The parts of an op, each as a separate op.
 [[nodiscard]] std::vector<graph::Op> split_into_parts(const OpCall& op);
 
-// The elements of several tensors, cut into blocks.
+// The elements of several tensors, divided into blocks.
 class Blocks {
  public:
   void add(int64_t numel) { starts_.push_back(starts_.back() + numel); }
 
   // Calls body(tensor, begin, size) for each block of each tensor. Threads get
-  // the same number of elements, wherever that cuts the tensors; where blocks
-  // start does not depend on it.
+  // the same number of elements, so they may divide a tensor; the starts of
+  // blocks do not depend on it.
   template <typename Body>
   void for_each(const Body& body) const {
     const threads::Shares shares(work_of(starts_.back()), starts_.back());
@@ -33,7 +33,8 @@ class Blocks {
   }
 
  private:
-  // The blocks that begin at elements [first, last) of all tensors together.
+  // Calls body for the blocks that begin at elements [first, last) of all
+  // tensors together.
   template <typename Body>
   void for_each_in(int64_t first, int64_t last, const Body& body) const {
     const auto next = std::upper_bound(starts_.begin(), starts_.end(), first);
@@ -48,7 +49,7 @@ class Blocks {
     }
   }
 
-  std::vector<int64_t> starts_{0};  // of the tensors laid end to end
+  std::vector<int64_t> starts_{0};  // of the tensors, placed end to end
 };
 
 // A Part for each parameter of an op, made from the OpView of its part.
@@ -79,8 +80,8 @@ class Parts {
   Blocks blocks_;
 };
 
-// The kernel of an update whose Part has two steps: begin_step(context) reads
-// the scalars, update_block(context, begin, size) does the rest.
+// The kernel of an update whose Part has two functions: begin_step(context)
+// reads the scalars, and update_block(context, begin, size) computes a block.
 template <typename Part>
 class BlockwiseUpdate final : public Kernel {
  public:
@@ -102,20 +103,20 @@ template <typename Part>
   return std::make_unique<BlockwiseUpdate<Part>>(op);
 }
 
-// A term with an element for each of the weight's.
+// The type of a term with one element for each element of the weight.
 [[nodiscard]] inline TensorType term_type(const OpCall& part) {
   return {DType::kFloat32, part.input(0).shape};
 }
 
-// Terms of an op without any.
+// For ops without terms.
 [[nodiscard]] inline std::vector<TensorType> no_terms(const OpCall&) {
   return {};
 }
 
-// Types of [weight, states..., terms...] for each part; kNumStates(part) counts
-// the states of one. All states but a step, which is one number, have the
-// weight's shape, as the gradient has. Terms at the end of all parts of several
-// may be left out.
+// The types of [weight, states..., terms...] for each part; kNumStates(part) is
+// the number of states of a part. All states except a step, which is one
+// number, have the weight's shape, and the gradient has it too. Terms may be
+// left out at the end of all parts.
 template <auto kNumStates, auto kTerms = no_terms>
 [[nodiscard]] std::vector<TensorType> updated_types(const OpCall& op) {
   std::vector<TensorType> types;
@@ -149,7 +150,7 @@ template <int64_t kCost>
   return {work};
 }
 
-// A number of states that is the same for every op of a kind.
+// For ops with the same number of states in every case.
 template <size_t kCount>
 [[nodiscard]] size_t num_states(const OpCall&) {
   return kCount;

@@ -1,4 +1,4 @@
-// RMSprop, plain, centred, with momentum, and TensorFlow's variant.
+// RMSprop: plain, centred, with momentum, and TensorFlow's variant.
 #include <optional>
 
 #include "ops/op_def.h"
@@ -96,10 +96,10 @@ class RmspropPart {
     float alpha;
     float momentum;
     float eps;
-    float gradient_scale;  // gives the true gradient
+    float gradient_scale;  // multiplied with it, the gradient is the true one
   };
 
-  // u, for the root of s and what is added to it.
+  // Computes u; `root` is the root of s plus eps, or TensorFlow's form of it.
   static float ratio(float grad, float root) { return grad / root; }
 
   // Updates a and c; `square` becomes s.
@@ -124,7 +124,7 @@ class RmspropPart {
     mean_->store(context, begin, size, c);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
-      // Rounding can take the variance below 0.
+      // Rounding can make the variance negative.
       const float variance = multiply_add(-c[i], c[i], square[i]);
       square[i] = variance < 0.0F ? 0.0F : variance;
     }

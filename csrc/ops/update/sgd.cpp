@@ -1,4 +1,4 @@
-// SGD without a velocity, and with one beside a separate accumulator.
+// SGD without a velocity, and with a velocity and a separate accumulator.
 #include <ATen/cpu/vec/vec.h>
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace {
 using update::Scratch;
 using Vec = at::vec::Vectorized<float>;
 
-// Rounds as the product does that an update rides on (dense/matmul.h).
+// Rounds in the same way as a product that includes the update
+// (dense/matmul.h).
 void step(float decay, float rate, const float* g, float* w, int64_t size) {
   for (int64_t i = 0; i < size; i += Vec::size()) {
     const auto count =

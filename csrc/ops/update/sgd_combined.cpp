@@ -116,7 +116,7 @@ class SgdCombinedPart {
     update::Nesterov::Factors nesterov;
   };
 
-  // v with the gradient; with Nesterov momentum w, too.
+  // Adds the gradient to v; with Nesterov momentum, also updates w.
   void add_gradient(const RunContext& context, const Factors& factors,
                     int64_t begin, int64_t size, float* w, const float* g,
                     float* v) const {

@@ -1,6 +1,6 @@
-// SGD with a gradient that is a matrix product no other op reads: the weights
-// are updated with each piece of the product while it is in registers. The
-// gradient is written only where the host wants it.
+// SGD with a gradient that is a matrix product which no other op reads: the
+// weights are updated with each piece of the product while the piece is in
+// registers. The gradient is written only if the host reads it.
 #include <memory>
 
 #include "dense/matmul.h"
@@ -17,7 +17,7 @@ constexpr size_t kWeight = 0;
 constexpr size_t kA = 1;
 constexpr size_t kB = 2;
 
-// As a product of its own sees them: that must compute the same bits.
+// The strides that a separate product op would use: the bits must be the same.
 dense::MatrixStrides strides_of(const graph::Tensor& matrix) {
   return matrices_of(matrix).strides;
 }
@@ -72,7 +72,7 @@ std::vector<TensorType> types(const OpCall& op) {
   const Shape& a = op.input(kA).shape;
   const Shape& b = op.input(kB).shape;
   op.require(a.size() == 2 && b.size() == 2 && a[1] == b[0],
-             "there is a product of two matrices");
+             "a and b are matrices that can be multiplied");
   op.require_shape(kWeight, {a[0], b[1]});
   return {op.input_type(kWeight), op.input_type(kWeight)};
 }

@@ -1,4 +1,4 @@
-"""Marks that hand tensors on, and their checks."""
+"""Marks that pass tensors on unchanged, and their checks."""
 
 import re
 

@@ -15,7 +15,7 @@ mark_input, mark_output = poptorch.set_overlap_for_input, poptorch.set_overlap_f
 
 
 def overlapping(mode=poptorch.OutputMode.All, num_tiles=32, *, pipelined=False):
-    """Return options that allow overlap, but for what is asked for otherwise."""
+    """Return options that allow overlap, except for the settings that are passed."""
     options = make_options(2)
     options.outputMode(mode)
     if num_tiles:

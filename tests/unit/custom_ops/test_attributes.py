@@ -1,4 +1,4 @@
-"""What attributes of custom operators may be."""
+"""The values that attributes of custom operators can have."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The operator that docs/own_code.md shows compiles and computes what it says."""
+"""The operator in docs/own_code.md compiles and computes what the page says."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""Which operators are found, whoever loads their library, and when."""
+"""Operators are found whatever code loads their library, and whenever."""
 
 import ctypes
 import os
@@ -62,7 +62,7 @@ def test_a_library_may_be_loaded_in_any_way(how):
         text=True,
         timeout=120,
         env=environment,
-        cwd=path.parent,  # not where a package lies that is not the one to be tested
+        cwd=path.parent,  # not in a folder that contains another version of the package
     )
     assert result.stdout == "[3, 4, 5, 6]\n", result.stderr
 
@@ -115,7 +115,7 @@ def test_a_function_in_c_says_what_is_wrong_or_does_not():
     ctypes.CDLL(str(library.compiled("plain.c", "plain")))
     with pytest.raises(poptorch.Error, match=r"shape rule of .*::Copied .*: inputs have one axis"):
         copied(x=X.float())
-    with pytest.raises(poptorch.Error, match=r"kernel of .*::Copied .*: it does not say why"):
+    with pytest.raises(poptorch.Error, match=r"kernel of .*::Copied .*: it gives no reason"):
         copied(attributes={"a": 1})
     assert torch.equal(copied(), X)
 

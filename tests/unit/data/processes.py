@@ -1,4 +1,4 @@
-"""Looks at processes and starts programs, for the tests of workers."""
+"""Inspects processes and starts programs, for the tests of workers."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ def is_running(pid):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # (whoever inherits it may never look at it)
+    return state != "Z"  # (the process that inherits it may never wait for it)
 
 
 def wait_for_end(*pids):
@@ -57,7 +57,7 @@ def _write_program(folder, body):
     indent = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
     path = folder / "script.py"
     path.write_text(_PROLOGUE + "\n".join(line[indent:] for line in lines) + "\n")
-    # (it finds the modules that this process does)
+    # (so that it finds the same modules as this process)
     return [sys.executable, str(path)], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -72,7 +72,7 @@ _started = []
 
 
 def end_programs():
-    """Leave no program after when a test has failed."""
+    """End the programs that a failed test has left running."""
     while _started:
         process = _started.pop()
         process.kill()
@@ -80,7 +80,7 @@ def end_programs():
 
 
 def start_program(folder, body):
-    """Start a program in a process group of its own; return it and what it reports."""
+    """Start a program in its own process group; return the process and its report."""
     command, environment = _write_program(folder, body)
     process = subprocess.Popen(
         command,

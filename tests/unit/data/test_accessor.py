@@ -23,7 +23,7 @@ def make(dataset, **arguments):
 
 
 class Numbers:
-    """The tensors 0 to n - 1, anew in each pass, and a record of what was loaded in which."""
+    """The tensors 0 to n - 1, loaded again in each pass, and a record of the loads of each pass."""
 
     def __init__(self, count):
         self.count = count
@@ -197,7 +197,7 @@ def test_datasets_without_iter_end_at_an_exception(end):
 def test_a_pytorch_loader_can_be_wrapped():
     data = TensorDataset(torch.arange(10))
     loader = torch.utils.data.DataLoader(data, batch_size=5, num_workers=2, persistent_workers=True)
-    list(loader)  # has workers of its own now
+    list(loader)  # the loader has its own workers now
     accessor = make(loader)
     assert [x.tolist() for (x,) in accessor] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert [x.tolist() for (x,) in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

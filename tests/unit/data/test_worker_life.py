@@ -1,4 +1,4 @@
-"""The worker process: how it starts and ends, and that nothing stays behind."""
+"""The worker process: how it starts and ends, and that it leaves nothing behind."""
 
 import gc
 import itertools
@@ -33,7 +33,7 @@ def slow(value):
 
 
 class Endless:
-    """Numbers without end, each of which takes some time."""
+    """An endless dataset of numbers, each of which takes some time."""
 
     def __init__(self, seconds=0.0):
         self.seconds = seconds
@@ -51,7 +51,7 @@ class RandomNumbers:
 
 
 class Counts:
-    """Counts its passes with a value that processes share."""
+    """A dataset that counts its passes in a value that processes share."""
 
     def __init__(self):
         self.passes = multiprocessing.get_context("spawn").Value("i", 0)
@@ -229,7 +229,7 @@ def test_a_worker_that_exits_is_an_error():
 
 
 def check_killed_loader(strategy):
-    """Kill the worker of a loader that has workers of its own."""
+    """Kill the worker of a loader that has its own workers."""
     loader = DataLoader(
         Options(),
         TensorDataset(torch.arange(10000)),
@@ -268,12 +268,12 @@ def use_once(strategy, num_elements):
 
 
 def check_cycles(num_cycles, strategy):
-    pids = [use_once(strategy, 3)]  # (starts servers that stay)
+    pids = [use_once(strategy, 3)]  # (starts server processes that stay)
     gc.collect()
     num_files = len(os.listdir("/proc/self/fd"))
     num_maps = len(Path("/proc/self/maps").read_text().split("popsim_torch (deleted)"))
     shared = set(os.listdir("/dev/shm"))
-    others = set(multiprocessing.active_children())  # of tests before this one
+    others = set(multiprocessing.active_children())  # of earlier tests
     for i in range(num_cycles):
         pids.append(use_once(strategy, i % 12 if i % 12 <= 10 else 0))
     gc.collect()

@@ -1,4 +1,4 @@
-"""Whole programs with worker processes: how they end, in every way."""
+"""Whole programs with worker processes, and all the ways in which they end."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_a_program_may_leave_in_any_way(tmp_path, end):
 
 
 def check_killed_parent(folder, strategy, num_workers):
-    """Kill a program whose worker sits in the dataset."""
+    """Kill a program whose worker is busy in the dataset."""
     end = "time.sleep(1000)"
     process, pids = start_program(
         folder, LEAVES.format(strategy=strategy, num_workers=num_workers, end=end)

@@ -1,4 +1,4 @@
-"""What the log says of copies between host and device."""
+"""The log lines about copies between host and device."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def implicit_copies(caplog):
-    """Count the copies that nobody asked for, by their log line."""
+    """Count the implicit copies by their log line."""
     caplog.set_level(logging.DEBUG, logger="poptorch::python")
 
     def count(direction="Host"):

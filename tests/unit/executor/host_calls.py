@@ -11,7 +11,7 @@ X = torch.tensor([1.0, -2.0])
 
 
 class Calling(nn.Module):
-    """Doubles its input, calls the host, and adds one."""
+    """A model that doubles its input, calls the host, and adds one."""
 
     def __init__(self, function):
         super().__init__()
@@ -27,7 +27,7 @@ def infer(function, d=1):
 
 
 class Failing:
-    """Hands its argument on, but for the calls that raise an exception."""
+    """A function that returns its argument, except in the calls that raise an exception."""
 
     def __init__(self, error, *when):
         self.num_calls = 0
@@ -41,7 +41,7 @@ class Failing:
 
 
 class Net(nn.Module):
-    """With everything that micro-batches change: running statistics, velocities, random numbers."""
+    """A model with everything that micro-batches change: statistics, velocities, random numbers."""
 
     def __init__(self, code, stages):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the back end says in its log, whose lines do not reach pytest's own capture."""
+"""The lines of the back end's log, which pytest's own capture does not see."""
 
 import logging
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def backend_lines():
-    """Collect the lines of the back end's log, of all levels, in the list that this yields."""
+    """Yield a list that collects the lines of the back end's log, of all levels."""
     handler, level = _Lines(), logs.backend.level
     others = list(logs.backend.handlers)
     for other in others:

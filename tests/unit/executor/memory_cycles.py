@@ -1,7 +1,7 @@
-"""Compiles, runs and destroys models over and over; a script that says what stays of a cycle.
+"""A script that compiles, runs and destroys models repeatedly, and measures what remains.
 
-``python -m tests.unit.executor.memory_cycles 50 200`` prints, as JSON, by how many bytes and Python
-objects the process grew with each of 200 cycles after the first 50.
+``python -m tests.unit.executor.memory_cycles 50 200`` prints, as JSON, the growth of the process in
+bytes and in Python objects, for each of 200 cycles after the first 50.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def cycle(number: int) -> None:
 
 
 def held() -> tuple[int, int]:
-    """Return bytes and Python objects that are in use."""
+    """Return the number of bytes and of Python objects in use."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])

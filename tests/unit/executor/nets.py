@@ -1,4 +1,4 @@
-"""What the tests of executors share: small models, options, and what they are compared with."""
+"""The common code of executor tests: small models, options, and reference results."""
 
 import torch
 from torch import nn

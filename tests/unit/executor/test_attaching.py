@@ -19,7 +19,7 @@ NEVER = poptorch.ConnectionType.Never
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """Give each test a machine of its own."""
+    """Give each test a separate machine."""
     gc.collect()
     own = devices.DeviceRegistry(4)
     monkeypatch.setattr("popsim_torch.executor.connection.registry", own)

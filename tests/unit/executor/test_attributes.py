@@ -54,7 +54,7 @@ def test_plain_attributes_are_constants():
 
 
 class Caches(nn.Module):
-    """Makes a table in its first forward and keeps it, as positional encodings do."""
+    """A model that makes a table in its first forward and keeps it, as positional encodings do."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""When a model is compiled, and what that leaves behind."""
+"""When a model is compiled, and which state this leaves."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What the log says of a model that is compiled, and the progress bar."""
+"""The log lines of a compilation, and the progress bar."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The steps of a compilation, what is told of them, and what a failure leaves behind."""
+"""The steps of a compilation, their reports, and the state after a failure."""
 
 import gc
 
@@ -56,7 +56,7 @@ def test_loops_are_compiled_by_the_same_steps():
 
 
 class Rows(torch.nn.Module):
-    """The gradient of ``w`` is put together from those of its rows."""
+    """A model in which the gradient of ``w`` is put together from the gradients of its rows."""
 
     def __init__(self, mutates):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Stamps of inputs and outputs, latencies, cycles and the time of compilation."""
+"""Timestamps of inputs and outputs, latencies, cycles, and the compilation time."""
 
 import datetime
 import time

@@ -1,4 +1,4 @@
-"""destroy, and executors that nobody holds any more."""
+"""destroy, and executors without references."""
 
 import copy
 import gc
@@ -143,7 +143,7 @@ def test_a_running_executor_keeps_its_device():
     running = threading.Thread(target=lambda: model(x))
     running.start()
     while running.is_alive() and model.compiled.executable.num_micro_batches == 0:
-        time.sleep(1e-4)  # the call has not begun
+        time.sleep(1e-4)  # the call has not begun yet
     with pytest.raises(poptorch.Error, match="running"):
         model.detachFromDevice()
     running.join()
@@ -167,7 +167,7 @@ def test_a_deep_copy_of_a_trained_model_is_plain_and_current():
 
 
 def successor():
-    """Return a model, an executor that trained it and was destroyed, and one that trains it now."""
+    """Return a model, a destroyed executor that trained it, and a new one that trains it now."""
     net = Net()
     first = train(net)
     first(X, Y)

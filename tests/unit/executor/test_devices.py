@@ -131,7 +131,7 @@ def test_waiting_tries_again_after_an_interval(monkeypatch):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     devices = DeviceRegistry(1, retry_seconds=0.01)
     device = devices.acquire(1)
-    # Nobody is told: as if another process had let it go.
+    # The registry gets no notice, as if another process had released the device.
     timer = threading.Timer(0.05, lambda: devices._busy.clear())
     timer.start()
     assert devices.acquire(1).id == 0

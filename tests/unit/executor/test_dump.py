@@ -1,4 +1,4 @@
-"""``POPSIM_DUMP``: a folder for each compilation, a text for each step."""
+"""``POPSIM_DUMP``: one folder for each compilation, with one text file for each step."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Code of the host that a program calls: its exceptions, and what they leave of a training run."""
+"""Host code that a program calls: its exceptions, and the state of a training run after them."""
 
 import copy
 import sys
@@ -87,7 +87,7 @@ def test_changing_results_are_refused():
 @pytest.mark.parametrize("combined", [False, True])
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_a_failing_device_iteration_is_given_up(stages, combined, in_backward):
-    """The run ends as if it had been asked for fewer device iterations."""
+    """The run ends as if fewer device iterations had been requested."""
     error = Own(7, "ours")
     switch = {"on": False}
     num_calls = []
@@ -125,7 +125,7 @@ def test_a_failing_device_iteration_is_given_up(stages, combined, in_backward):
     reference(x[:12])
     for name, value in other.state_dict().items():
         assert torch.equal(net.state_dict()[name], value), name
-    # Optimizer state and random numbers go on from there.
+    # Optimizer state and random numbers continue from there.
     losses = model(more)
     expected = torch.cat([reference(more[:12]), reference(more[12:])])
     assert torch.equal(losses, expected)

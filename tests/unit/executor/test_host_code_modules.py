@@ -1,4 +1,4 @@
-"""Modules that a program calls on the host: whose weights they have, and which."""
+"""Modules that a program calls on the host: which module is called, and with which weights."""
 
 import copy
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class WithPart(nn.Module):
-    """A part of the model runs on the host; it is registered, and has state of its own."""
+    """A model with a submodule that runs on the host and has its own state."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Code of the host that a program calls: what it sees, threads, signals, use of the executor."""
+"""Host code that a program calls: its view, threads, signals, and uses of the executor."""
 
 import copy
 import gc
@@ -184,7 +184,7 @@ def test_another_executor_may_be_called(compiled):
 
 
 def test_destroying_an_executor_meanwhile():
-    """The run goes on; the next call compiles anew."""
+    """The run continues; the next call compiles again."""
     holder = []
 
     def leave(x):
@@ -272,14 +272,14 @@ def test_stopping_from_another_thread():
 
 @pytest.fixture
 def ctrl_c():
-    """Handle Ctrl-C as Python does in a terminal; processes in the background ignore it."""
+    """Handle Ctrl-C as Python does in a terminal; background processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_during_a_call(ctrl_c):
-    """It is raised where Python runs, on the main thread: in the callable."""
+    """KeyboardInterrupt is raised on Python's main thread, in the callable."""
     on = [False]
 
     def code(x):
@@ -339,7 +339,7 @@ def test_copies_and_pickles():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_nothing_keeps_the_executor(training):
-    """Not even a callable that refers to it."""
+    """Even a callable that refers to the executor does not keep it alive."""
     holder = []
 
     class Code:

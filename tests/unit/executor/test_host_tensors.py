@@ -106,7 +106,7 @@ def test_the_error_of_an_upload_says_what_changed(change, text, training):
     with pytest.raises(poptorch.Error, match=re.escape(text)) as caught:
         model.copyWeightsToDevice()
     assert "destroy()" in str(caught.value)
-    # Nothing was copied: what runs on the device is what it was.
+    # Nothing was copied: the device still has the old weights.
     if not training:
         assert torch.equal(model(X)[0], before)
 
@@ -121,7 +121,7 @@ def test_the_error_of_a_download_says_what_changed(change, text):
     before = net.__dict__["_modules"]["a"]._parameters["weight"]
     with pytest.raises(poptorch.Error, match=re.escape(text)):
         net.state_dict()
-    # The weights are still waiting: the next read says the same.
+    # The weights are still not copied: the next read raises the same error.
     with pytest.raises(poptorch.Error, match=re.escape(text)):
         _ = before.sum()
 

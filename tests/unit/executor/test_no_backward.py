@@ -1,4 +1,4 @@
-"""``backward()`` on what a model returns."""
+"""Calling ``backward()`` on a model's result."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""What a call returns."""
+"""The results of a call."""
 
 import copy
 from collections import namedtuple

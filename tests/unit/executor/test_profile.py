@@ -1,4 +1,4 @@
-"""``executor.program()`` and ``executor.profile()``: what runs, and how long it takes."""
+"""``executor.program()`` and ``executor.profile()``: the ops that run, and their times."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def nested():
 
 def test_ops_have_the_names_of_their_layers(nested):
     assert {"encoder.0", "encoder.1", "head", ""} == {op.layer for op in nested}
-    # Accumulations have no scope, and are of the layer of their parameter.
+    # Accumulations have no scope; their layer is that of their parameter.
     layers = {op.name: op.layer for op in nested}
     assert layers["UpdatedVar___Accum___encoder.0.weight"] == "encoder.0"
     assert layers["UpdatedVar___Accum___head.bias"] == "head"
@@ -129,7 +129,7 @@ def test_a_scheduler_behind_a_profile_has_seen_an_update():
     _, model = make_model()
     scheduler = torch.optim.lr_scheduler.StepLR(model._use.optimizer, 1)
     model.profile(*batch())
-    scheduler.step()  # would warn of a wrong order
+    scheduler.step()  # PyTorch would warn of the wrong order otherwise
 
 
 def test_a_profiled_inference_model_sees_trained_weights():

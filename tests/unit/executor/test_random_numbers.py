@@ -1,4 +1,4 @@
-"""Seeds, and the state of the random numbers."""
+"""Seeds, and the state of the random number generators."""
 
 import pytest
 import torch

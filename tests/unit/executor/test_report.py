@@ -1,4 +1,4 @@
-"""``profile.pop``: the report that ``Options.enableProfiling`` asks for."""
+"""``profile.pop``: the report that ``Options.enableProfiling`` requests."""
 
 import json
 import logging
@@ -175,7 +175,7 @@ def test_engine_options_without_effect_are_told_once(tmp_path, caplog):
     engine = {
         "autoReport.executionProfileProgramRunCount": "3",
         "autoReport.outputDebugInfo": "true",
-        "autoReport.outputArchive": "false",  # asks for nothing
+        "autoReport.outputArchive": "false",  # does not request a report
         "target.hostSyncTimeout": "300",
     }
     options._Popart.setEngineOptions({**options._Popart.options["engineOptions"], **engine})

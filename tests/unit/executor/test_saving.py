@@ -212,7 +212,7 @@ def test_the_lines_of_the_code_do_not_count(tmp_path):
         return torch.relu(x) + 1
 
     def second(x):
-        # Elsewhere, but the same.
+        # Another line of code, but the same computation.
         return torch.relu(x) + 1
 
     infer(Function(first)).compileAndExport(tmp_path / "file", torch.ones(2))

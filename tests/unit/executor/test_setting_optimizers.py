@@ -53,7 +53,7 @@ def test_a_scheduler():
     for _ in range(3):
         model(x, y)
         eager_step(twin, eager, x, y)
-        optimizer.step()  # only to keep the scheduler from complaining; no gradients, no effect
+        optimizer.step()  # only to prevent a warning of the scheduler; no gradients, no effect
         for scheduler in schedulers:
             scheduler.step()
         model.setOptimizer(optimizer)

@@ -1,4 +1,4 @@
-"""A model that one executor trains and another one runs."""
+"""One executor trains a model, and another executor runs it."""
 
 import copy
 
@@ -75,7 +75,7 @@ def test_inference_of_a_part_of_the_trained_model():
 
 
 class Pair(nn.Module):
-    """Trains one of two layers with the help of the other one."""
+    """A model that trains one of two layers by means of the other one."""
 
     def __init__(self, first, second):
         super().__init__()
@@ -97,7 +97,7 @@ def test_two_training_executors_leave_what_each_trained(order):
         executors.append(train(net, optimizer=poptorch.optim.SGD(layers[i].parameters(), lr=LR)))
         executors[i].compile(x)
         layers[1 - i].requires_grad_(True)
-        # Both start from the same weights: neither sees what the other one does.
+        # Both start with the same weights, and neither sees changes of the other.
         pair = Pair(*copy.deepcopy(twins))
         pair(x).backward()
         for ours, theirs in zip(

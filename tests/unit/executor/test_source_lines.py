@@ -14,7 +14,7 @@ OTHER = "/elsewhere/other.py"
 
 
 def library_module(path):
-    """Return a module whose forward stands in a file of that path."""
+    """Return a module whose forward is in a file with that path."""
     source = textwrap.dedent(
         """
         def forward(self, x):
@@ -42,7 +42,7 @@ def sources(path, options):
         (OTHER, lambda options: options, OTHER),
         (LIBRARY, lambda options: options.sourceLocationExcludes([]), LIBRARY),
         (OTHER, lambda options: options.appendToLocationExcludes("elsewhere"), __file__),
-        # There is no other line.
+        # There is no other source line.
         (OTHER, lambda options: options.sourceLocationExcludes(["/", "<"]), OTHER),
     ],
 )

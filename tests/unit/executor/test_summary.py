@@ -1,4 +1,4 @@
-"""``summary``: a model as a tree of modules. The numbers were found by hand."""
+"""``summary``: a model as a tree of modules. The expected numbers were calculated by hand."""
 
 import pytest
 import torch

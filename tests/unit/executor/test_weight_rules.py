@@ -1,4 +1,4 @@
-"""Which weights a training step changes, and what becomes of optimizers that are exchanged."""
+"""Which weights a training step changes, and what happens when optimizers are exchanged."""
 
 import logging
 

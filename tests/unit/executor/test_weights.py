@@ -212,7 +212,7 @@ def test_running_statistics_advance_once_per_micro_batch():
 
 
 class Clamping(nn.Module):
-    """Changes a parameter in forward."""
+    """A model that changes a parameter in forward."""
 
     def __init__(self):
         super().__init__()

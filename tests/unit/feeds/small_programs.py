@@ -1,4 +1,4 @@
-"""Programs that do little but feed queues, and data whose pace a test sets."""
+"""Small programs that feed queues, and data that come when a test allows it."""
 
 import queue
 import threading
@@ -8,11 +8,11 @@ import torch
 import popsim_torch as poptorch
 from popsim_torch.loops import function, repeat
 
-SECONDS = 20.0  # longer than anything takes
+SECONDS = 20.0  # longer than anything takes here
 
 
 def counting(outfeed, iterations, make=lambda count: count):
-    """Return a function that enqueues what ``make`` makes of 0, 1, ..."""
+    """Return a function that enqueues ``make(0)``, ``make(1)``, ..."""
 
     @function
     def program():
@@ -26,7 +26,7 @@ def counting(outfeed, iterations, make=lambda count: count):
 
 
 def passing(infeed, outfeed, iterations):
-    """Return a function that enqueues the elements of a queue, dictionaries as such."""
+    """Return a function that enqueues the elements of a queue; dictionaries stay dictionaries."""
 
     @function
     def program():
@@ -39,9 +39,9 @@ def passing(infeed, outfeed, iterations):
 
 
 class Gate:
-    """A dataset that makes an element when it is told to.
+    """A dataset that gives out an element when the test allows it.
 
-    The first one, 0.0, is there from the start: a program is compiled for it.
+    The first element, 0.0, can be read at once: a program is compiled for it.
     """
 
     def __init__(self, first=None):
@@ -49,7 +49,7 @@ class Gate:
         self.put(torch.zeros(()) if first is None else first)
 
     def put(self, element):
-        """Let the next element be this one; None ends the data, and errors are raised."""
+        """Set the next element; None ends the data, and an exception is raised."""
         self._elements.put(element)
 
     def __call__(self):
@@ -61,7 +61,7 @@ class Gate:
 
 
 class Reader(threading.Thread):
-    """Runs a function in another thread, and hands over what it returns or raises."""
+    """Runs a function in another thread, and returns its result or its error."""
 
     def __init__(self, read):
         super().__init__(daemon=True)
@@ -77,7 +77,7 @@ class Reader(threading.Thread):
             self.error = error
 
     def value(self):
-        """Return what the function returned, when it has."""
+        """Wait for the function, and return its result."""
         self.join(SECONDS)
         assert not self.is_alive()
         if self.error is not None:

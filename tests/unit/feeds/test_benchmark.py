@@ -1,4 +1,4 @@
-"""How fast datasets are."""
+"""The speed of datasets."""
 
 import json
 import time
@@ -93,7 +93,7 @@ def test_a_queue():
     infeed = poptorch.InfeedQueue(range(3), repeat=True)
     (epoch,) = figures(poptorch.infeed_benchmark(infeed, 1, 100))
     assert epoch["elements_processed"] == 100
-    # It is as it was.
+    # The queue is unchanged.
     assert infeed.statistics()["pushed"] == 0
     infeed.initializer()
     with pytest.raises(Error, match="a program uses the queue"):

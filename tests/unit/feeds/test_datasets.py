@@ -1,4 +1,4 @@
-"""What a queue can be made from."""
+"""The objects from which a queue can be made."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Queues that are full and go on: they drop elements, or keep them on disk."""
+"""Queues that are full but continue: they drop elements, or keep them on disk."""
 
 import collections
 import random
@@ -78,7 +78,7 @@ def test_one_file_is_read_to_its_end_before_memory_is_used_again():
     queue = poptorch.OutfeedQueue(max_bytes=40, when_full="spill")
     counting(queue, 30)()
     assert [queue.get().item() for _ in range(5)] == list(range(5))
-    counting(queue, 20)()  # there is room for five
+    counting(queue, 20)()  # the queue has room for five
     assert len(mapped_files()) == 1 and queue.statistics()["spilled"] == 40
     assert queue.dequeue().tolist() == [*range(5, 30), *range(20)]
     counting(queue, 5)()
@@ -131,7 +131,7 @@ def test_a_disk_without_room():
 @pytest.mark.parametrize("when_full", ["drop_oldest", "drop_newest", "spill"])
 @pytest.mark.parametrize("seed", range(5))
 def test_any_order_of_runs_and_reads(when_full, seed):
-    """Against a list: what a queue of ten elements does."""
+    """Compare a queue of ten elements with a list."""
     chance = random.Random(seed)
     queue = poptorch.OutfeedQueue(max_bytes=80, when_full=when_full, buffer_depth=3)
     start = torch.zeros((), dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""``InfeedQueue``: elements come into a program, one an iteration."""
+"""``InfeedQueue``: elements come into a program, one per iteration."""
 
 import gc
 import os
@@ -189,7 +189,7 @@ def test_elements_are_made_ahead(depth):
     infeed = poptorch.InfeedQueue(elements, prefetch_depth=depth)
     assert not made and infeed._producer is None
     infeed.initializer  # noqa: B018
-    # One more waits for a slot.
+    # One more element waits for a slot.
     wait_until(lambda: len(made) == depth + 1)
     time.sleep(0.02)
     assert len(made) == depth + 1 and infeed.prefetch_depth == depth

@@ -1,4 +1,4 @@
-"""``OutfeedQueue``: what a program enqueues comes back, as it was enqueued."""
+"""``OutfeedQueue``: the elements that a program enqueues come back unchanged."""
 
 import copy
 import pickle
@@ -51,7 +51,7 @@ def test_the_newest_element_is_the_readers_own():
 
 def test_what_is_read_is_the_readers_own():
     queue = poptorch.OutfeedQueue()
-    # Large enough to be handed out without a copy.
+    # Large enough to be returned without a copy.
     program = counting(queue, 8, lambda count: count.expand(1 << 17).clone())
     program()
     first = queue.dequeue()
@@ -198,7 +198,7 @@ def test_inference(iterations):
     torch.testing.assert_close(found.flatten(0, 1).relu(), result)
     model(x)
     assert len(list(queue)) == iterations
-    # A copy of the model tells the same queue.
+    # A copy of the model uses the same queue.
     other = poptorch.inferenceModel(copy.deepcopy(net), options)
     other(x)
     assert len(list(queue)) == iterations
@@ -293,7 +293,7 @@ def test_the_depth_changes_no_element(depth):
 def test_one_of_several_elements(every):
     queue = poptorch.OutfeedQueue(every=every, max_bytes=200, when_full="raise")
     last = poptorch.OutfeedQueue(poptorch.OutfeedMode.LAST, every=every)
-    for _ in range(2):  # counted on from run to run
+    for _ in range(2):  # the count continues from run to run
         counting(queue, 10)()
         counting(last, 10)()
     expected = [number % 10 for number in range(20)][every - 1 :: every]
@@ -351,7 +351,7 @@ def test_stopping_a_program_that_waits_for_a_reader():
     assert program.stop()
     with pytest.raises(Error, match="stopped"):
         running.value()
-    # Not a failure for readers.
+    # Readers do not treat this as a failure.
     assert [element.item() for element in queue.follow(SECONDS)][:1] == [0]
 
 

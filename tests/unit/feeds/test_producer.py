@@ -1,4 +1,4 @@
-"""The kind of a queue's elements: simple ones take a short way, to the same tensors."""
+"""The kind of a queue's elements: simple elements take a short path, with the same tensors."""
 
 import collections
 
@@ -19,7 +19,7 @@ FIRST = {
     "dict": {"image": X, "label": LABEL},
     "nest": {"images": [X, (X + 1, LABEL)], "label": LABEL},
 }
-# Elements like the first one but for one thing, with the tensors that they come to.
+# Elements that differ from the first one in one respect, with the tensors they become.
 LIKE_A_TENSOR = {
     "the same": (X, X),
     "transposed": (X.t().contiguous().t(), X),

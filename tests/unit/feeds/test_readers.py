@@ -22,7 +22,7 @@ def values(elements):
 
 
 class Paced:
-    """A program that enqueues what a test tells it to, and runs in a thread of its own."""
+    """A program that enqueues values when a test says so, and runs in a separate thread."""
 
     def __init__(self, iterations):
         self.gate = Gate()
@@ -83,7 +83,7 @@ def test_follow_behind_a_run():
     program = counting(queue, 3)
     program()
     assert values(queue.follow()) == [0, 1, 2]
-    # That run is over and done with.
+    # The error of that run is not reported again.
     with pytest.raises(UsageTimeoutError):
         next(queue.follow(0.01))
     program()
@@ -157,7 +157,7 @@ def test_an_error_comes_behind_the_last_element():
     with pytest.raises(Error, match="spoilt") as told:
         reader.value()
     assert told.value is caught.value
-    # It stays until the next run.
+    # The error stays until the next run.
     for read in (lambda: queue.get(), lambda: queue.dequeue(timeout=1)):
         with pytest.raises(Error, match="spoilt"):
             read()

@@ -1,4 +1,4 @@
-"""What readers know of runs."""
+"""The information that readers get about runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an element is made of."""
+"""The structure of elements."""
 
 import pickle
 from collections import OrderedDict, namedtuple

@@ -1,4 +1,4 @@
-"""Programs of earlier compilations: found again, never believed, never in the way."""
+"""Programs of earlier compilations: found again, always checked, and never an obstacle."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from tests.unit.executor.nets import Function, Net, batch
 
 @pytest.fixture
 def made(monkeypatch):
-    """Count the programs that are made, and not found."""
+    """Count the programs that are compiled instead of found."""
     calls = []
     real = compile_path._state_program
 
@@ -117,7 +117,7 @@ def test_loops_are_found_too(tmp_path, made, enqueues):
 
 
 def captured(net, folder, filters, mode=poptorch.OutfeedOptimizerMode.AFTER_COMPUTE):
-    """Return the gradients that a wrapped optimizer enqueues, with a queue for the activations."""
+    """Return the gradients that a wrapped optimizer enqueues; a queue gets the activations."""
     gradients, hidden = poptorch.MaybeOutfeedQueue(filters=filters), poptorch.OutfeedQueue()
     optimizer = poptorch.OutfeedOptimizer(
         torch.optim.SGD(net.parameters(), lr=0.1), gradients, mode
@@ -285,7 +285,7 @@ def test_a_damaged_file_is_ignored_and_written_anew(tmp_path, made, caplog, dama
 
 
 def poison(path, change):
-    """Change the program of a file, as somebody would who knows how files are written."""
+    """Change the program in a file, as an attacker would who knows the format."""
     sections = read_sections(path, "a cached program")
     data = json.loads(sections["program"])
     change(data["Program"])
@@ -458,7 +458,7 @@ time.sleep(100)
 
 @contextlib.contextmanager
 def process(code, folder):
-    """Start a process and wait until it says something; it ends with the block."""
+    """Start a process and wait for its first output; it ends with the block."""
     started = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],
         cwd=Path(poptorch.__file__).parents[1],

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and nothing that was changed is believed."""
+"""Files are written completely or not at all, and no changed file is accepted."""
 
 import builtins
 import hashlib
@@ -156,7 +156,7 @@ def test_a_size_of_the_head_that_no_file_has_is_refused(path):
 
 
 class _FullDisk:
-    """A file that takes so many writes and then no more."""
+    """A file that fails after some writes."""
 
     def __init__(self, file, writes):
         self._file, self._left = file, writes

@@ -1,4 +1,4 @@
-"""Files of models that call the host: its code stays with the model."""
+"""Files of models that call the host: the code itself stays with the model."""
 
 import os
 
@@ -37,7 +37,7 @@ def test_a_file_is_loaded_into_the_model_alone(tmp_path, caplog):
 
 
 def test_the_code_is_the_models_own(tmp_path):
-    """A file cannot tell what the code does: its calls, their IDs and their types count."""
+    """A file does not contain the code: its calls, their IDs and their types are compared."""
     x, path = torch.randn(4, 3), tmp_path / "file"
     model = poptorch.inferenceModel(Calling(), make_options())
     model.compileAndExport(path, x, export_model=False)

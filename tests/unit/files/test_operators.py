@@ -1,4 +1,4 @@
-"""A program out of a file calls operators that compute, in the forms that lowering writes."""
+"""A program from a file may only call operators that compute, in the forms of lowering."""
 
 import json
 import os
@@ -21,7 +21,7 @@ X = {"TensorArgument": {"input": 0}}
 
 @pytest.fixture
 def saved(tmp_path):
-    """Return a function that saves a model and lets its file call another operator."""
+    """Return a function that saves a model and makes its file call another operator."""
 
     def save(operator, overload, arguments, **more):
         model = poptorch.inferenceModel(Function(torch.erfinv), make_options())
@@ -70,7 +70,7 @@ def test_loading_touches_no_file(saved, tmp_path):
 
 
 def with_body(depth, operator, arguments):
-    """A program that calls an operator in a loop, which is in others."""
+    """A program that calls an operator in a loop, which is inside other loops."""
     graph = Graph()
     x = graph.add_tensor(TensorKind.INPUT, torch.float32, (4,))
     y = graph.add_tensor(TensorKind.VALUE, torch.float32, (4,))
@@ -224,7 +224,7 @@ def custom_op(x):
     return poptorch.custom_op([x], "Tripled", "popsim_tests", 1, example_outputs=[x])[0]
 
 
-# What calls them, by the names of the operators.
+# For each operator, a function that calls it.
 OWN = {"popsim_tests::tripled": tripled, "popsim_tests::Tripled": custom_op}
 
 

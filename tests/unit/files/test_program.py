@@ -1,4 +1,4 @@
-"""Programs come back from a file as they were, or not at all."""
+"""Programs come back from a file unchanged, or not at all."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def test_every_part_of_a_graph_is_written():
 
 
 def change(path, value):
-    """Return the sections of a program in which one thing is another."""
+    """Return the sections of a program with one value replaced."""
     sections = pack_program(some_program())
     data = json.loads(sections["program"])
     target = data

@@ -1,4 +1,4 @@
-"""Values become JSON and come back as they were, and nothing else does."""
+"""Values become JSON and come back unchanged; other objects are refused."""
 
 import json
 import math

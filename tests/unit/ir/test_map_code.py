@@ -1,4 +1,4 @@
-"""The code of a map op: written, read, joined, compared."""
+"""The code of a map op: writing, reading, joining and comparing it."""
 
 import math
 
@@ -16,7 +16,7 @@ def tensor():
 
 
 def op_of(inputs, code, constants=(), results=None):
-    """Return a map op; its result is the last value, unless others are given."""
+    """Return a map op; its result is the last value if none are given."""
     graph = Graph()
     for _ in range(max(inputs, default=-1) + 1):
         graph.add_tensor(TensorKind.VALUE, torch.float32, (2,))
@@ -148,7 +148,7 @@ def masked(code, gradient, mask):
     [
         ([4, 9], ["le 1 2", "where 3 2 0"], [0.0], True),
         ([9, 4], ["le 0 2", "where 3 2 1"], [0.0], True),
-        ([4, 9], ["le 0 2", "where 3 2 1"], [0.0], False),  # the other way round
+        ([4, 9], ["le 0 2", "where 3 2 1"], [0.0], False),  # with exchanged operands
         ([4, 9], ["le 1 2", "where 3 2 0"], [1.0], False),
         ([4, 9], ["lt 1 2", "where 3 2 0"], [0.0], False),
         ([4, 9], ["le 1 2", "where 3 2 0", "exp 4"], [0.0], False),

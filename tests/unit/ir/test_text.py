@@ -1,4 +1,4 @@
-"""A graph as text: one line per op, everything in it that a reader has to know."""
+"""A graph as text: one line per op, with everything that a reader must know."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Readers and writers of a graph, and what a tensor is of its memory."""
+"""Readers and writers of a graph, and which part of its memory a tensor is."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_readers_of_a_variable_stay_where_their_phase_changes_it(graph, phase, s
     writer = graph.add_op("copy", [y], [variable], phase=phase)
     uses = Uses(graph)
     assert uses.reads_changed(reader) == stays
-    assert not uses.reads_changed(writer)  # it reads a value
+    assert not uses.reads_changed(writer)  # the op reads a value
 
 
 def test_roots_leave_out_what_is_missing(graph):

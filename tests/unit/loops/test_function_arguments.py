@@ -1,4 +1,4 @@
-"""Which arguments of a function are alike, so that one recording serves them."""
+"""Arguments of a function that are alike, so that one recording serves all of them."""
 
 from collections import namedtuple
 
@@ -67,7 +67,7 @@ def test_arguments_that_have_a_history_lose_it_on_their_way():
         result = add(value, other)
         assert result.item() == 3
         assert not result.requires_grad
-    # What comes back is another tensor, also where no iteration changes it.
+    # The returned tensor is a new one, even if no iteration changes it.
     same = poptorch.function(lambda x: poptorch.repeat(1, lambda y: y, x))
     for _ in range(2):
         result = same(TENSOR)

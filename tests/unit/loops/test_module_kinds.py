@@ -1,4 +1,4 @@
-"""What of modules makes a function record anew."""
+"""Properties of modules that make a function record again."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ def make():
 
 
 def replaced(model):
-    model[0].weight = nn.Parameter(model[0].weight.detach().clone())  # of equal value
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())  # a new one with equal values
 
 
 def moved(model):
-    # The same parameters in the same order, one of another module.
+    # The same parameters in the same order, but one is in another module.
     model[2].register_parameter("first", model[1].bias)
     model[1].bias = None
 
@@ -29,7 +29,7 @@ def other_dictionary(model):
 
 
 def equal_dictionary(model):
-    model[0]._parameters = dict(model[0]._parameters)  # what comes later goes into this one
+    model[0]._parameters = dict(model[0]._parameters)  # later parameters go into this dictionary
 
 
 CHANGES = [
@@ -44,7 +44,7 @@ CHANGES = [
     moved,
     other_dictionary,
     equal_dictionary,
-    # Past the methods of modules, and where there was nothing.
+    # These changes bypass the methods of modules, or add a new attribute.
     lambda model: vars(model[0]).update(training=False),
     lambda model: model[0]._parameters.update(weight=nn.Parameter(torch.ones(1, 1))),
     lambda model: model[0].add_module("inner", nn.ReLU()),

@@ -1,4 +1,4 @@
-"""What of optimizers a loop's program takes over, or cannot."""
+"""Values of optimizers that a loop's program can update, and those that it cannot."""
 
 import pytest
 import torch

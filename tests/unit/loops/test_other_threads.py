@@ -1,4 +1,4 @@
-"""While the body of a loop is traced in one thread, others go on as ever."""
+"""While one thread traces the body of a loop, other threads work as usual."""
 
 import threading
 
@@ -67,7 +67,7 @@ def test_a_function_runs_while_another_trains_other_weights():
     def run():
         try:
             endless()
-        except poptorch.Error as error:  # it is stopped
+        except poptorch.Error as error:  # the run is stopped
             errors.append(error)
 
     other = threading.Thread(target=run)

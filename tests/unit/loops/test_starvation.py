@@ -1,4 +1,4 @@
-"""A loop that waits for data most of the time says so, once."""
+"""A loop that waits for data most of the time logs this once."""
 
 import threading
 
@@ -12,7 +12,7 @@ from popsim_torch.loops import starvation
 
 @pytest.fixture
 def warnings(monkeypatch):
-    """Collect what is warned of, from the first millisecond of waiting on."""
+    """Collect the warnings, which come after the first millisecond of waiting here."""
     monkeypatch.setattr(starvation, "LEAST_SECONDS", 0.001)
     found = []
     monkeypatch.setattr(logs.python, "warning", lambda text, *args: found.append(text % args))

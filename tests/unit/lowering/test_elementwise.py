@@ -11,8 +11,8 @@ from popsim_torch.lowering.rules.elementwise import RULES
 
 aten = torch.ops.aten
 
-# What each operator of the table is called with after its first tensor. Names in angle brackets
-# stand for tensors: <y> any values, <p> positive ones, <m> a mask, <n> small integers (as floats).
+# The arguments of each operator of the table after its first tensor. Names in angle brackets are
+# tensors: <y> any values, <p> positive ones, <m> a mask, <n> small integers (as floats).
 Y, P, M, N = "<y>", "<p>", "<m>", "<n>"
 BEHIND = {
     aten._to_copy.default: [((), {"dtype": torch.float16}), ((), {"dtype": torch.float32})],
@@ -53,7 +53,7 @@ BEHIND = {
     **{getattr(aten, name).Scalar: [((0.5,), {})] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{getattr(aten, name).Tensor: [((Y,), {})] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
-# First tensor: positive, or a mask. Others take any values.
+# These operators take a positive first tensor, or a mask. Others take any values.
 POSITIVE = {aten.log.default, aten.log1p.default, aten.rsqrt.default, aten.sqrt.default}
 POSITIVE |= {aten.reciprocal.default}
 ON_MASKS = {
@@ -67,9 +67,9 @@ ON_MASKS = {
     aten.where.ScalarSelf: [((2.0, Y), {})],
     aten.where.ScalarOther: [((Y, 2.0), {})],
 }
-# Their second argument is a tensor of no dimension, which forward cannot make of a number.
+# Their second argument is a zero-dimensional tensor, which forward cannot make from a number.
 WITH_SCALAR_TENSOR = {aten.fill.Tensor: ("fill", 2), aten.masked_fill.Tensor: ("masked_fill", 3)}
-# PyTorch takes these apart for our device before they are lowered.
+# PyTorch decomposes these for our device before they are lowered.
 DECOMPOSED = {aten.silu_backward.default}
 
 TOLERANCES = {
@@ -114,7 +114,7 @@ def run(function, *inputs):
 def tensors(dtype):
     generator = torch.Generator().manual_seed(5)
     y = torch.randn(3, 5, generator=generator)
-    y[0, :3] = torch.tensor([0.5, 0.25, 0.0])  # on the edges of the thresholds above
+    y[0, :3] = torch.tensor([0.5, 0.25, 0.0])  # at the thresholds above
     return {
         Y: y.to(dtype),
         P: (torch.rand(3, 5, generator=generator) + 0.5).to(dtype),
@@ -307,7 +307,7 @@ def test_integers(function):
 
 
 class Permuted(torch.nn.Module):
-    """Elementwise on a tensor whose axes lie in another order, read again in both orders."""
+    """An elementwise model on a permuted tensor, read again in both orders."""
 
     def __init__(self, *order: int) -> None:
         super().__init__()

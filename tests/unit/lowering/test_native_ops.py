@@ -1,4 +1,4 @@
-"""Which operators the device has ops of its own for, and that a model gets them."""
+"""The operators with native ops on the device, and models that get these ops."""
 
 import copy
 from collections import Counter
@@ -81,5 +81,5 @@ def test_training_uses_them(function, kinds):
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-5, msg=name)
     used = Counter(op.kind for op in training.compiled.host_program.graph.ops)
     assert kinds <= set(used)
-    # The gradient of amax counts the elements that are the largest.
+    # The gradient of amax counts the largest elements.
     assert "aten" not in used or function is CASES["amax"][0]

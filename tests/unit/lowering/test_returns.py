@@ -1,4 +1,4 @@
-"""Anchors: what is copied in a run, what is read from where it lies, and that both are right."""
+"""Anchors: which are copied in a run, which are read in place, and that both are correct."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ MICRO_BATCH = 4
 
 
 class Views(nn.Module):
-    """A value, and tensors that lie in its memory in several ways."""
+    """A value, and several views of its memory."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def all_names(x):
 
 
 def anchored_ops(model):
-    """How many ops copy an anchor's tensor, the model's output left out."""
+    """Return how many ops copy an anchor's tensor, without the model's output."""
     graph = model.compiled.host_program.graph
     return sum(op.kind == "anchor" for op in graph.ops) - 1
 

@@ -18,7 +18,7 @@ FIRST, SECOND = (Rule(lambda builder, node, place: None) for _ in range(2))
 
 
 def node_of(target, *values):
-    """Return a node that calls an operator with tensors like these."""
+    """Return a node that calls an operator with such tensors."""
     graph = torch.fx.Graph()
     sources = [graph.placeholder(f"x{i}") for i in range(len(values))]
     for source, value in zip(sources, values, strict=True):
@@ -77,14 +77,14 @@ def test_dropout_draws_numbers_in_training_only():
     assert rules[1] is RULES.rule_of(node_of(aten.sinc.default, x))
 
 
-# Kinds of ops. Functions that add one take its kind as their first argument or as a parameter of
-# that name.
+# The kinds of ops. Functions that add an op take its kind as their first argument, or as a
+# parameter of that name.
 
 LOWERING = Path(popsim_torch.lowering.__file__).parent
 
 
 def kinds_added(source):
-    """Yield the kinds of ops that a file's source adds, as far as they are written out."""
+    """Yield the kinds of ops that a file's source adds, if they are literals."""
     tree = ast.parse(source)
     positions = {"op": 0, "add_op": 0, "Op": 0}
     for node in ast.walk(tree):

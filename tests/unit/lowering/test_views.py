@@ -1,4 +1,4 @@
-"""Operators that only look at memory cost nothing; those that cannot copy once."""
+"""Operators that only look at memory cost nothing; if a view is impossible, they copy once."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def compile_function(function, *inputs):
 
 
 def op_kinds(model):
-    """Return the kinds of the program's ops but those that copy to the host."""
+    """Return the kinds of the program's ops, without those that copy to the host."""
     return [op.kind for op in model.compiled.host_program.graph.ops if op.kind != "anchor"]
 
 
@@ -157,7 +157,7 @@ def test_writing_through_views_inside_forward():
 
 
 def test_a_view_keeps_the_phase_of_nothing():
-    """Views of parameters and constants are no setup work either."""
+    """Views of parameters and constants need no setup ops either."""
 
     class Holds(nn.Module):
         def __init__(self):
@@ -200,7 +200,7 @@ def test_is_view(function, answer):
 
 @pytest.fixture
 def lowered():
-    """Lower the views of a function of one input; return the graph and the last one's value."""
+    """Lower the views in a function of one input; return the graph and the last value."""
 
     def lower(function, x):
         module = make_fx(function, tracing_mode="fake")(x)

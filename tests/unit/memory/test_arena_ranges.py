@@ -1,4 +1,4 @@
-"""Where tensors lie in the arena: in nobody's way, and known before anything is allocated."""
+"""Places of tensors in the arena: without conflicts, and known before any allocation."""
 
 import itertools
 import random
@@ -65,7 +65,7 @@ def check(graph, plan):
             or b.offset + b.slot_bytes * b.num_slots <= a.offset
         )
         begin, end = max(a.first_step, b.first_step), min(a.last_step, b.last_step)
-        # One may be written over the other by the op that reads it last.
+        # The op that reads one tensor last may write the other one over it.
         taken_over = begin == end and a.offset == b.offset and a.num_slots == b.num_slots == 1
         assert apart or begin > end or (taken_over and a.first_step != b.first_step)
     written = {graph.root(graph.tensors[i]).id for op in graph.ops for i in op.outputs}
@@ -90,7 +90,7 @@ def test_stashed_tensors_lie_apart(seed):
 
 
 def test_some_results_are_written_over_their_inputs():
-    """Else the tests above would show nothing about it."""
+    """Otherwise the tests above would show nothing about overwriting."""
     shared = 0
     for seed in range(40):
         places = plan_of(random_program(seed), 1, "sequential").arena_ranges()
@@ -102,7 +102,7 @@ def test_some_results_are_written_over_their_inputs():
 
 
 def test_a_plan_of_a_program_that_fits_nowhere():
-    """Two results of four tebibytes are alive at a time."""
+    """Two results of four tebibytes are alive at the same time."""
     graph = ir.Graph()
     shape = (1 << 40,)
     tensor = graph.add_tensor(TensorKind.INPUT, torch.float32, shape)

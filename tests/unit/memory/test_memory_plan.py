@@ -1,4 +1,4 @@
-"""How much memory a program takes: close to what is alive at once, and no more when it repeats."""
+"""The memory of a program: close to what is alive at once, and no more when it repeats."""
 
 import pytest
 import torch
@@ -131,7 +131,7 @@ def test_the_arena_of_inference_is_close_to_the_peak(name):
 @pytest.mark.parametrize("name", CASES)
 def test_repeating_takes_no_more_arena(name):
     sizes = []
-    for counts in ((1, 2), (3, 4)):  # with accumulation both times
+    for counts in ((1, 2), (3, 4)):  # both with gradient accumulation
         net, inputs, options = make_case(name, *counts)
         program = train(net, *inputs, options=options)
         sizes.append((program.arena_bytes, program.persistent_bytes))
@@ -154,7 +154,7 @@ def test_inference_needs_no_more_for_more_layers():
 
 
 def test_training_keeps_the_activations_of_every_layer():
-    """One per layer: what is in front of a ReLU is written over."""
+    """One activation per layer: the input of a ReLU is overwritten."""
     batch, width = 512, 16
     x, y = torch.randn(batch, 16), torch.zeros(batch, dtype=torch.long)
     shallow, deep = (train(mlp(depth, width), x, y) for depth in (4, 24))
@@ -210,7 +210,7 @@ def test_inference_takes_less_than_training(name):
 
 
 def test_the_bytes_of_a_plain_chain():
-    """Two matrix products in a row: input and result of the second are alive together."""
+    """Two matrix products in a row: the second one's input and result are alive together."""
 
     class Chain(nn.Module):
         def __init__(self):
@@ -320,7 +320,7 @@ def test_a_pipeline_stashes_what_is_in_flight():
 
 
 class DeepStages(nn.Module):
-    """Eight layers on each of four stages, or on one; checkpoints after each eight."""
+    """Eight layers on each of four stages, or on one; a checkpoint after every eight layers."""
 
     DEPTH, WIDTH = 8, 32
 
@@ -345,7 +345,7 @@ def with_recomputation(mode, ga):
 
 
 def deep_stages(mode, ipus=(0, 1, 2, 3), *, checkpoint=False):
-    """Return how much arena ``DeepStages`` takes, in results of a layer."""
+    """Return the size of the arena of ``DeepStages``, in results of a layer."""
     batch, ga = 128, 7
     x = torch.randn(ga * batch, DeepStages.WIDTH)
     program = train(DeepStages(ipus, checkpoint), x, options=with_recomputation(mode, ga))
@@ -353,18 +353,18 @@ def deep_stages(mode, ipus=(0, 1, 2, 3), *, checkpoint=False):
     return program.arena_bytes / (batch * DeepStages.WIDTH * 4)
 
 
-OTHERS = 5  # gradients, and what is written while its input is read, in results of a layer
+OTHERS = 5  # gradients, and values written while their input is read, in results of a layer
 
 
 def test_a_pipeline_without_recomputation_stashes_every_activation():
-    """For 6, 4, 2 micro-batches on the stages before the last one, which stashes nothing."""
+    """Stages before the last one stash for 6, 4 and 2 micro-batches; the last one, nothing."""
     activations = (6 + 4 + 2 + 1) * DeepStages.DEPTH
     assert activations <= deep_stages(0) <= activations + OTHERS
 
 
 @pytest.mark.parametrize("mode", [3, 4])
 def test_a_pipeline_with_recomputation_stashes_the_inputs_of_stages(mode):
-    """Stages 1, 2, 3 have them for 5, 3, 1 micro-batches; one stage is in memory at a time."""
+    """Stages 1, 2, 3 stash for 5, 3, 1 micro-batches; one stage is recomputed at a time."""
     activations = 5 + 3 + 1 + DeepStages.DEPTH
     assert activations <= deep_stages(mode) <= activations + OTHERS
 

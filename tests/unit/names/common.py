@@ -1,4 +1,4 @@
-"""What the tests of tensor names share."""
+"""The helpers for tests of tensor names."""
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ def trained(net, *inputs, options=None, optimizer=None):
 
 
 def names_of(net, *inputs, **settings):
-    """Return the names of a training graph; checks that none stands there twice."""
+    """Return the names of a training graph; check that each is there only once."""
     names = trained(net, *inputs, **settings).getTensorNames()
     assert all(type(name) is str for name in names)
     assert len(names) == len(set(names))

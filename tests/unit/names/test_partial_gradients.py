@@ -1,4 +1,4 @@
-"""What each use of a tensor adds to its gradient."""
+"""The contribution of each use of a tensor to its gradient."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ SCALE = 4.0
 
 
 class Shared(nn.Module):
-    """A tensor that two operations use, and a weight that two do."""
+    """A model with a tensor that two operations use, and a weight that two operations use."""
 
     def __init__(self, in_place=False):
         super().__init__()

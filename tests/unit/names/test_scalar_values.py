@@ -1,4 +1,4 @@
-"""Hyper-parameters as tensors: which of them exist, with which values and element types."""
+"""Hyper-parameters as tensors: which of them exist, with which values and dtypes."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ ADAM_VALUES = {
     "adamEps": 1e-3,
 }
 
-# Optimizer and what it is given; the values, af being what gradients are divided by.
+# The optimizer and its settings, then the values; af is the divisor of gradients.
 TABLE = {
     "SGD": (
         optim.SGD,

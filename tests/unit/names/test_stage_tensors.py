@@ -1,4 +1,4 @@
-"""Names of what crosses between the stages of a model, and of the counters of running means."""
+"""Names of tensors that cross stages of a model, and of the counters of running means."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def run(anchors=(), *, strategy=None, running=False, recomputation=None, mode=Ou
 
 
 def original(name):
-    """Return the name of the tensor that a stash is of."""
+    """Return the name of the tensor that a stash belongs to."""
     return name.removeprefix("Stashed___").removeprefix("Restored___")
 
 
@@ -62,7 +62,7 @@ def test_stashes_hold_what_forward_computed(recomputation):
     plain, alone = run(recomputation=recomputation)
     stashes = [name for name in plain.getTensorNames() if name.startswith(STASH)]
     assert {"Stashed___Tanh:0", "Restored___Tanh:0"} <= set(stashes)
-    # What the last stage computes is used at once.
+    # The results of the last stage are used at once.
     assert not any("c/" in name for name in stashes)
     assert {original(name) for name in stashes} <= set(plain.getTensorNames())
     if recomputation == 0:

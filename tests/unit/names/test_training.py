@@ -136,7 +136,7 @@ def test_anchors_find_names_of_older_releases(name, old):
 
 
 class Wrapped(nn.Module):
-    """A user's own wrapper: its parameters really are called ``model.``."""
+    """A user's own wrapper: its parameters' names really begin with ``model.``."""
 
     def __init__(self):
         super().__init__()
@@ -203,7 +203,7 @@ def test_the_list_is_the_callers_own():
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_names_that_utf8_cannot_express(training):
-    """As from ``os.fsdecode`` of a file name; the device shows them escaped."""
+    """Such names come from ``os.fsdecode`` of a file name; the device shows them escaped."""
     name = "layer\udcff"
 
     class Odd(nn.Module):

@@ -1,4 +1,4 @@
-"""The type of an operation in its results' names."""
+"""The operation's type in the names of its results."""
 
 import pytest
 import torch

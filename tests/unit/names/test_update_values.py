@@ -1,4 +1,4 @@
-"""Tensors inside of weight updates: who has them, and their values in float64."""
+"""Tensors inside weight updates: which optimizers have them, and their values in float64."""
 
 import math
 
@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 
 class Rule:
-    """An optimizer's update of one parameter in float64, which notes the terms it is made of."""
+    """An optimizer's update of one parameter in float64, which records its terms."""
 
     def __init__(self, ga, settings):
         self.ga, self.clip = ga, settings.get("max_grad_norm")
@@ -34,7 +34,7 @@ class Rule:
         self.state = {}
 
     def __call__(self, weight, gradients, norm):
-        """Return the new weight and the terms; ``gradients`` carry the loss scale."""
+        """Return the new weight and the terms; ``gradients`` include the loss scale."""
         factor = min(1.0, self.clip / norm) if self.clip else 1.0
         return self.step(weight, sum(gradients) / (SCALE * self.ga) * factor, gradients)
 

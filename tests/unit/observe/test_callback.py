@@ -1,4 +1,4 @@
-"""What a callback prints, line by line."""
+"""The output of a callback, line by line."""
 
 import math
 

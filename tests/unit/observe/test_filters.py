@@ -1,4 +1,4 @@
-"""A filter is part of a key; globs and regular expressions are asked for; mistakes are told."""
+"""A filter is a part of a key; globs and regular expressions are explicit; mistakes are errors."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""On the host the layers are identities; mistakes in their arguments are told."""
+"""On the host the layers are identities; mistakes in their arguments are errors."""
 
 import copy
 

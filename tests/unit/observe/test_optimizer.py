@@ -77,8 +77,8 @@ def test_a_schedule_changes_the_wrapped_ones_rate(model, outer, inner):
 
 def test_a_schedule_believes_a_device_that_has_stepped(outer, inner):
     schedule = torch.optim.lr_scheduler.StepLR(outer, 1, gamma=0.5)
-    inner._opt_called = True  # what an executor does
-    schedule.step()  # a warning would be an error
+    inner._opt_called = True  # an executor does this too
+    schedule.step()  # a warning would raise an error
     assert outer.param_groups[0]["lr"] == 0.05
 
 

@@ -1,4 +1,4 @@
-"""The dictionary of a queue: what is added, what is enqueued, what a trace forgets."""
+"""The dictionary of a queue: additions, enqueueing, and what tracing resets."""
 
 import contextlib
 import copy
@@ -17,7 +17,7 @@ from popsim_torch.ops import op_listener
 
 
 class Listener:
-    """Stands for what traces a model: keeps what is enqueued."""
+    """A stand-in for the tracer of a model, which keeps the enqueued elements."""
 
     def __init__(self):
         self.elements = []
@@ -222,7 +222,7 @@ def test_a_copy_of_a_model_feeds_the_same_queue():
 
 
 class Watched(nn.Module):
-    """A model with everything that a dry run may not change or compute."""
+    """A model with everything that a dry run must not change or compute."""
 
     def __init__(self, queue):
         super().__init__()

@@ -29,7 +29,7 @@ def table(path):
 def test_a_line_for_each_tensor_and_epoch(tmp_path):
     path = tmp_path / "stats.jsonl"
     for epoch in (1, 2):
-        SummaryFile(path).write("Gradients", epoch, DATA)  # files go on
+        SummaryFile(path).write("Gradients", epoch, DATA)  # files are continued
     records = jsonl(path)
     assert [(one["epoch"], one["key"]) for one in records] == [
         (epoch, key) for epoch in (1, 2) for key in DATA

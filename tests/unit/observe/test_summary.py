@@ -1,4 +1,4 @@
-"""Statistics agree with exact sums, and the table is the documented one, character by character."""
+"""Statistics agree with exact sums, and the table is as documented, character by character."""
 
 import math
 
@@ -148,7 +148,7 @@ TENSORS = {
     "w": torch.tensor([math.nan, 1.0]),
     "v": torch.tensor([-math.inf, 1.0]),
 }
-# Name column: 19 characters and 5 more; columns are one space apart and padded to the end.
+# The name column has 19 characters and 5 more; columns are one space apart and padded to the end.
 TABLE = [
     "Index Name                     Mean         Std          Minimum      Maximum      NaNs    "
     "infs   ",

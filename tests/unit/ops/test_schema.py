@@ -1,4 +1,4 @@
-"""Schemas of ops as text, and what the parser makes of them."""
+"""Schemas of ops as strings, and the results of the parser."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_words():
         ("op(*, int x=one) -> ()", "expected a number"),
         ("op(*, bool x=1) -> ()", "not True or False"),
         ("op(*, int[] x=1) -> ()", "no default here"),
-        ("op(Tensor{float31} a) -> ()", "'float31' is not an element type"),
-        ("op(Tensor[n] a) -> ()", "nothing counts 'a'"),
+        ("op(Tensor{float31} a) -> ()", "'float31' is not a dtype"),
+        ("op(Tensor[n] a) -> ()", "no attribute or input counts 'a'"),
         ("op(Tensor[] a, Tensor[] b) -> ()", "two lists of any length"),
-        ("op[n](Tensor a) -> ()", "nothing says how often"),
+        ("op[n](Tensor a) -> ()", "no attribute with the number of repeats"),
         ("op(Tensor a) -> Tensor(a!)", "not one input with the letter 'a'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the tests of update plans share."""
+"""The helpers for tests of update plans."""
 
 from popsim_torch import optim
 from popsim_torch.optim.planning import plan_updates

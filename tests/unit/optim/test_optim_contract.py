@@ -43,7 +43,7 @@ SIGNATURES = {
     ],
 }
 NAMES = sorted(SIGNATURES)
-# Object attributes, keys of groups, and what is variable when it is given.
+# The object's attributes, the keys of groups, and what is variable if it is given.
 PLACES = {
     "SGD": (
         {"loss_scaling", "use_combined_accum", "accum_type", "velocity_accum_type"},
@@ -63,7 +63,7 @@ PLACES = {
         {"lr", "betas", "eps", "weight_decay", "max_weight_norm"},
     ),
 }
-# Torch's own defaults; what is structural is never variable.
+# Torch's own defaults; structural settings are never variable.
 GIVEN = {
     "SGD": {"lr": 0.1, "momentum": 0.5, "dampening": 0.0, "weight_decay": 0.0},
     "Adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
@@ -164,7 +164,7 @@ def test_an_element_type_assigned_later(fc):
 
 # --- Constants of torch's optimizers ---------------------------------------------------------
 
-# All that PyTorch's schedulers can move, but for a momentum of 0, which has no velocities.
+# Everything that PyTorch's schedulers can change, except a momentum of 0, which has no velocities.
 OF_SGD = {"lr", "dampening", "weight_decay"}
 OF_ADAM = {"lr", "beta1", "beta2", "eps", "weight_decay"}
 OF_RMSPROP = {"lr", "alpha", "eps", "weight_decay"}
@@ -279,7 +279,7 @@ def test_the_log_tells_every_value(fc, make_optimizer, of_graph, of_group):
 
 
 def logged(caplog, *beginnings):
-    """Return the messages that begin so, and forget everything logged."""
+    """Return the messages with this beginning, and clear the log."""
     found = [r.getMessage() for r in caplog.records if r.getMessage().startswith(beginnings)]
     caplog.clear()
     return found
@@ -299,7 +299,7 @@ def test_the_log_tells_of_uploads_alone(fc, caplog):
 
 
 class Mine(optim.SGD):
-    """An optimizer of the user's own."""
+    """A user's own optimizer class."""
 
 
 def test_subclasses_are_warned_of_whenever_they_are_read(fc, caplog):
@@ -418,7 +418,7 @@ def test_loaded_scalars_come_before_attributes_until_they_change(fc):
     saved["ipu_param"][name].fill_(0.75)
     optimizer.load_state_dict(saved)
     model(torch.ones(1, 3))
-    model.setOptimizer(optimizer)  # its values are what they were
+    model.setOptimizer(optimizer)  # its values have not changed
     assert optimizer.state_dict()["ipu_param"][name].item() == 0.75
     optimizer.param_groups[0]["lr"] = 0.5
     model.setOptimizer(optimizer)

@@ -1,4 +1,4 @@
-"""Which states, inputs and ops a plan of the update has."""
+"""The states, inputs and ops of an update plan."""
 
 import pytest
 import torch

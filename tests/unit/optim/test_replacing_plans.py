@@ -1,4 +1,4 @@
-"""Other values for a compiled update."""
+"""New values for a compiled update."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is read from an optimizer, and which values are constant."""
+"""The settings that are read from an optimizer, and which values are constant."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Sketches of programs: graphs whose ops lack attributes, or are none of the table's."""
+"""Sketches of programs: graphs whose ops lack attributes, or are not in the table of ops."""
 
 from popsim_torch import _native
 from popsim_torch.ir import Graph
@@ -7,7 +7,7 @@ from popsim_torch.passes.op_table import op_table
 
 
 def verify_sketch(graph: Graph) -> None:
-    """Check tensors, and the order of reads and writes; what ops take and give is not looked at."""
+    """Check tensors and the order of reads and writes, but not the operands of ops."""
     sketch = graph.copy()
     for op in sketch.ops:
         if op.kind not in op_table():

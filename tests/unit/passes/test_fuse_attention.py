@@ -187,7 +187,7 @@ def test_an_inner_tensor_with_another_reader_stays(name) -> None:
 
 @pytest.mark.parametrize("name", ["scores", "logits", "weights", "for_logits", "for_scores"])
 def test_an_inner_tensor_that_is_kept_stays(name) -> None:
-    """An anchor in the mode Final makes a variable of its tensor."""
+    """An anchor in the mode Final turns its tensor into a variable."""
     program = Program()
     getattr(program, name).kind = TensorKind.VARIABLE
     assert fuse_attention(program.graph) == 0
@@ -220,7 +220,7 @@ def test_other_ops_stay(op, change) -> None:
 
 
 def test_small_matrices_stay() -> None:
-    """In a batch, their products add in another order than one by one."""
+    """Products of a batch add up in another order than single products."""
     assert fuse_attention(Program(rows=85).graph) == 0
     assert fuse_attention(Program(rows=86).graph) == 8
 
@@ -255,9 +255,9 @@ class Attention(nn.Module):
     """Projections and attention of a layer.
 
     Args:
-        kind: How the attention is written.
-        mask: A float mask or a bool one, True where a key is seen.
-        dropout: After the softmax.
+        kind: The way the attention is written.
+        mask: A float mask or a boolean one, True where a key is visible.
+        dropout: The dropout rate after the softmax.
     """
 
     def __init__(self, kind: str, mask: torch.Tensor | None, dropout: float = 0.0) -> None:

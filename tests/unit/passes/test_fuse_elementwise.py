@@ -108,7 +108,7 @@ def test_fusing_changes_no_bit(dtype: torch.dtype) -> None:
     x = torch.randn(5, 33).to(dtype)
     fused = poptorch.inferenceModel(Chain(), options())(x)
     names = ["Mul:0", "Add:0", "Sigmoid:0", "Abs:0", "Mul:0/1", "Greater:0", "Neg:0", "Where:0"]
-    # An anchor is one more reader, so nothing fuses.
+    # An anchor is another reader, so nothing is fused.
     unfused = poptorch.inferenceModel(Chain(), options(*names))(x)
     assert torch.equal(fused, unfused)
     torch.testing.assert_close(fused, Chain()(x))

@@ -65,7 +65,7 @@ class Classifier(nn.Module):
 
 @pytest.mark.parametrize("anchored", [False, True])
 def test_in_training(anchored) -> None:
-    """An anchored gradient of the log-probabilities is there and right; its name always is."""
+    """An anchored gradient of the log-probabilities exists and is right; its name always exists."""
     torch.manual_seed(1)
     net = Classifier()
     x, labels = torch.randn(6, 5), torch.tensor([0, 3, 2, 1, 1, 0])
@@ -90,7 +90,7 @@ def test_in_training(anchored) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_an_anchor_changes_no_bit(dtype) -> None:
-    """What was one op and is now two rounds in the same places; 1/7 has no exact half."""
+    """The op that is now two ops rounds in the same places; 1/7 has no exact half."""
     weights = []
     for name in (None, "Gradient___log_softmax/LogSoftmax:0"):
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Letting matrix products do what follows them: fewer ops, the same values."""
+"""Matrix products that include the operations after them: fewer ops, the same values."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_relu(size):
 
 
 def test_a_product_with_half_partials_stays_what_it_is():
-    """Nothing rides on float16 products: what follows would be rounded otherwise."""
+    """A float16 product includes no other operation, because the rounding would change."""
     graph = Graph()
     operands = [graph.add_tensor(TensorKind.INPUT, torch.float16, s) for s in ((8, 5), (5, 3))]
     product = graph.add_tensor(TensorKind.VALUE, torch.float16, (8, 3))
@@ -115,7 +115,7 @@ def test_a_threshold_that_is_not_zero_stays():
 
 
 def test_a_mask_of_the_mask_stays():
-    # where(gradient <= 0, 0, mask): the product is not what is let through.
+    # where(gradient <= 0, 0, mask): here the product is not the value that passes through.
     graph = Graph()
     mask = graph.add_tensor(TensorKind.INPUT, torch.float32, (8, 12))
     add_map(graph, [add_product(graph), mask], ["le 0 2", "where 3 2 1"], [0.0])
@@ -218,7 +218,7 @@ class Mlp(nn.Module):
 @pytest.mark.parametrize("mode", [poptorch.OutputMode.Final, poptorch.OutputMode.All])
 @pytest.mark.parametrize("anchors", [["Gradient___fc1.weight"], ["fc1/Gemm:0", "Relu:0"]])
 def test_anchors_change_no_bit(anchors, mode):
-    """An anchored tensor has a reader more: what writes it joins nothing."""
+    """An anchored tensor has one more reader, so the op that writes it is not fused."""
     weights, results = [], []
     for names in ([], anchors):
         torch.manual_seed(3)

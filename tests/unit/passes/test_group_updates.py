@@ -146,7 +146,7 @@ BATCH = 4
 
 
 class Net(nn.Module):
-    """Two layers with a norm, on as many IPUs as asked for."""
+    """Two layers with a norm, on the requested number of IPUs."""
 
     def __init__(self, stages: int) -> None:
         super().__init__()

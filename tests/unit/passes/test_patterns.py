@@ -1,4 +1,4 @@
-"""Patterns of ops: what they fit, and what is put in their place."""
+"""Patterns of ops: which ops they match, and their replacements."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ F32 = torch.float32
 
 
 class Chain:
-    """Ops that read what the one before has written: ``a`` writes 1 from 0, ``b`` writes 2, ..."""
+    """Ops that each read the result of the op before: ``a`` writes 1 from 0, ``b`` writes 2, ..."""
 
     def __init__(self, kinds: str) -> None:
         self.graph = Graph()
@@ -34,7 +34,7 @@ class Chain:
 
 
 def joined(kind):
-    """Return a replacement: one op in the place of ``last`` that reads what ``first`` read."""
+    """Return a replacement: one op instead of ``last`` that reads the inputs of ``first``."""
 
     def join(match):
         first = match.ops["first"]
@@ -186,7 +186,7 @@ def test_readers_are_found_from_what_they_read():
         for kind, read in more:
             chain.add(kind, read)
         assert rewrite(chain.graph, [Rewrite("", "", READERS, note)]) == 0
-    # With ``t`` and without ``u`` nothing fits: ``t`` reads what is inner.
+    # With ``t`` and without ``u`` there is no match: ``t`` reads an inner value.
     assert found == [["last", "one"], ["last", "one", "three", "two"]]
 
 

@@ -1,4 +1,4 @@
-"""Rebuilding forward values in the backward pass: which, where, and from what."""
+"""Recomputing forward values in the backward pass: which, where, and from which values."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ PIPELINE, ALL = Recomputation.PIPELINE, Recomputation.ALL
 
 
 class Program:
-    """A graph in the making: forward ops, then backward ops that read their results."""
+    """A graph that a test builds: forward ops, then backward ops that read their results."""
 
     def __init__(self):
         self.graph = Graph()
@@ -44,7 +44,7 @@ class Program:
         return self.forward("matmul", x, self.weight(f"{name}.weight"), name=name)
 
     def recompute(self, mode, *checkpoints) -> int:
-        """Run the pass, which must leave a sound program that a second run does not change."""
+        """Run the pass, which must leave a valid program that a second run does not change."""
         verify_sketch(self.graph)
         forward = [(op.kind, list(op.inputs)) for op in self.graph.ops if op.phase == FORWARD]
         count = recompute(self.graph, mode, {tensor.id for tensor in checkpoints})
@@ -130,7 +130,7 @@ def test_the_last_stage_without_a_checkpoint_stays():
 
 
 def staged():
-    """Two stages; the second one reads ``act1`` and, past it, ``fc1``."""
+    """Two stages; the second one reads ``act1`` and also ``fc1``."""
     program = Program()
     fc1 = program.linear(program.input(), "fc1")
     act1 = program.forward("map", fc1, name="act1")
@@ -251,7 +251,7 @@ def test_what_is_updated_behind_the_backward_pass_reads_the_kept_value():
 
 
 def test_standard_rebuilds_what_follows_from_values_that_are_kept_anyway():
-    """As gelu does: its gradient reads what goes in, the next product's what comes out."""
+    """As for gelu: its gradient reads the input, and that of the next product the output."""
     program, _ = chain(layers=2)
     assert program.recompute(STANDARD) == 2
     assert program.lines() == [
@@ -263,7 +263,7 @@ def test_standard_rebuilds_what_follows_from_values_that_are_kept_anyway():
 
 
 def test_standard_keeps_what_would_cost_as_much_in_exchange():
-    """As relu does: nobody reads what goes in."""
+    """As for relu: no op reads the input."""
     program = Program()
     out = program.forward("map", program.linear(program.input(), "fc"), name="relu")
     program.backward(out)
@@ -316,7 +316,7 @@ def test_standard_goes_through_values_that_backward_does_not_read():
 
 
 def test_standard_keeps_every_other_sum_of_a_residual_network():
-    """All of them follow from the first one, but then all of them would be there at once."""
+    """All sums follow from the first one, but then all of them would be alive at once."""
     program = Program()
     x = program.linear(program.input(), "fc")
     sums, branches = [x], []
@@ -374,7 +374,7 @@ def test_batch_norm_is_a_norm():
 
 
 def chain_in_regions(*, layers=3):
-    """Return a chain, each layer of which but the last is in a region of its own."""
+    """Return a chain in which each layer except the last one is a separate region."""
     program, values = chain(layers=layers)
     for op in program.graph.ops:
         number = int(op.name[-1])

@@ -1,4 +1,4 @@
-"""Inputs that the device makes by itself."""
+"""Inputs that the device generates itself."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What ``passes.verify`` adds to the rules of the device's library (unit/graph/test_verify.py)."""
+"""The rules that ``passes.verify`` adds to those of the C++ library (unit/graph/test_verify.py)."""
 
 import pytest
 import torch

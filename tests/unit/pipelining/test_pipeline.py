@@ -1,4 +1,4 @@
-"""What ``poptorch.pipeline`` refuses, and when."""
+"""The pipelines that ``poptorch.pipeline`` refuses, and when."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ OPTIONS = poptorch.Options().showCompilationProgressBar(False)
 
 
 def nothing(*args):
-    """Be a stage that returns nothing."""
+    """A stage that returns nothing."""
 
 
 def train(*args):
-    """Stand for an optimizer function that is never called."""
+    """An optimizer function that is never called."""
 
 
 TWO = [nothing, nothing]

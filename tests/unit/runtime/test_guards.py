@@ -1,4 +1,4 @@
-"""While a program runs, nobody else reads, writes or runs it: a clear error, no torn values."""
+"""While a program runs, other users get a clear error and never see half-written values."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ COUNT = 300_000
 
 
 class Running:
-    """A long call in another thread, for the length of a ``with``; it is stopped at the end."""
+    """A long call in another thread for a ``with`` block; it is stopped at the end."""
 
     def __init__(self, model, *args):
         self._model, self._args = model, args
@@ -40,7 +40,7 @@ class Running:
         return self
 
     def __exit__(self, *_):
-        # What was done inside overlapped with the run: it was still there to be stopped.
+        # The block overlapped with the run: at its end the run could still be stopped.
         was_running = self.executable.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -94,7 +94,7 @@ def test_whatever_touches_the_device_is_refused_while_it_runs():
             with pytest.raises(Error, match=r"running|another thread is in it"):
                 use()
     assert model.isCompiled()
-    # And nothing is out of order after it.
+    # After it, everything works as before.
     model.copyWeightsToHost()
     assert torch.equal(
         net.fc.weight.detach(),
@@ -141,12 +141,12 @@ def test_an_inference_model_of_weights_in_training_is_refused():
 
 
 def test_weights_read_between_runs_of_another_thread_are_whole():
-    """Readers meet runs or the time between them: an error, or the weights after a whole run."""
+    """Reading meets a run or the time between runs: an error, or the weights after a whole run."""
     short = 300
     options = poptorch.Options().showCompilationProgressBar(False).deviceIterations(short)
 
     class Equal(nn.Module):
-        """Every weight is the number of updates, negative."""
+        """A model whose weights are all minus the number of updates."""
 
         def __init__(self):
             super().__init__()

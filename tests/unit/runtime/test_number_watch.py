@@ -1,4 +1,4 @@
-"""Floating-point exceptions: which results end a run, and what a run is without them."""
+"""Floating-point exceptions: which results end a run, and runs without them."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Errors of an op say which it is and which line of the user's code it comes from."""
+"""An op's error names the op and the line of the user's code."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ WHERE = r"'Op:0' \(\w+, net\.py:12\)"
 
 
 def build(kind, inputs, output, attributes):
-    """Compile a program of one op of the line net.py:12."""
+    """Compile a program with one op, from the line net.py:12."""
     graph = Graph()
     tensors = [graph.add_tensor(TensorKind.VARIABLE, dtype, shape) for dtype, shape in inputs]
     out = graph.add_tensor(TensorKind.VARIABLE, *output)

@@ -1,4 +1,4 @@
-"""Runs that are ended from outside: by Ctrl-C, another signal's handler, or another thread."""
+"""Runs that are stopped from outside: by Ctrl-C, another signal's handler, or another thread."""
 
 import signal
 import threading
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(autouse=True)
 def ctrl_c():
-    """Handle Ctrl-C as Python does in a terminal; processes in the background ignore it."""
+    """Handle Ctrl-C as Python does in a terminal; background processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 class Net(nn.Module):
-    """With dropout, and with running statistics that change in every micro-batch."""
+    """A model with dropout, and with running statistics that change in every micro-batch."""
 
     def __init__(self, width=32, stages=(0, 0), momentum=0.1):
         super().__init__()
@@ -69,7 +69,7 @@ def adam(net):
 
 
 def interrupted(model, x, seconds=0.05):
-    """Press Ctrl-C when a call has run for a moment; return how long it took to end then (s)."""
+    """Press Ctrl-C shortly after a call begins; return how long the call took to end then (s)."""
     executable = model.compiled.executable
     before = executable.num_runs
     pressed = []
@@ -102,7 +102,7 @@ def state_of(net):
 @pytest.mark.parametrize("kind", [plain_sgd, combined_sgd, adam])
 @pytest.mark.parametrize("stages", [(0, 0), (0, 1)])
 @pytest.mark.parametrize("iterations, accumulation", [(100_000, 4), (1, 400_000)])
-@pytest.mark.parametrize("seconds", [0.05, 0.15])  # before signals are first looked for, and later
+@pytest.mark.parametrize("seconds", [0.05, 0.15])  # before the first check for signals, and later
 def test_ctrl_c_leaves_what_whole_device_iterations_left(
     kind, stages, iterations, accumulation, seconds
 ):
@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_what_whole_device_iterations_left(
     seed, step = model.rng_state
     assert step % accumulation == 0
     assert 0 <= step < iterations * accumulation
-    # As many device iterations in calls that are not interrupted.
+    # The same number of device iterations, in calls that are not interrupted.
     other, again, one = make_trainer(1, accumulation, kind, stages)
     again.compile(one)
     assert again.rng_state[0] == seed
@@ -159,7 +159,7 @@ def test_inference_ends_behind_the_micro_batches_in_flight(stages):
     assert interrupted(model, x) < 1.0
     step = model.rng_state[1]
     assert 0 < step < count
-    # Its running statistics are those of so many micro-batches.
+    # Its running statistics are those after this number of micro-batches.
     one = poptorch.inferenceModel(Net(stages=stages).train(), make_options(step))
     one(x[: 2 * step])
     names = [n for n in dict(model.model.named_buffers()) if "num_batches" not in n]
@@ -231,7 +231,7 @@ def test_a_run_is_stopped_by_another_thread():
     _, model, x = make_trainer(400_000, 1, plain_sgd)
     model.compile(x)
     executable = model.compiled.executable
-    assert not executable.stop()  # nothing runs
+    assert not executable.stop()  # there is no run
     outcome = []
 
     def run():

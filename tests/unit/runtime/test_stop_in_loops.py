@@ -1,4 +1,4 @@
-"""Long loops of the program: Ctrl-C ends them, and they cost neither memory nor much time."""
+"""Long loops of a program: Ctrl-C ends them, and they need little memory and time."""
 
 import time
 from pathlib import Path
@@ -11,14 +11,14 @@ import popsim_torch as poptorch
 from tests.options import make_options
 from tests.unit.runtime.test_stop import ctrl_c, interrupted  # noqa: F401
 
-# A run that is lost to signals holds the main thread: another one has to end the tests.
+# A run that ignores signals blocks the main thread, so another thread must end the tests.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 FOREVER = 10**12
 
 
 class Counts(nn.Module):
-    """Changes buffers in front of and after a loop of ``count`` iterations."""
+    """A model that changes buffers before and after a loop of ``count`` iterations."""
 
     def __init__(self, count, differentiates=False):
         super().__init__()
@@ -75,7 +75,7 @@ def test_training_with_a_loop_that_does_not_end():
     net = Counts(FOREVER)
     model = trainer(net)
     model.compile(torch.ones(4))
-    # Also a run that begins while the one before has just been stopped.
+    # This also tests a run that begins just after the previous run was stopped.
     for seconds in (0.3, 0.05, 0.05):
         assert interrupted(model, torch.ones(4), seconds) < 1.0
         model.copyWeightsToHost()
@@ -115,6 +115,6 @@ def test_a_million_iterations():
     assert torch.allclose(model(torch.zeros(8)), torch.full((8,), 2.0))
     before, start = resident(), time.process_time()
     model(torch.zeros(8))
-    # Far more than it takes: 0.05 us for an iteration with its op.
+    # Far more than necessary: an iteration with its op takes 0.05 us.
     assert time.process_time() - start < 2.0
     assert resident() - before < 2**20

@@ -1,4 +1,4 @@
-"""Programs that run a model very often: compiled like those that run it a few times."""
+"""Programs that run a model very often: compiled like programs that run it a few times."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ PAGE = 4096  # bytes
 
 
 class Net(nn.Module):
-    """Two layers, on the stages asked for; the loss counts in training."""
+    """Two layers, on the requested stages; the loss is used in training."""
 
     def __init__(self, stages=(0, 0)):
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def make_model(stages, training, count):
-    """Return an executor that passes ``count`` micro-batches of one sample in one go."""
+    """Return an executor that processes ``count`` micro-batches of one sample in one run."""
     options = poptorch.Options().showCompilationProgressBar(False)
     options.outputMode(OutputMode.Final)
     if not training:
@@ -48,7 +48,7 @@ def resident():
 
 
 def compiling(*args):
-    """Return how long compiling took (s), and how much memory was gained (bytes)."""
+    """Return the time of a compilation (s), and the increase of memory (bytes)."""
     model = make_model(*args)
     x = torch.zeros(1, 2).expand(args[-1], 2)
     before, start = resident(), time.perf_counter()
@@ -60,7 +60,7 @@ def compiling(*args):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("stages", [(0, 0), (0, 1)])
 def test_compiling_a_very_long_loop_takes_what_a_short_one_takes(stages, training):
-    compiling(stages, training, 10)  # what only the first compilation needs
+    compiling(stages, training, 10)  # includes the one-time work of a first compilation
     short_seconds = min(compiling(stages, training, 10)[0] for _ in range(3))
     long_ones = [compiling(stages, training, 10**7) for _ in range(3)]
     seconds, size = min(long_ones)[0], long_ones[0][1]
@@ -70,7 +70,7 @@ def test_compiling_a_very_long_loop_takes_what_a_short_one_takes(stages, trainin
 
 @pytest.mark.parametrize("stages", [(0, 0), (0, 1)])
 def test_every_micro_batch_of_a_long_loop_runs_once(stages):
-    """So long that its schedule has a stretch that repeats."""
+    """The loop is so long that its schedule has a repeated stretch."""
     count = 3000
     options = poptorch.Options().showCompilationProgressBar(False).deviceIterations(count)
     net = Net(stages).eval()

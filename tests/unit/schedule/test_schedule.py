@@ -109,7 +109,7 @@ def test_a_stage_runs_each_pass_once_at_a_time():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_how_many_micro_batches_are_in_flight(training):
-    """The rules of the documentation, of PopTorch's count of stages among them."""
+    """The rules of the documentation, including PopTorch's number of stages."""
     for n in (2, 3, 4, 7, 16):
         rules = {
             "sequential": 1,
@@ -155,7 +155,7 @@ def test_a_stage_takes_micro_batches_in_order():
 
 
 def test_the_turn_is_taken_at_once():
-    """The last stage's backward follows its forward: nothing is stashed there."""
+    """On the last stage, backward follows forward directly: nothing is stashed there."""
     for name, stages, micro_batches, _ in CASES:
         if name not in WITH_A_TURN:
             continue
@@ -176,7 +176,7 @@ def test_a_pipeline_has_one_micro_batch_less_in_flight_than_it_is_deep():
         for training, depth in ((True, 2 * stages - 1), (False, stages)):
             actions = generate("pipelined", stages, micro_batches, training)
             num_slots = 2 * stages if training else stages
-            # The running count never sees a micro-batch of a single slot.
+            # The running count never includes a micro-batch with a single slot.
             expected = 0 if num_slots == 1 else min(max(depth - 1, 1), micro_batches)
             assert most_in_flight(actions, num_slots) == expected
 
@@ -185,7 +185,7 @@ def test_a_pipeline_has_one_micro_batch_less_in_flight_than_it_is_deep():
 
 
 def ring(num_stages, training):
-    """Return what a micro-batch takes, in order: the ring of the devices of all slots."""
+    """Return the actions of one micro-batch in order: the ring of the devices of all slots."""
     way = [(stage, "F") for stage in range(num_stages)]
     return way + [(stage, "B") for stage in reversed(range(num_stages)) if training]
 
@@ -193,7 +193,8 @@ def ring(num_stages, training):
 def rotations(name, num_stages, training):
     """Return the rotations that a schedule uses at the same time.
 
-    Grouped: all. Interleaved: those in which no device stands twice in any slot. Sequential: one.
+    Grouped: all rotations. Interleaved: those in which no device appears twice in any slot.
+    Sequential: one rotation.
     """
     slots = ring(num_stages, training)
     if name == "sequential":
@@ -210,7 +211,7 @@ def rotations(name, num_stages, training):
 
 
 def times(name, num_stages, num_micro_batches, training):
-    """Return what runs at each time, if micro-batches take the rotations in turn."""
+    """Return the actions at each time step, if micro-batches use the rotations alternately."""
     slots, used = ring(num_stages, training), rotations(name, num_stages, training)
     table = {}
     for mb in range(num_micro_batches):
@@ -269,7 +270,7 @@ def test_a_full_pipeline_keeps_every_stage_busy():
     """Between fill and drain, each stage works on another micro-batch."""
     stages, micro_batches = 3, 8
     words = generate("pipelined", stages, micro_batches, False).split()
-    full = words[3:-3]  # after the fill 0F0 | 1F0 0F1, before the drain
+    full = words[3:-3]  # after the fill 0F0 | 1F0 0F1, and before the drain
     slots = [full[i : i + stages] for i in range(0, len(full), stages)]
     for slot in slots:
         assert [word[0] for word in slot] == ["2", "1", "0"]
@@ -328,11 +329,11 @@ def test_the_check_names_what_is_wrong(actions, culprit):
     "actions, culprit",
     [
         ("(0F0 1F0 1B0 0B0)x4 U", "micro-batch 4 is not finished"),
-        ("(0F0 1F0 1B0 0B0)x6 U", "repeats 6 times, which is too often"),
+        ("(0F0 1F0 1B0 0B0)x6 U", "repeats 6 times, which is too many"),
         ("(0F0 1F0 1B0 0B0)x5", "the update is missing"),
-        ("(0F0 1F0 1B0 0B0 U)x5", "does not take every step of a micro-batch once"),
-        ("(0F0)x5 (1F0 1B0 0B0)x5 U", "does not take every step of a micro-batch once"),
-        ("(0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1)x2 0F4 1F4 1B4 0B4 U", "does not take every step"),
+        ("(0F0 1F0 1B0 0B0 U)x5", "must contain every action of one micro-batch once"),
+        ("(0F0)x5 (1F0 1B0 0B0)x5 U", "must contain every action of one micro-batch once"),
+        ("(0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1)x2 0F4 1F4 1B4 0B4 U", "must contain every action"),
         ("0F0 (1F0 0F0 1B0 0B0)x4 1F4 1B4 0B4 U", "0F0 is out of order"),
         ("0F0 (1F0 0F1 1B0 0B0)x3 1F4 1B4 0B4 U", "1F4 is out of order"),
     ],
@@ -354,7 +355,7 @@ def test_brackets_are_accepted_only_where_the_actions_in_full_are():
             continue
         accepted += 1
         validate(in_full(actions), 2, 5, False)
-    assert accepted == 2  # the stages in either order
+    assert accepted == 2  # in either order of the stages
 
 
 @pytest.mark.parametrize(
@@ -363,9 +364,9 @@ def test_brackets_are_accepted_only_where_the_actions_in_full_are():
         ("(0F0 (0F1)x2", r"'\(0F1\)x2' opens a second bracket"),
         ("0F0)x2", r"'0F0\)x2' closes a bracket that is not open"),
         ("(0F0 0F1", "a bracket is not closed in"),
-        ("(0F0)", "does not say how often"),
-        ("(0F0)x0", "does not say how often"),
-        ("(0F0)2", "does not say how often"),
+        ("(0F0)", "a bracket without a number of repetitions"),
+        ("(0F0)x0", "a bracket without a number of repetitions"),
+        ("(0F0)2", "a bracket without a number of repetitions"),
     ],
 )
 def test_brackets_that_cannot_be_read(actions, culprit):
@@ -375,7 +376,7 @@ def test_brackets_that_cannot_be_read(actions, culprit):
 
 @pytest.mark.parametrize("actions", ["0F0 0B0", "0F0 U", "0F0 0B0 U"])
 def test_inference_has_neither_backward_nor_update(actions):
-    with pytest.raises(InternalError, match=r"out of order|does not exist|does not belong to"):
+    with pytest.raises(InternalError, match=r"out of order|does not exist|must have no update"):
         validate(actions, 1, 1, False)
 
 
@@ -401,7 +402,7 @@ def in_full(actions):
 
 @pytest.mark.timeout(20)
 def test_a_schedule_in_full_is_checked_fast():
-    """Each action costs the same: the texts of errors are for errors."""
+    """Each action costs the same: messages are only made for errors."""
     for name, training in itertools.product(NAMES, (False, True)):
         validate(in_full(generate(name, 2, 20_000, training)), 2, 20_000, training)
 
@@ -417,7 +418,7 @@ def test_a_long_schedule_is_as_short_as_any():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("training", [False, True])
 def test_a_schedule_with_brackets_is_the_one_without(name, training):
-    """Schedules of a thousand actions are the first to have brackets."""
+    """Only schedules of more than a thousand actions have brackets."""
     stages, micro_batches = 3, 1001
     actions = generate(name, stages, micro_batches, training)
     assert "(" in actions
@@ -425,7 +426,7 @@ def test_a_schedule_with_brackets_is_the_one_without(name, training):
     expected = list(read(generate(name, stages, 20, training)))
     extra = micro_batches - 20
     assert len(slots) == micro_batches * stages * (2 if training else 1)
-    # It begins like a shorter one, and ends like it.
+    # Its beginning and its end are those of a shorter schedule.
     assert slots[:40] == expected[:40]
     assert slots[-30:] == [(s, k, m + extra) for s, k, m in expected[-30:]]
     validate(in_full(actions), stages, micro_batches, training)

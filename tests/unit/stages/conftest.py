@@ -1,4 +1,4 @@
-"""A listener of blocks that stands for a trace."""
+"""A listener of blocks that replaces a trace."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from popsim_torch.stages import block_listener
 
 
 class Recorder:
-    """A listener that writes down what it hears."""
+    """A listener that records its calls."""
 
     def __init__(self):
         self.events = []
@@ -26,7 +26,7 @@ class Recorder:
 
 @pytest.fixture
 def recorder():
-    """Listen as a trace does."""
+    """Return a listener that listens as a trace does."""
     listener = Recorder()
     token = block_listener.set(listener)
     yield listener

@@ -1,4 +1,4 @@
-"""Stages given to the layers of a model: three forms, their rules, and what comes of a change."""
+"""Stages given to the layers of a model: three forms, their rules, and later changes."""
 
 import copy
 import pickle
@@ -326,7 +326,7 @@ def test_a_changed_layer_list_needs_a_new_assignment(change, what, recorder):
 
 
 class Training:
-    """An executor in training, and what eager-like training of one stage gives."""
+    """A training executor, and the expected results of training on one stage."""
 
     def __init__(self, optimizer):
         torch.manual_seed(0)
@@ -340,7 +340,7 @@ class Training:
         self.x, self.y = torch.randn(16, 4), torch.randint(0, 3, (16,))
 
     def call(self):
-        """Train, and return the loss and the order that it was computed in."""
+        """Train, and return the loss and the order of its computation."""
         loss = self.executor(self.x, self.y)[1]
         return loss, self.executor.compiled.executable.actions().split()[:3]
 

@@ -1,4 +1,4 @@
-"""Stages that take equally long, and the times of layers in the table of stages."""
+"""Stages that take the same time, and the times of layers in the table of stages."""
 
 import itertools
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def slowest(seconds, stages):
 
 
 def splits(count, num_stages):
-    """Yield all ways to cut a row of layers."""
+    """Yield all ways to divide a row of layers."""
     for cuts in itertools.combinations(range(1, count), num_stages - 1):
         yield [sum(place >= cut for cut in cuts) for place in range(count)]
 

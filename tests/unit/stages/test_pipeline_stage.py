@@ -79,7 +79,7 @@ def test_a_decorated_function_runs_in_the_stage(recorder):
 
 
 def built_in(stage, build=linear):
-    """Return a layer that was built in a stage, outside of a trace."""
+    """Return a layer that was made in a stage, outside a trace."""
     token = block_listener.set(None)
     try:
         with PipelineStage(stage):

@@ -1,4 +1,4 @@
-"""How much of its time a pipeline computes: against schedules laid out slot by slot."""
+"""The share of time that a pipeline computes: compared with schedules built slot by slot."""
 
 import itertools
 
@@ -19,15 +19,15 @@ GAPS = {
 
 
 def time_of_slots(n, g, schedule, forward, backward):
-    """Lay micro-batches out on a ring of 2 n places; a slot takes as long as its busiest IPU."""
+    """Place micro-batches on a ring of 2 n places; a slot takes as long as its busiest IPU."""
     slots = {}
     for micro_batch, place in itertools.product(range(g), range(2 * n)):
         ipu, seconds = (place, forward) if place < n else (2 * n - 1 - place, backward)
         if schedule == PipelineSchedule.Default and place >= n:
-            place -= 1  # the last stage goes on at once
+            place -= 1  # the last stage continues at once
         slot = slots.setdefault(micro_batch * GAPS[schedule](n) + place, {})
         slot[ipu] = slot.get(ipu, 0) + seconds
-    if schedule == PipelineSchedule.Interleaved:  # each waits for the slower of the two halves
+    if schedule == PipelineSchedule.Interleaved:  # each half waits for the slower one
         return max(forward, backward) * len(slots)
     return sum(max(slot.values()) for slot in slots.values())
 

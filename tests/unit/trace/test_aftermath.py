@@ -1,4 +1,4 @@
-"""What tracing leaves behind: nothing."""
+"""Tracing changes nothing that stays after it."""
 
 import contextlib
 import gc
@@ -80,7 +80,7 @@ def test_hooks_of_modules_run_while_tracing_only():
 
 
 def test_a_tensor_of_an_earlier_trace():
-    """It has no value: better an error than zeros."""
+    """Such a tensor has no value: an error is better than zeros."""
     kept = []
 
     def function(x):

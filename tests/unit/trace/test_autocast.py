@@ -1,4 +1,4 @@
-"""torch.autocast chooses no types on the device."""
+"""torch.autocast chooses no dtypes on the device."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_autocast_as_a_decorator_and_around_a_call(device):
     model = inference(lambda m, x: m.fc(x))
     with torch.autocast(device, dtype=torch.bfloat16):
         assert torch.equal(model(X), expected)
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # it is itself again
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the context works again
         assert nn.Linear(3, 2)(X).dtype == torch.bfloat16
 
 

@@ -1,4 +1,4 @@
-"""What stands in bodies for tensors from outside."""
+"""Placeholders in bodies for tensors from outside."""
 
 from unittest import mock
 
@@ -29,8 +29,8 @@ class Model(nn.Module):
 
 
 def test_one_tensor_stands_for_one_from_outside():
-    # A second one would take the place of the first: its identity could be that of any
-    # later tensor, which would then be taken for the one from outside.
+    # A second placeholder would replace the first: its identity could be that of any later tensor,
+    # which would then be taken for the tensor from outside.
     made = []
 
     class Noted(Captures):

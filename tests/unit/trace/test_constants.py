@@ -40,7 +40,7 @@ def test_a_constant_is_not_the_users_memory():
 
 
 def test_temporary_host_tensors_are_told_apart():
-    """The id of a tensor that is gone is given to the next one."""
+    """Python gives the id of a freed tensor to the next one."""
 
     def function(x):
         for value in range(5):

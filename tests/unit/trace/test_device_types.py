@@ -1,4 +1,4 @@
-"""Element types in forward: what a tensor says it is, and what can be done with it."""
+"""Dtypes in forward: the dtype that a tensor shows, and what can be done with it."""
 
 import logging
 
@@ -102,7 +102,7 @@ def set_items(target, i):
     return target
 
 
-# In forward the zeros have 32 bits, and what is put there has 64.
+# In forward the zeros have 32 bits, and the values written into them have 64.
 PUT = {
     "scatter": lambda i: torch.zeros(3, dtype=i.dtype).scatter_(0, i, i),
     "index_put": lambda i: torch.zeros(3, dtype=i.dtype).index_put((i,), i + 1),

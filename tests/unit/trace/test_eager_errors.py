@@ -1,4 +1,4 @@
-"""Mistakes in calls of torch functions are those that eager PyTorch reports."""
+"""Mistakes in calls of torch functions raise the same errors as in eager PyTorch."""
 
 import traceback
 

@@ -23,7 +23,7 @@ def mutations(module):
 
 
 def inner_ops(module):
-    """Return the targets of everything in front of the final copies."""
+    """Return the targets of all nodes before the final copies."""
     return [node.target for node in calls(module) if node.target is not aten.copy_.default]
 
 

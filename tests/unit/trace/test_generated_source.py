@@ -1,4 +1,4 @@
-"""What torch.fx keeps of the graphs that a compilation makes."""
+"""The data that torch.fx keeps of the graphs of a compilation."""
 
 import linecache
 

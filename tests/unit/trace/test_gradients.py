@@ -1,4 +1,4 @@
-"""Which node is whose gradient."""
+"""Which node is the gradient of which other node."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Changes of the host's tensors in code that runs only once are said with their line."""
+"""Changes of host tensors in code that runs only once are reported with their line."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_an_argument_of_the_function_that_the_body_adds_to_is_told(caplog):
 
         return poptorch.repeat(2, body, x)
 
-    assert run(torch.ones(()), torch.zeros(())).item() == 4  # each iteration begins with 0
+    assert run(torch.ones(()), torch.zeros(())).item() == 4  # each iteration starts from 0
     (text,) = told(caplog)
     assert "begins with a new copy" in text
 

@@ -1,4 +1,4 @@
-"""What forward reads from the host once, while it is traced, is said with its line."""
+"""Values that forward reads from the host while it is traced are reported with a line."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Gradients of the parts of a tensor, side by side instead of added up."""
+"""Gradients of the parts of a tensor are joined instead of added up."""
 
 import pytest
 import torch

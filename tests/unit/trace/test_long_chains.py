@@ -1,4 +1,4 @@
-"""What looks at a trace looks at each change in place once, however many stand in a row."""
+"""Code that inspects a trace visits each in-place change once, however many follow each other."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which tensor training starts from."""
+"""The tensor that training starts from."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What the tests of tracing share."""
+"""The helpers for tests of tracing."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def trace_of(module, *inputs, training=False):
-    """Trace a module called with tensors like these."""
+    """Trace a module that is called with such tensors."""
 
     return trace(
         TraceRequest(
@@ -25,7 +25,7 @@ def trace_of(module, *inputs, training=False):
 
 
 def calls(traced, *targets):
-    """Return the graph's calls, those of the given operators only if there are any."""
+    """Return the graph's calls; if operators are given, only those of these operators."""
     nodes = [n for n in traced.graph_module.graph.nodes if n.op == "call_function"]
     return [n for n in nodes if not targets or n.target in targets]
 

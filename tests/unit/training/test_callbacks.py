@@ -1,4 +1,4 @@
-"""Callbacks are told of steps while the device runs, and may end the training."""
+"""Callbacks get the steps while the device runs, and may end the training."""
 
 import re
 import sys
@@ -46,7 +46,7 @@ def test_every_step_is_told_in_order():
 
 
 def test_steps_are_told_while_the_device_runs():
-    # The data of the last step is there only when the callback has seen the first one.
+    # The last step's data only comes after the callback has seen the first step.
     seen_first = threading.Event()
 
     class First:

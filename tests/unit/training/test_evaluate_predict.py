@@ -1,4 +1,4 @@
-"""evaluate and predict run the model in evaluation mode, over all of the data."""
+"""evaluate and predict run the model in evaluation mode, on all of the data."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""fit trains as eager PyTorch does, and brings the numbers of every step back."""
+"""fit trains as eager PyTorch does, and returns the numbers of every step."""
 
 import copy
 
@@ -30,7 +30,7 @@ def make_model(dtype=torch.float32):
 
 
 class WithLoss(nn.Module):
-    """Returns its loss in some form."""
+    """A model that returns its loss in some form."""
 
     def __init__(self, form=lambda output, loss: (output, loss)):
         super().__init__()
@@ -56,7 +56,7 @@ def eager_losses(model, batches, optimizer, accumulation=1):
 
 
 class Kept:
-    """Keeps what callbacks are told."""
+    """A callback that keeps everything that it gets."""
 
     def __init__(self):
         self.begun, self.logs, self.steps = [], [], []

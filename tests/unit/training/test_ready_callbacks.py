@@ -30,7 +30,7 @@ def fit(model, optimizer, callbacks, epochs=4, **arguments):
 
 
 def told(callback, losses, name="val_loss"):
-    """Return how many epochs there were before a callback ended the training."""
+    """Return the number of epochs before a callback ended the training."""
     callback.on_fit_begin(None, None)
     for epoch, loss in enumerate(losses):
         try:
@@ -164,7 +164,7 @@ def test_who_may_read_a_checkpoint_is_as_for_any_file(tmp_path):
     for usual in ((tmp_path / "other").stat().st_mode & 0o777, 0o640):
         checkpoint.on_epoch_end(0, {"loss": torch.tensor([1.0])})
         assert (tmp_path / "last.pt").stat().st_mode & 0o777 == usual
-        (tmp_path / "last.pt").chmod(0o640)  # stays, where the file is written once more
+        (tmp_path / "last.pt").chmod(0o640)  # the permissions stay when the file is written again
 
 
 def test_other_names_in_a_path_are_refused():
