@@ -65,7 +65,7 @@ class CachedProgram:
             raise error
         path, key = self.file
         logs.python.warning(
-            "A program of the executable cache, %s, cannot be used and is made again: %s",
+            "A program of the executable cache, %s, is ignored and written again: %s",
             path,
             str(error) or repr(error),
         )

@@ -439,10 +439,10 @@ def too_little_data():
 
 SGD = torch.optim.SGD
 WARNINGS: list[tuple[Callable[[], object], list[str]]] = [
-    (Changed(SGD, set_value(lr=0.01)), ["lr is 0.01", "with 0.1", "setOptimizer"]),
-    (Changed(poptorch.optim.SGD, set_value(lr=0.01)), ["lr is 0.01", "with 0.1"]),
-    (Changed(SGD, a_scheduler_steps), ["lr is 0.01", "scheduler.step()"]),
-    (Changed(torch.optim.Adam, set_value(betas=(0.5, 0.9))), ["betas is (0.5, 0.9)", "(0.9, "]),
+    (Changed(SGD, set_value(lr=0.01)), ["lr is now 0.01", "uses 0.1", "setOptimizer"]),
+    (Changed(poptorch.optim.SGD, set_value(lr=0.01)), ["lr is now 0.01", "uses 0.1"]),
+    (Changed(SGD, a_scheduler_steps), ["lr is now 0.01", "scheduler.step()"]),
+    (Changed(torch.optim.Adam, set_value(betas=(0.5, 0.9))), ["betas is now (0.5, 0.9)", "(0.9, "]),
     (twenty_batch_norms, ["0.0.1.num_batches_tracked and 19 like it"]),
     (too_little_data, ["200 samples", "there are 20", "no batch at all"]),
 ]

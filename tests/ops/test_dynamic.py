@@ -100,7 +100,7 @@ X, START = torch.zeros(4, 6), torch.tensor(0)
     [
         ({"axis": 2}, "the tensor has an axis 2"),
         ({"count": 7}, "an axis of 6 has 7 positions"),
-        ({"count": 4, "step": 2}, "an axis of 6 has 4 positions, each 2 behind"),
+        ({"count": 4, "step": 2}, "an axis of 6 has 4 positions, each 2 after"),
         ({"count": 2**62, "step": 2**62}, "an axis of 6 has"),
         ({"start": torch.zeros(2, dtype=torch.int64)}, "the start has one value"),
         ({"start": torch.tensor(0.0)}, "is not float32"),

@@ -231,7 +231,8 @@ def doubled(name, *mode):
 )
 def test_anchors_of_all_iterations_of_a_while_loop_are_refused(mode):
     message = (
-        rf"anchorTensor\('value', 'Mul:0'\): nobody knows .* for OutputMode\.{mode[0].name}\. "
+        rf"anchorTensor\('value', 'Mul:0'\): "
+        rf"the number of iterations of a while_loop .* for OutputMode\.{mode[0].name}\. "
         r"Enqueue the tensor in the body, to a poptorch\.OutfeedQueue; or carry it"
     )
     with pytest.raises(poptorch.Error, match=message):

@@ -344,7 +344,7 @@ def test_a_program_that_cannot_be_used_is_made_anew(tmp_path, made, caplog, chan
     poison(path, change)
     assert torch.equal(run(), expected)
     assert len(made) == 2
-    assert "made again: " in caplog.text
+    assert "written again: " in caplog.text
     assert path.read_bytes() == good
     assert torch.equal(run(), expected)
     assert len(made) == 2

@@ -347,8 +347,8 @@ def test_norms_and_what_is_directly_behind_them():
     assert program.recompute(NORM) == 2
     assert program.lines() == [
         "norm__re(fc)",
-        "behind__re(norm__re)",
-        "gradient(fc, norm__re, behind__re, further, other)",
+        "after__re(norm__re)",
+        "gradient(fc, norm__re, after__re, further, other)",
     ]
 
 
