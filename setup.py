@@ -208,12 +208,17 @@ def find_onednn() -> tuple[Path, Path] | None:
     return header.parents[2], library
 
 
+def defined_macros(*flags: str) -> set[str]:
+    """Return the macros that the compiler defines with some flags."""
+    command = [os.environ.get("CXX", "c++"), *flags, "-dM", "-E", "-x", "c++", os.devnull]
+    return set(re.findall(r"#define (\w+)", subprocess.check_output(command, text=True)))
+
+
 def own_target() -> str:
     """Return the highest target of this processor, as the compiler sees it."""
     if not HAS_TARGETS:
         return BASELINE
-    compiler = [os.environ.get("CXX", "c++"), "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
-    defined = set(re.findall(r"#define (\w+)", subprocess.check_output(compiler, text=True)))
+    defined = defined_macros("-march=native")
     return next(name for name, macros in MACROS.items() if macros <= defined)
 
 
@@ -267,15 +272,17 @@ def extension() -> CppExtension:
     compile_args.append("-ffp-contract=off")
     # GCC 12 sees uninitialised values in its own AVX-512 headers, and notes that 4.6 passed vectors
     # otherwise; torch's headers have pragmas for clang, and compare signed and unsigned numbers.
-    compile_args += ["-Wall", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"]
-    compile_args += ["-Wno-sign-compare", "-Wno-psabi"]
+    compile_args += ["-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
+    is_clang = "__clang__" in defined_macros()
+    if not is_clang:
+        compile_args += ["-Wno-maybe-uninitialized", "-Wno-psabi"]
     link_args = []
     if platform.system() == "Linux" and not is_set("POPSIM_WITHOUT_OPENMP"):
         compile_args.append("-fopenmp")
         link_args.append("-fopenmp")
     targets = chosen_targets()
-    if targets != [BASELINE]:
-        # Statics of inline functions belong to the objects of their target.
+    if targets != [BASELINE] and not is_clang:
+        # Statics of inline functions belong to the objects of their target, as with clang.
         compile_args.append("-fno-gnu-unique")
     include_dirs = [str(ROOT / "csrc"), str(ROOT / "popsim_torch" / "include")]
     sanitizer = os.environ.get("POPSIM_SANITIZE")
