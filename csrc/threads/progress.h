@@ -60,7 +60,7 @@ class Progress {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::microseconds kSpin{20};
+  static constexpr std::chrono::microseconds kSpin{50};
   static constexpr std::chrono::milliseconds kSleep{20};
   static constexpr int kLooks = 32;
 
